@@ -1,0 +1,25 @@
+# `make demo` and `make test` do all their set-up themselves, with plain pip into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch .venv/ready
+
+demo: .venv/ready  ## the main job: a distilled student and its report in runs/distilbert_gutenberg
+	$(BIN)/python -m distill +recipe=distilbert_gutenberg
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs

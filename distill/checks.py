@@ -1,0 +1,108 @@
+"""Refuses settings that no run can have, before anything heavy starts. Every message names setting, value and cure."""
+
+from distill.config import Config, Kind
+from distill.errors import SettingError
+
+FORMATS = ("fp32", "bf16")
+SCHEDULES = ("linear", "cosine", "constant")
+
+
+def check(config: Config) -> None:
+    """Raises SettingError for the first setting that is out of range or at odds with another."""
+    _check_objective(config)
+    _check_training(config)
+    _check_evaluation(config)
+    _check_corpus(config)
+    for name in ("student", "teacher", "evaluate"):
+        _choose(f"precision.{name}", getattr(config.precision, name), FORMATS)
+    _choose("schedule.kind", config.schedule.kind, SCHEDULES)
+    _choose("tracker.mode", config.tracker.mode, ("offline", "online"))
+
+
+def _choose(setting: str, value: str, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise SettingError(f"{setting}={value} is not known: choose one of {', '.join(options)}")
+
+
+def _at_least(setting: str, value: float | None, least: float) -> None:
+    if value is not None and not value >= least:  # nan too
+        raise SettingError(f"{setting}={value} is too small: give {least} or more")
+
+
+def _share(setting: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise SettingError(f"{setting}={value} is a share: give a number from 0 to 1")
+
+
+def _above_zero(setting: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise SettingError(f"{setting}={value} must be above 0")
+
+
+def _check_objective(config: Config) -> None:
+    settings, masking = config.objective, config.objective.masking
+    weights = {name: getattr(settings, name).weight for name in ("soft", "mlm", "cosine")}
+    for name, weight in weights.items():
+        _at_least(f"objective.{name}.weight", weight, 0)
+    if not any(weights.values()):
+        raise SettingError(
+            "objective: all three weights are 0 and there is nothing to learn; give one of them a weight"
+        )
+    if config.teacher.kind == "none" and (weights["soft"] > 0 or weights["cosine"] > 0):
+        raise SettingError("teacher.kind=none, but the objective asks a teacher: choose a teacher, or objective=mlm")
+    _choose("objective.kernel", settings.kernel, ("auto", "plain", "fused"))
+    _above_zero("objective.temperature", settings.temperature)
+    if not 0 <= settings.soft.cutoff < 1:
+        raise SettingError(f"objective.soft.cutoff={settings.soft.cutoff} must be at least 0 and below 1")
+    _above_zero("objective.masking.share", masking.share)
+    for name in ("share", "mask", "keep"):
+        _share(f"objective.masking.{name}", getattr(masking, name))
+    if masking.mask + masking.keep > 1 + 1e-9:
+        raise SettingError(
+            f"objective.masking.mask={masking.mask} and keep={masking.keep} exceed 1 together: lower one"
+        )
+    _at_least("objective.masking.smoothing", masking.smoothing, 0)
+
+
+def _check_training(config: Config) -> None:
+    settings = config.train
+    for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "epochs", "steps"):
+        _at_least(f"train.{name}", getattr(settings, name), 1)
+    _above_zero("train.minutes", settings.minutes)
+    if settings.epochs is None and settings.steps is None and settings.minutes is None:
+        raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
+    _above_zero("optimizer.lr", config.optimizer.lr)
+    _above_zero("optimizer.eps", config.optimizer.eps)
+    _above_zero("optimizer.clip", config.optimizer.clip)
+    _at_least("optimizer.weight_decay", config.optimizer.weight_decay, 0)
+    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise SettingError(f"optimizer.betas={list(config.optimizer.betas)} must be at least 0 and below 1")
+    _share("schedule.warmup", config.schedule.warmup)
+    _share("schedule.floor", config.schedule.floor)
+    _share("student.dropout", config.student.dropout)
+    _choose("student.start", config.student.start, ("random", "neighbours"))
+
+
+def _check_evaluation(config: Config) -> None:
+    settings = config.evaluate
+    _at_least("evaluate.rows", settings.rows, 1)
+    _at_least("evaluate.batch_size", settings.batch_size, 1)
+    _share("evaluate.pseudo_perplexity.share", settings.pseudo_perplexity.share)
+    _at_least("evaluate.pseudo_perplexity.batch_size", settings.pseudo_perplexity.batch_size, 1)
+    if "heldout" in settings.sets and config.corpus.heldout == 0:
+        raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
+    for name, source in settings.sources.items():
+        _share(f"evaluate.sources.{name}.share", source.share)
+
+
+def _check_corpus(config: Config) -> None:
+    settings = config.corpus
+    if settings.kind is Kind.heldout:
+        raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
+    _at_least("corpus.sequence_length", settings.sequence_length, 8)
+    _at_least("corpus.rows", settings.rows, 1)
+    _at_least("corpus.vocab_size", settings.vocab_size, 300)
+    _at_least("corpus.workers", settings.workers, 1)
+    _share("corpus.share", settings.share)
+    if not 0 <= settings.heldout < 1:
+        raise SettingError(f"corpus.heldout={settings.heldout} must be at least 0 and below 1")

@@ -1,0 +1,21 @@
+"""The errors that are the user's to mend, or that end a run on purpose; each carries its exit status."""
+
+
+class SettingError(ValueError):
+    """Bad input: the message is one line that names the setting, its value and the cure. Exit status 2."""
+
+    status = 2
+
+
+class Diverged(RuntimeError):
+    """Training met too many non-finite steps in a row and stopped with a usable last checkpoint. Exit status 3."""
+
+    status = 3
+
+
+class Interrupted(RuntimeError):
+    """A signal asked the run to stop; the checkpoint is written and the same command goes on from it."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.status = 128 + signal_number
