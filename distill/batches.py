@@ -1,0 +1,122 @@
+"""The training rows in their order: every window of micro-batches is a pure function of its step.
+
+Shapes: B rows of a micro-batch, S positions.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from distill.masking import IGNORE, Masker
+from distill.seed import key, shuffled
+
+WINDOWS_AHEAD = 4
+
+
+class Batch(NamedTuple):
+    """One micro-batch. The places are found on the CPU, so that no step waits for a device to count or to search."""
+
+    inputs: torch.Tensor  # [B, S] int64, token ids with masks in place
+    targets: torch.Tensor  # [B * S] int64, the token to predict or IGNORE
+    masked: torch.Tensor  # [num_targets] int64, flat places to predict
+    real: torch.Tensor | None  # [num_positions] int64, flat places that are no padding; None when all are
+    attention: torch.Tensor | None  # [B, S] bool, False at padding; None when there is none
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.masked)
+
+    @property
+    def num_positions(self) -> int:
+        return self.inputs.numel() if self.real is None else len(self.real)
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(None if t is None else t.to(device, non_blocking=True) for t in self))
+
+    def pinned(self) -> "Batch":
+        return Batch(*(None if t is None else t.pin_memory() for t in self))
+
+
+def make_batch(ids: np.ndarray, row_keys: np.ndarray, masker: Masker, pad_id: int) -> Batch:
+    """ids [B, S] int64, each row masked by its own key [B]."""
+    inputs, targets = masker(ids, row_keys)
+    attention = ids != pad_id
+    places = [torch.from_numpy(np.flatnonzero(where)) for where in (targets != IGNORE, attention)]
+    full = len(places[1]) == ids.size
+    return Batch(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets.reshape(-1)),
+        places[0],
+        None if full else places[1],
+        None if full else torch.from_numpy(attention),
+    )
+
+
+def some_rows(rows: np.ndarray, most: int | None, purpose: str) -> np.ndarray:
+    """At most `most` of the rows, in their old order: a choice that depends on `purpose` and on nothing else."""
+    if most is None or most >= len(rows):
+        return rows
+    return rows[np.sort(shuffled(np.arange(most), len(rows), key(0, purpose)))]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Shuffled, masked, shared between the ranks.
+
+    The order of an epoch depends on seed and epoch alone; a step takes the next `rows_per_step` of it, and rank r takes
+    every `size`-th of these. So the rows of a step are the same for every split into ranks, micro-batches and
+    accumulation, the ranks' shares differ by one row at most, and the last step of an epoch is merely shorter.
+    """
+
+    rows: np.ndarray  # [num_rows, S]
+    masker: Masker
+    pad_id: int
+    batch_size: int
+    accumulate: int
+    seed: int
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.batch_size * self.accumulate * self.size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.rows) // self.rows_per_step)
+
+    def window(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of a step; empty when a short last step has fewer rows than ranks."""
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        first = step_of_epoch * self.rows_per_step
+        places = np.arange(first, min(first + self.rows_per_step, len(self.rows)))[self.rank :: self.size]
+        numbers = shuffled(places, len(self.rows), key(self.seed, "order", epoch))
+        return [
+            self._batch(numbers[start : start + self.batch_size], epoch)
+            for start in range(0, len(numbers), self.batch_size)
+        ]
+
+    def _batch(self, numbers: np.ndarray, epoch: int) -> Batch:
+        ids = self.rows[numbers].astype(np.int64)
+        return make_batch(ids, key(self.seed, "mask", epoch, numbers), self.masker, self.pad_id)
+
+    def stream(self, start: int, stop: int, device: torch.device) -> Iterator[list[Batch]]:
+        """The windows of the steps [start, stop), prepared ahead in threads (and in pinned memory for CUDA)."""
+
+        def prepare(step: int) -> list[Batch]:
+            window = self.window(step)
+            return [batch.pinned() for batch in window] if device.type == "cuda" else window
+
+        threads = min(WINDOWS_AHEAD, max(1, len(os.sched_getaffinity(0)) // 4))
+        with ThreadPoolExecutor(threads, thread_name_prefix="batches") as pool:
+            ahead = [pool.submit(prepare, step) for step in range(start, min(start + WINDOWS_AHEAD, stop))]
+            for step in range(start, stop):
+                window = ahead.pop(0).result()
+                if step + WINDOWS_AHEAD < stop:
+                    ahead.append(pool.submit(prepare, step + WINDOWS_AHEAD))
+                yield [batch.to(device) for batch in window]

@@ -1,0 +1,92 @@
+"""Cache folders that are made once, whoever asks first, and the processes that do the work."""
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from distill.config import Corpus
+from distill.errors import SettingError
+
+
+def folder_of(cache: str, room: str, key: str) -> Path:
+    """The path `<cache>/<room>/<key>`, whose parent exists then.
+
+    Raises:
+        SettingError: the cache cannot be written.
+    """
+    room_ = Path(cache).expanduser() / room
+    try:
+        room_.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"corpus.cache={cache}: cannot be made ({error.strerror}); give another") from error
+    if not os.access(room_, os.W_OK):
+        raise SettingError(f"corpus.cache={cache}: cannot be written; give another folder")
+    return room_ / key
+
+
+@contextmanager
+def once(path: Path, log: Callable[[str], None] = print) -> Iterator[bool]:
+    """Whether `path` is still to be made. While one process makes it, others that ask wait, and then find it.
+
+    The lock goes with the process that holds it, so that a killed one blocks nobody.
+    """
+    if path.exists():
+        yield False
+        return
+    with open(f"{path}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log(f"another process is making {path}; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not path.exists()
+
+
+def num_workers(corpus: Corpus) -> int:
+    """Processes to work with: those asked for, else one per core that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return corpus.workers or cores
+
+
+@contextmanager
+def workers(corpus: Corpus) -> Iterator[Executor | None]:
+    """Processes that start when the first work comes; None where the work is to be done here.
+
+    Raises:
+        SettingError: one of them was killed.
+    """
+    count = num_workers(corpus)
+    if count <= 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise SettingError(
+            f"corpus.workers={corpus.workers}: a process that prepares tokens was killed, perhaps for want of memory; "
+            "start again with fewer (what is done is kept), or with 1 to see its own error"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Leaves Ctrl-C to the parent, and ends this process when the parent is gone: a killed one cannot say so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -1,0 +1,93 @@
+"""Which positions are to be predicted, and what the models see in their place.
+
+Shapes: B rows, S positions, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from distill.config import Masking
+from distill.seed import key, uniform
+
+IGNORE = -100  # target of a position that is not predicted
+
+
+@dataclass(frozen=True)
+class Masker:
+    """Masks rows of token ids, each from its own key, so that any row's mask can be recomputed."""
+
+    settings: Masking
+    mask_id: int
+    ordinary: np.ndarray  # [V] bool: may be chosen; never a special token
+    weights: np.ndarray  # [V] relative chance of a token to be chosen
+    continues: np.ndarray  # [V] bool: the token goes on the word of the token before it
+
+    def __call__(self, ids: np.ndarray, row_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """ids [B, S] int64, row_keys [B] uint64 -> inputs [B, S], targets [B, S] (IGNORE where not predicted)."""
+        keys = key(0, "position", row_keys[:, None], np.arange(ids.shape[1]))
+        chosen = self._choose(ids, keys)
+        fate = uniform(key(0, "fate", keys))
+        masked = chosen & (fate < self.settings.mask)
+        random = chosen & (fate >= self.settings.mask + self.settings.keep)
+        replacements = np.flatnonzero(self.ordinary)
+        drawn = replacements[(uniform(key(0, "token", keys)) * len(replacements)).astype(np.int64)]
+        inputs = np.where(masked, self.mask_id, np.where(random, drawn, ids))
+        return inputs, np.where(chosen, ids, IGNORE)
+
+    def _choose(self, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Draw `share` of a row's ordinary positions without replacement, each with its token's weight.
+
+        Weighted sampling by exponential races (Efraimidis, Spirakis 2006): the smallest values of -log(u) / weight win.
+        """
+        candidates = self.ordinary[ids]
+        wanted = np.rint(self.settings.share * candidates.sum(1)).astype(np.int64)
+        wanted = np.where(candidates.any(1), np.maximum(wanted, 1), 0)
+        race = np.where(candidates, -np.log(uniform(keys)) / self.weights[ids], np.inf)
+        if self.settings.whole_words:
+            return self._choose_words(ids, candidates, race, wanted)
+        ordered = np.sort(race, axis=1)
+        threshold = np.take_along_axis(ordered, np.maximum(wanted - 1, 0)[:, None], axis=1)
+        return candidates & (race <= threshold) & (wanted > 0)[:, None]
+
+    def _choose_words(
+        self, ids: np.ndarray, candidates: np.ndarray, race: np.ndarray, wanted: np.ndarray
+    ) -> np.ndarray:
+        """The same race between words: a word runs with its first token and is chosen whole.
+
+        The draw ends at the first word that would overrun the number of positions wanted; one is always chosen.
+        """
+        begins = candidates & ~self.continues[ids]
+        begins[:, 0] = candidates[:, 0]
+        begins[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]  # whatever follows a special token begins a word
+        chosen = np.zeros_like(candidates)
+        for row in range(len(ids)):
+            starts = np.flatnonzero(begins[row])
+            word = np.cumsum(begins[row]) - 1
+            lengths = np.bincount(word[candidates[row]], minlength=len(starts))
+            order = np.argsort(race[row, starts], kind="stable")
+            taken = np.cumsum(lengths[order]) <= wanted[row]
+            taken[:1] = True
+            words = np.zeros(len(starts), bool)
+            words[order[taken]] = True
+            chosen[row] = candidates[row] & words[word] if len(starts) else False
+        return chosen
+
+
+def masker(settings: Masking, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Masker:
+    """`counts` [V]: how often each token occurs in the training rows, for the smoothing of the choice."""
+    vocab = len(counts)
+    ordinary = np.ones(vocab, bool)
+    ordinary[list(tokenizer.all_special_ids)] = False
+    ordinary[len(tokenizer) :] = False  # rows that only pad the embedding matrix
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    continues = np.zeros(vocab, bool)
+    # WordPiece marks what goes on a word, byte-level BPE and SentencePiece mark what begins one.
+    if any(t and t.startswith("##") for t in tokens):
+        continues[: len(tokens)] = [bool(t) and t.startswith("##") for t in tokens]
+    else:
+        continues[: len(tokens)] = [bool(t) and not t.startswith(("\u0120", "\u2581")) for t in tokens]
+    weights = np.maximum(counts, 1).astype(np.float64) ** -settings.smoothing
+    assert tokenizer.mask_token_id is not None
+    return Masker(settings, tokenizer.mask_token_id, ordinary, weights, continues)

@@ -1,0 +1,84 @@
+"""An uncased WordPiece tokenizer trained on texts, the same from the same texts every time."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distill.errors import SettingError
+
+if TYPE_CHECKING:
+    from tokenizers.normalizers import Normalizer
+
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}  # their ids are 0 to 4
+SMALLEST = 100
+
+
+def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
+    """Writes a tokenizer.json of `vocab_size` pieces (fewer where the texts have fewer) to `path`, in one step.
+
+    Raises:
+        SettingError: `vocab_size` is too small, or there is no text.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    if vocab_size < SMALLEST:
+        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for a tokenizer; at least {SMALLEST}")
+    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    plain = path.with_suffix(f".{os.getpid()}.txt")
+    try:
+        characters = _alphabet(_spool(texts, plain), tokenizer.normalizer, vocab_size)
+        # The trainer numbers `##x` pieces in the random order of a hash map, and breaks ties by number. Numbering them
+        # beforehand, as if they were special, makes the outcome the same every time.
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[*SPECIAL.values(), *characters, *(f"##{character}" for character in characters)],
+            initial_alphabet=characters,
+            limit_alphabet=len(characters),
+            show_progress=False,
+        )
+        tokenizer.train([str(plain)], trainer)
+    finally:
+        plain.unlink(missing_ok=True)
+    trained = Tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token=SPECIAL["unk_token"]))
+    trained.add_special_tokens(list(SPECIAL.values()))
+    trained.normalizer, trained.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    trained.decoder = decoders.WordPiece()
+    trained.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    mark = path.with_suffix(f".{os.getpid()}.tmp")
+    trained.save(str(mark))
+    os.replace(mark, path)
+
+
+def _spool(texts: Iterable[str], path: Path) -> Counter[str]:
+    """Writes the texts to a file, so that they are read and cleaned once only; gives the count of each character."""
+    counts: Counter[str] = Counter()
+    with path.open("w", encoding="utf-8", errors="replace") as out:
+        for text in texts:
+            counts.update(text)
+            out.write(text + "\n")
+    return counts
+
+
+def _alphabet(counts: Counter[str], normalizer: "Normalizer", vocab_size: int) -> list[str]:
+    """The commonest characters after normalisation, sorted; each costs two pieces, so they take half at most."""
+    kept: Counter[str] = Counter()
+    for character, count in counts.items():
+        for each in normalizer.normalize_str(character):
+            if not each.isspace():
+                kept[each] += count
+    if not kept:
+        raise SettingError("corpus.path: it holds no text to train a tokenizer on; check corpus.path and corpus.kind")
+    common = sorted(kept, key=lambda character: (-kept[character], character))
+    return sorted(common[: min(1000, vocab_size // 4)])
