@@ -1,0 +1,108 @@
+"""torch.distributed: Gloo on processors, NCCL on NVIDIA GPUs."""
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from distill.backends.devices import choose_device
+from distill.backends.place import Place, find_place, meeting_point
+from distill.backends.rings import CANDIDATES, TorchRings, parse_rings
+from distill.backends.workers import Workers
+from distill.config import Backend
+
+POLL = 0.05  # seconds between two looks at a barrier
+
+
+class Ddp(Workers):
+    """The interface on torch.distributed.
+
+    On the CPU each ring is a process group with connections of its own. On GPUs rings are channels of NCCL, which
+    chooses their number itself unless `backend.rings` is above 1.
+    """
+
+    name = "ddp"
+
+    def __init__(self, settings: Backend) -> None:
+        place = find_place() or Place("", 0, 1, 0, 1)
+        device = choose_device(settings, place.local_rank, place.local_size)
+        super().__init__(settings, place, device)
+        self._barriers = 0
+        if self.size == 1:
+            self.engine, self.rings = "none", 1
+            return
+        asked = parse_rings(settings.rings)
+        nccl = device.type == "cuda"
+        if nccl and asked is not None and asked > 1:
+            os.environ["NCCL_MIN_NCHANNELS"] = str(asked)  # read when the first communicator is made
+        self._store = _meet(place, settings.timeout)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
+            store=dist.PrefixStore("groups", self._store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=settings.timeout),
+            device_id=device if nccl else None,
+        )
+        self._rings = TorchRings(1 if nccl else asked or max(CANDIDATES), settings.timeout)
+        self._nccl = nccl
+        self._describe()
+
+    def _barrier(self) -> None:
+        # Through the store and without a limit of time: some ranks may be preparing data for hours. When one dies its
+        # launcher ends the others.
+        self._barriers += 1
+        name = f"barrier/{self._barriers}"
+        self._store.add(name, 1)
+        while self._store.add(name, 0) < self.size:
+            time.sleep(POLL)
+
+    def close(self) -> None:
+        if self.size > 1:
+            # Rank 0 may hold the store: nobody leaves while others still need it.
+            self.barrier()
+            dist.destroy_process_group()
+
+    def _choose_rings(self) -> None:
+        if self._nccl:
+            return  # NCCL measures and chooses its channels itself
+        super()._choose_rings()
+
+    def _settle_rings(self) -> None:
+        self._rings.keep(self.rings)
+        self._describe()
+
+    def _sum(self, tensor: Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def _sum_parts(self, parts: Sequence[Tensor]) -> None:
+        self._rings.sum(parts)
+
+    def _broadcast(self, data: Tensor) -> None:
+        dist.broadcast(data, 0)
+
+    def _describe(self) -> None:
+        if self._nccl:
+            channels = f"at least {self.rings} channels" if self.rings > 1 else "its own choice of channels"
+            self.engine = f"torch.distributed on NCCL, {channels}"
+        else:
+            self.engine = f"torch.distributed on Gloo, {self.rings} process group{'s' * (self.rings > 1)}"
+
+
+def _meet(place: Place, timeout: float) -> dist.Store:
+    """The store that all ranks share, as it is after this start of them and no earlier one."""
+    address, port = meeting_point(place)
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's own process holds the store
+    store = dist.TCPStore(
+        address,
+        port,
+        place.size,
+        is_master=place.rank == 0 and not agent,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+    )
+    # After a restart by torchrun the old addresses are still in its store.
+    return dist.PrefixStore(f"distill/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -1,0 +1,195 @@
+"""Horovod: its own allreduce for one ring, and rings of torch on Gloo that meet through Horovod for several."""
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distill.backends.devices import choose_device
+from distill.backends.place import Place, find_place, meeting_point
+from distill.backends.rings import CANDIDATES, TorchRings, parse_rings
+from distill.backends.workers import Workers
+from distill.config import Backend
+from distill.errors import SettingError
+
+INSTALL = "python -m distill.backends.install_horovod"
+
+
+class Horovod(Workers):
+    """The interface on Horovod, without its wrapper of the optimizer: the bucket goes straight into its allreduce.
+
+    On the CPU Horovod has one ring, however many tensors there are; further rings are process groups of torch. On GPUs
+    rings are channels of NCCL, and as many streams with a stripe of the bucket each.
+    """
+
+    name = "horovod"
+
+    def __init__(self, settings: Backend) -> None:
+        place = find_place() or Place("", 0, 1, 0, 1)
+        device = choose_device(settings, place.local_rank, place.local_size)
+        asked = parse_rings(settings.rings)
+        self._nccl = device.type == "cuda"
+        self._hvd = _horovod()
+        if self._nccl and not self._hvd.nccl_built():
+            raise SettingError(f"backend.device={settings.device}: Horovod was built without NCCL; run `{INSTALL}`")
+        if settings.compression == "bf16" and place.size > 1 and (self._nccl or asked == 1):
+            raise SettingError(
+                "backend.compression=bf16: Horovod's own allreduce has no bfloat16; choose none, backend=ddp, or "
+                "on the CPU backend.rings=2"
+            )
+        _tune(settings, asked or 1, self._nccl)
+        _join(self._hvd, place, settings.timeout)
+        super().__init__(settings, place, device)
+        assert (self._hvd.rank(), self._hvd.size()) == (self.rank, self.size), "Horovod and its launcher disagree"
+        self._rings: TorchRings | None = None
+        if self.size == 1:
+            self.engine, self.rings = "none", 1
+            return
+        if not self._nccl and asked != 1:
+            self._open_rings(asked or max(CANDIDATES))
+        self._describe()
+
+    def _barrier(self) -> None:
+        self._hvd.barrier()
+
+    def close(self) -> None:
+        if self._rings is not None:
+            self.barrier()  # rank 0 holds the store of the rings
+            dist.destroy_process_group()
+        self._hvd.shutdown()
+
+    def _open_rings(self, number: int) -> None:
+        """Open `number` rings of torch on Gloo; the address of rank 0's store comes to the others through Horovod."""
+        limit = timedelta(seconds=self.settings.timeout)
+        address = (os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname(), 0)
+        if self.size == self.local_size:
+            address = ("127.0.0.1", 0)
+        store = None
+        if self.rank == 0:
+            store = dist.TCPStore(address[0], 0, self.size, True, limit, wait_for_workers=False)
+            address = (address[0], store.port)
+        address = self.broadcast(address)
+        store = store or dist.TCPStore(*address, self.size, False, limit)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=limit)
+        self._rings = TorchRings(number, self.settings.timeout)
+
+    def _choose_rings(self) -> None:
+        if not self._nccl:
+            super()._choose_rings()
+
+    def _settle_rings(self) -> None:
+        assert self._rings is not None
+        if self.rings > 1 or self.settings.compression == "bf16":
+            self._rings.keep(self.rings)
+        else:
+            self.barrier()
+            dist.destroy_process_group()
+            self._rings = None
+        self._describe()
+
+    def _sum(self, tensor: Tensor) -> None:
+        self._hvd.allreduce_(tensor, op=self._hvd.Sum, name=f"sum/{tensor.dtype}/{tuple(tensor.shape)}")
+
+    def _sum_parts(self, parts: Sequence[Tensor]) -> None:
+        if self._rings is not None and (len(parts) > 1 or parts[0].dtype == torch.bfloat16):
+            self._rings.sum(parts)
+            return
+        # The same names each time: Horovod then answers from its cache instead of negotiating anew.
+        handles = [
+            self._hvd.allreduce_async_(part, op=self._hvd.Sum, name=f"gradients/{i}/{len(part)}")
+            for i, part in enumerate(parts)
+        ]
+        for handle in handles:
+            self._hvd.synchronize(handle)
+
+    def _broadcast(self, data: Tensor) -> None:
+        self._hvd.broadcast_(data, 0, name=f"broadcast/{len(data)}")
+
+    def _describe(self) -> None:
+        if self._nccl and self.rings > 1:
+            self.engine = f"Horovod on NCCL, {self.rings} streams of at least {self.rings} channels"
+        elif self._nccl:
+            self.engine = "Horovod on NCCL, its own choice of channels"
+        elif self._rings is not None:
+            self.engine = f"Horovod, gradients on {self.rings} Gloo rings of torch that met through it"
+        else:
+            self.engine = "Horovod, its own ring on " + ("MPI" if self._hvd.mpi_enabled() else "Gloo")
+
+
+def _horovod() -> Any:
+    """The module horovod.torch. Raises SettingError when it is not installed or does not fit this torch."""
+    try:
+        import horovod.torch as module
+    except ImportError as error:
+        reason = "is not installed" if error.name in ("horovod", "horovod.torch") else f"does not load ({error})"
+        raise SettingError(f"backend.name=horovod: Horovod {reason}; run `{INSTALL}`") from None
+    return module
+
+
+def _tune(settings: Backend, rings: int, nccl: bool) -> None:
+    """Horovod's settings, which it reads from the environment when it starts; what the user has set there stays."""
+    # Its idle thread looks for work once per cycle, which at the default of 1 ms costs a sixth of two busy cores.
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if settings.sync == "every" else "5")
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, round(settings.timeout))))
+    if nccl and rings > 1:
+        os.environ["NCCL_MIN_NCHANNELS"] = str(rings)
+        os.environ["HOROVOD_NUM_NCCL_STREAMS"] = str(rings)
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # or it would join the stripes into one tensor on one stream
+
+
+def _join(hvd: Any, place: Place, timeout: float) -> None:
+    """Start Horovod: with its own launcher or MPI as they are, else by playing its launcher's part here."""
+    by_mpi = hvd.mpi_built() and place.launcher in ("Open MPI", "MPI", "Slurm")
+    store = None
+    if place.size > 1 and place.launcher != "horovodrun" and not by_mpi:
+        store = _rendezvous(place, timeout)
+    elif place.size == 1 and place.launcher != "horovodrun":
+        os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
+    hvd.init()
+    del store  # not earlier: the others may still be reading from it
+
+
+def _rendezvous(place: Place, timeout: float) -> dist.Store:
+    """Let ranks that torchrun, Slurm or MPI started meet on Horovod's rendezvous server, which rank 0 runs.
+
+    Returns the store through which the ranks learn of that server; it has to live until all of them have.
+    """
+    from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.http.http_server import RendezvousServer
+
+    address, port = meeting_point(place)
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    limit = timedelta(seconds=timeout)
+    store: Any = dist.TCPStore(address, port, place.size, place.rank == 0 and not agent, limit, wait_for_workers=False)
+    store = dist.PrefixStore(f"horovod/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store.set(str(place.rank), f"{socket.gethostname()} {place.local_rank}")
+    seats = [store.get(str(rank)).decode().split() for rank in range(place.size)]
+    slots = []
+    for rank, (host, local) in enumerate(seats):
+        here = [int(other) for name, other in seats if name == host]
+        across = [name for name, other in seats if other == local]
+        slots.append(SlotInfo(host, rank, int(local), across.index(host), place.size, len(here), len(across)))
+    if place.rank == 0:
+        server = RendezvousServer()
+        store.set("port", str(server.start()))
+        server.init(slots)
+    mine = slots[place.rank]
+    os.environ.update(
+        HOROVOD_HOSTNAME=mine.hostname,
+        HOROVOD_RANK=str(mine.rank),
+        HOROVOD_SIZE=str(mine.size),
+        HOROVOD_LOCAL_RANK=str(mine.local_rank),
+        HOROVOD_LOCAL_SIZE=str(mine.local_size),
+        HOROVOD_CROSS_RANK=str(mine.cross_rank),
+        HOROVOD_CROSS_SIZE=str(mine.cross_size),
+        HOROVOD_GLOO_RENDEZVOUS_ADDR=socket.gethostbyname(address),
+        HOROVOD_GLOO_RENDEZVOUS_PORT=store.get("port").decode(),
+        HOROVOD_CONTROLLER="gloo",
+        HOROVOD_CPU_OPERATIONS="gloo",
+    )
+    return store

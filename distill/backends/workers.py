@@ -1,0 +1,256 @@
+"""The interface between the training loop and the ranks of a run, with everything in it that all backends share."""
+
+import pickle
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distill.backends.place import Place
+from distill.backends.rings import choose_rings, parse_rings
+from distill.config import Backend
+
+MAX_RIDERS = 63  # numbers that travel at the tail of the gradients
+ALIGNMENT = 16  # elements: each gradient starts on a cache line
+LARGEST_TRIAL = 8 * 2**20  # elements that `rings=auto` exchanges to measure
+
+
+class RankLost(RuntimeError):
+    """Another rank has ended or does not answer; why is for that one to say. Exit status 4."""
+
+    status = 4
+
+
+@contextmanager
+def others_needed() -> Iterator[None]:
+    """Turn what a communication library says when a rank is gone into RankLost, in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Without the place in the library's source, and without its advice.
+        reason = re.sub(r"^\[\S+\] *", "", str(error).strip() or type(error).__name__).split(". ")[0].split("\n")[0]
+        raise RankLost(f"another rank has ended or does not answer: {reason}") from error
+
+
+class Workers(ABC):
+    """The ranks of one run, seen from one of them.
+
+    The gradients of all trainable parameters are views into one flat fp32 bucket, so that backward adds to the bucket
+    and one exchange sums the whole gradient over the ranks. Losses are already divided by the global number of their
+    targets, therefore ranks are always summed and never averaged. All methods raise RankLost when another rank is gone,
+    or has not answered for `backend.timeout` seconds.
+
+    Attributes:
+        name: single, ddp or horovod.
+        rank, size: this process among all of them.
+        local_rank, local_size: this process among those of its host.
+        device: where model and batches of this rank live.
+        rings: rings in force for the exchange of gradients; with `backend.rings=auto` known after `prepare`.
+        ring_seconds: what `backend.rings=auto` measured: seconds of one exchange by number of rings; else empty.
+        engine: in words, what carries the gradients.
+        num_syncs: exchanges of the gradient so far.
+        num_collectives: calls of the communication library so far, of any kind.
+        bytes_sent: bytes this rank handed to those calls; a ring carries 2 (size - 1) / size times that per rank.
+        gradients: the flat bucket after `prepare`, padding included (always zero).
+    """
+
+    name: str
+    engine: str
+
+    def __init__(self, settings: Backend, place: Place, device: torch.device) -> None:
+        self.settings = settings
+        self.rank, self.size = place.rank, place.size
+        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self.device = device
+        asked = parse_rings(settings.rings)
+        self.rings, self._measure_rings = asked or 1, asked is None and self.size > 1
+        self.ring_seconds: dict[int, float] = {}
+        self.num_syncs = self.num_collectives = self.bytes_sent = 0
+        self.gradients = torch.empty(0)
+        self._flat = torch.empty(0)
+        self._views: list[tuple[nn.Parameter, Tensor]] = []
+
+    def prepare(self, model: nn.Module) -> None:
+        """Give every rank the weights and buffers of rank 0 and lay the gradients of `model` into the bucket.
+
+        Call it once and on all ranks, after the model is on `device` and before the optimizer is built. Parameters
+        that are tied count once; those without `requires_grad` get no gradient; those that a batch does not touch have
+        a gradient of zeros. Raises ValueError for trainable weights that are not in fp32.
+        """
+        self._broadcast_all([*model.parameters(), *model.buffers()])
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        starts, length = [], 0
+        for parameter in parameters:
+            if parameter.dtype != torch.float32:
+                raise ValueError(f"trainable weights have to be float32, not {parameter.dtype}")
+            starts.append(length)
+            length += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+        self._flat = torch.zeros(length + MAX_RIDERS + 1, device=self.device)
+        self.gradients = self._flat[:length]
+        self._views = []
+        for start, parameter in zip(starts, parameters, strict=True):
+            parameter.grad = self._flat[start : start + parameter.numel()].view_as(parameter)
+            self._views.append((parameter, parameter.grad))
+        if self._measure_rings:
+            self._choose_rings()
+            self._measure_rings = False
+
+    def zero_gradients(self) -> None:
+        """Set all gradients to zero in place; they have to stay the views that `prepare` made."""
+        self._flat.zero_()
+
+    @contextmanager
+    def sync(self, last: bool) -> Iterator[None]:
+        """Wrap forward and backward of one micro-batch; `last` is true for the last one of the window.
+
+        With `sync=window` nothing happens here. With `sync=every` the gradients are exchanged after each micro-batch,
+        for comparison; the exchange of the last one is that of `sum_gradients`.
+        """
+        yield
+        if self.size > 1 and self.settings.sync == "every" and not last:
+            self._exchange()
+            # The bucket now holds the same sum on all ranks and takes part in the next exchange: as its mean.
+            self.gradients.div_(self.size)
+            self._flat[-MAX_RIDERS - 1 :].zero_()
+
+    def sum_gradients(self, riders: Tensor | None = None) -> Tensor | None:
+        """Sum the gradients over all ranks, once per window, and with them `riders`.
+
+        Every rank has to call it, also one that had no micro-batch in this window.
+
+        Args:
+            riders: up to 63 numbers of this rank, [n] float32, such as counts and losses; n is the same on all ranks.
+
+        Returns:
+            The riders summed over all ranks, [n] float32.
+        """
+        if any(parameter.grad is not view for parameter, view in self._views):
+            raise RuntimeError("a gradient left the bucket: use zero_gradients(), never set_to_none=True")
+        count = 0 if riders is None else len(riders)
+        assert count <= MAX_RIDERS, "too many riders"
+        tail = self._flat[len(self.gradients) :]
+        if self.size == 1:
+            return None if riders is None else riders.to(self._flat, copy=True)
+        while True:
+            tail.zero_()
+            if riders is not None:
+                tail[:count] = riders
+            tail[-1] = 1  # "this rank has no further micro-batch": counts the ranks that are through
+            self._exchange()
+            # Ranks may have fewer micro-batches than others; with sync=every they go along until all are through.
+            if self.settings.sync == "window" or int(tail[-1]) == self.size:
+                return None if riders is None else tail[:count].clone()
+            self.gradients.div_(self.size)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of `tensor` over all ranks, in its own type; the input stays as it is."""
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if self.size > 1:
+            self._count(result)
+            with others_needed():
+                self._sum(result)
+        return result
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's `value` on every rank: a tensor (all ranks give one of the same shape and type) or any object."""
+        if self.size == 1:
+            return value
+        if isinstance(value, Tensor):
+            self._broadcast_all([value := value.detach().clone(memory_format=torch.contiguous_format)])
+            return value
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        length = self.broadcast(torch.tensor(len(data)))
+        data = self.broadcast(data if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8))
+        return pickle.loads(data.numpy().tobytes())
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here, however long that takes."""
+        if self.size > 1:
+            self.num_collectives += 1
+            with others_needed():
+                self._barrier()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group of ranks once all have come here; nothing but attributes may be used afterwards.
+
+        Not for a rank that fails: `launch.leave` is.
+        """
+
+    @abstractmethod
+    def _barrier(self) -> None:
+        """Wait for all ranks."""
+
+    @abstractmethod
+    def _sum(self, tensor: Tensor) -> None:
+        """Sum a contiguous tensor of any type over all ranks, in place."""
+
+    @abstractmethod
+    def _sum_parts(self, parts: Sequence[Tensor]) -> None:
+        """Sum the contiguous parts of the bucket over all ranks, in place, on as many rings as there are in force."""
+
+    def _settle_rings(self) -> None:
+        """Close the rings that `backend.rings=auto` tried and did not take."""
+        return None
+
+    @abstractmethod
+    def _broadcast(self, data: Tensor) -> None:
+        """Overwrite [bytes] uint8 with those of rank 0, in place."""
+
+    def _exchange(self) -> None:
+        """Sum bucket and tail over the ranks, in place, cut into one stripe per ring."""
+        self.num_syncs += 1
+        tail = self._flat[len(self.gradients) :]
+        if self.settings.compression == "bf16":
+            # Counts and losses stay exact: bfloat16 ends at 256 for consecutive integers.
+            wire = self.gradients.bfloat16()
+            parts = [*wire.chunk(self.rings), tail]
+        else:
+            parts = list(self._flat.chunk(self.rings))
+        for part in parts:
+            self._count(part)
+        with others_needed():
+            self._sum_parts(parts)
+        if self.settings.compression == "bf16":
+            self.gradients.copy_(wire)
+
+    def _choose_rings(self) -> None:
+        """Measure one, two and four rings on (a part of) the bucket, which is still all zeros, and take what pays."""
+        trial = self._flat[:LARGEST_TRIAL]
+        if self.settings.compression == "bf16":
+            trial = trial.bfloat16()
+
+        def seconds(rings: int) -> float:
+            self.barrier()
+            start = time.perf_counter()
+            self._sum_parts(trial.chunk(rings))
+            return float(self.sum(torch.tensor(time.perf_counter() - start, dtype=torch.float64))) / self.size
+
+        self.rings, self.ring_seconds = choose_rings(seconds)
+        self._settle_rings()
+        self.num_collectives = self.bytes_sent = 0
+
+    def _broadcast_all(self, tensors: list[Tensor]) -> None:
+        # As bytes and in one call: any mixture of types, and no latency per tensor.
+        if self.size == 1 or not tensors:
+            return
+        with torch.no_grad():
+            data = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
+            self._count(data)
+            with others_needed():
+                self._broadcast(data)
+            start = 0
+            for tensor in tensors:
+                stop = start + tensor.numel() * tensor.element_size()
+                # A copy, since a slice of bytes need not begin where the element type may begin.
+                tensor.copy_(data[start:stop].clone().view(tensor.dtype).view_as(tensor))
+                start = stop
+
+    def _count(self, tensor: Tensor) -> None:
+        self.num_collectives += 1
+        self.bytes_sent += tensor.numel() * tensor.element_size()

@@ -1,0 +1,264 @@
+"""How good a masked language model is: perplexity, pseudo-perplexity, agreement with the teacher, speed.
+
+Every value is a sum over positions divided by their number, so it depends neither on batch size nor on padding nor on
+the number of ranks. Shapes: B rows, S positions, N positions scored, V vocabulary.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torchmetrics.text import Perplexity
+from transformers import PreTrainedTokenizerBase
+
+from distill import corpus
+from distill.backends import Workers
+from distill.batches import Batch, make_batch, some_rows
+from distill.config import Config, Evaluate, Kind, Masking, Missing
+from distill.errors import SettingError
+from distill.masking import Masker
+from distill.models import hidden_states, logits
+from distill.precision import autocast
+from distill.progress import Progress
+from distill.seed import key, uniform
+from distill.tokens import prepare
+
+# The mask of an evaluation set never changes, whatever the seed of the run: runs stay comparable.
+SEED = 0
+MASKING = Masking(share=0.15, mask=0.8, keep=0.1, smoothing=0.0)
+SPEED_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Rows to score, under the name by which the report calls them."""
+
+    name: str
+    description: str
+    rows: np.ndarray  # [num_rows, S]
+    documents: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+
+def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[EvaluationSet], list[str]]:
+    """The sets that `evaluate.sets` names, and a line for each that is not to be had and may be left out.
+
+    Raises:
+        SettingError: a name without a source, or a set that is not to be had while `evaluate.missing=stop`.
+    """
+    sets, left_out = [], []
+    for name in config.evaluate.sets:
+        source = config.evaluate.sources.get(name)
+        if source is None:
+            known = ", ".join(sorted(config.evaluate.sources))
+            raise SettingError(
+                f"evaluate.sets: {name} has no source; choose from {known} or add evaluate.sources.{name}"
+            )
+        if source.kind is Kind.heldout:
+            tokens = prepare(config.corpus, tokenizer, "heldout")
+        elif corpus.locate(source, f"evaluate.sources.{name}") is not None:
+            tokens = prepare(config.corpus, tokenizer, "all", source, setting=f"evaluate.sources.{name}")
+        elif config.evaluate.missing is Missing.skip:
+            left_out.append(
+                f"The evaluation set {name} is left out: it lies neither in evaluate.sources.{name}.path nor "
+                "under $DISTILL_DATA."
+            )
+            continue
+        else:
+            raise SettingError(
+                f"evaluate.sets: {name} is not to be had; give evaluate.sources.{name}.path, set DISTILL_DATA, or set "
+                "evaluate.missing=skip"
+            )
+        rows = some_rows(tokens.rows, config.evaluate.rows, f"evaluated rows of {name}")
+        sets.append(EvaluationSet(name, tokens.name, rows, tokens.documents))
+    return sets, left_out
+
+
+class Evaluator:
+    """Scores models on evaluation sets; each rank takes its share of the rows, the sums are exchanged."""
+
+    def __init__(
+        self, settings: Evaluate, masker: Masker, pad_id: int, vocab: int, precision: str, backend: Workers
+    ) -> None:
+        self.settings, self.masker, self.pad_id, self.vocab = settings, masker, pad_id, vocab
+        self.precision, self.backend = precision, backend
+
+    def score(self, model: Any, label: str, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
+        """Perplexity and, where a share of the positions is to be scored, pseudo-perplexity on every set."""
+        scores: dict[str, dict[str, float]] = {"perplexity": {}, "pseudo_perplexity": {}}
+        for data in sets:
+            with self._progress(f"{label}, perplexity on {data.name}", data.num_rows, "rows") as done:
+                scores["perplexity"][data.name] = self.perplexity(model, data, done)[0]
+            if self.settings.pseudo_perplexity.share > 0:
+                count = len(self.pseudo_positions(data))
+                with self._progress(f"{label}, pseudo-perplexity on {data.name}", count, "positions") as done:
+                    scores["pseudo_perplexity"][data.name] = self.pseudo_perplexity(model, data, done)[0]
+        return scores
+
+    def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
+        """`agreement` on every set."""
+        scores = {}
+        for data in sets:
+            with self._progress(f"agreement on {data.name}", data.num_rows, "rows") as done:
+                scores[data.name] = self.agreement(student, teacher, data, done)
+        return scores
+
+    def num_positions(self, data: EvaluationSet) -> int:
+        """How many positions the fixed mask of `perplexity` holds."""
+        return sum(batch.num_targets for batch in self._masked_batches(data, lambda _: None))
+
+    def perplexity(self, model: Any, data: EvaluationSet, done: Callable[[int], None]) -> tuple[float, int]:
+        """exp of the mean cross-entropy at the masked positions of a fixed mask, and how many positions that are.
+
+        15 % of the ordinary positions of each row, all alike; 80 % of them masked, 10 % random, 10 % kept (BERT's
+        training task). `done` is told how many rows were scored since the last call.
+        """
+        metric = Perplexity().set_dtype(torch.float64).to(self.backend.device)
+        with _scoring(model):
+            for batch in self._masked_batches(data, done):
+                scores = self._logits(model, batch, batch.masked)
+                # In float64: torchmetrics takes the logarithm of a softmax, which in fp32 can be the logarithm of 0.
+                metric.update(scores.double()[None], batch.targets[batch.masked][None])
+        return self._mean_exp(metric)
+
+    def pseudo_perplexity(self, model: Any, data: EvaluationSet, done: Callable[[int], None]) -> tuple[float, int]:
+        """exp of the mean negative log-likelihood of tokens that are masked one at a time, and their number.
+
+        Salazar et al. 2020, "Masked Language Model Scoring". A seeded `pseudo_perplexity.share` of all ordinary
+        positions is scored, drawn position by position.
+        """
+        metric = Perplexity().set_dtype(torch.float64).to(self.backend.device)
+        with _scoring(model):
+            for ids, columns, targets in self._masked_copies(data, done):
+                attention = ids != self.pad_id
+                hidden = self._hidden(model, ids, None if bool(attention.all()) else attention)
+                # Only the masked position reaches the vocabulary-sized head.
+                rows = hidden[torch.arange(len(ids), device=ids.device), columns]
+                with autocast(self.precision, ids.device):
+                    scores = logits(model, rows, self.vocab)
+                metric.update(scores.double()[None], targets[None])
+        return self._mean_exp(metric)
+
+    def agreement(
+        self, student: Any, teacher: Any, data: EvaluationSet, done: Callable[[int], None]
+    ) -> dict[str, float]:
+        """At the positions of `perplexity`: share of equal first choices, and mean KL(teacher || student) in nats."""
+        sums = torch.zeros(3, dtype=torch.float64, device=self.backend.device)
+        with _scoring(student):
+            for batch in self._masked_batches(data, done):
+                ours, theirs = (self._logits(m, batch, batch.masked).float() for m in (student, teacher))
+                log_q, log_p = ours.log_softmax(-1), theirs.log_softmax(-1)
+                sums[0] += (ours.argmax(-1) == theirs.argmax(-1)).sum()
+                sums[1] += (log_p.exp() * (log_p - log_q)).sum(-1).double().sum()
+                sums[2] += len(ours)
+        top1, kl, count = self.backend.sum(sums).tolist()
+        return {"top1": top1 / max(count, 1), "kl": kl / max(count, 1)}
+
+    def tokens_per_second(self, models: list[Any], data: EvaluationSet) -> list[float]:
+        """Positions per second of the whole forward, hidden states and head at every position, on one batch.
+
+        The models take turns and the median round counts, so that what else the machine does meets them alike.
+        """
+        ids = np.resize(data.rows.astype(np.int64), (self.settings.batch_size, data.rows.shape[1]))
+        batch = make_batch(ids, np.arange(len(ids), dtype=np.uint64), self.masker, self.pad_id).to(self.backend.device)
+        everywhere = torch.arange(batch.inputs.numel(), device=self.backend.device)
+        seconds: list[list[float]] = [[] for _ in models]
+        for _ in range(SPEED_ROUNDS + 1):
+            for model, times in zip(models, seconds, strict=True):
+                with _scoring(model):
+                    self._wait()
+                    began = time.perf_counter()
+                    self._logits(model, batch, everywhere)
+                    self._wait()
+                    times.append(time.perf_counter() - began)
+        return [ids.size / float(np.median(times[1:])) for times in seconds]  # the first round warms up
+
+    def pseudo_positions(self, data: EvaluationSet) -> np.ndarray:
+        """The flat places of `data.rows` that pseudo-perplexity scores, [N] int64."""
+        ordinary = np.flatnonzero(self.masker.ordinary[data.rows].reshape(-1))
+        drawn = uniform(key(SEED, "pseudo-perplexity", ordinary)) < self.settings.pseudo_perplexity.share
+        return ordinary[drawn]
+
+    def _masked_batches(self, data: EvaluationSet, done: Callable[[int], None]) -> Iterator[Batch]:
+        lengths = (data.rows != self.pad_id).sum(1)
+        order = np.argsort(-lengths, kind="stable")[self.backend.rank :: self.backend.size]
+        for start in range(0, len(order), self.settings.batch_size):
+            numbers = order[start : start + self.settings.batch_size]
+            ids = data.rows[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
+            yield make_batch(ids, key(SEED, "evaluation mask", numbers), self.masker, self.pad_id).to(
+                self.backend.device
+            )
+            done(len(numbers))
+
+    def _masked_copies(
+        self, data: EvaluationSet, done: Callable[[int], None]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Copies of rows with one position masked: ids [B, S], the position [B], the token that was there [B]."""
+        places = self.pseudo_positions(data)[self.backend.rank :: self.backend.size]
+        width = data.rows.shape[1]
+        lengths = (data.rows != self.pad_id).sum(1)[places // width]
+        places = places[np.argsort(-lengths, kind="stable")]
+        lengths = -np.sort(-lengths)
+        for start in range(0, len(places), self.settings.pseudo_perplexity.batch_size):
+            chunk = places[start : start + self.settings.pseudo_perplexity.batch_size]
+            ids = data.rows[chunk // width].astype(np.int64)[:, : int(lengths[start])]
+            columns = chunk % width
+            targets = ids[np.arange(len(chunk)), columns]
+            ids[np.arange(len(chunk)), columns] = self.masker.mask_id
+            device = self.backend.device
+            yield tuple(torch.from_numpy(a).to(device) for a in (ids, columns, targets))  # type: ignore[misc]
+            done(len(chunk))
+
+    @contextmanager
+    def _progress(self, label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        """Rank 0 shows how far all ranks are, judged by its own share."""
+        progress = Progress(label, total, unit, quiet=self.backend.rank != 0)
+        count = 0
+
+        def done(more: int) -> None:
+            nonlocal count
+            count += more * self.backend.size
+            progress.update(min(count, total))
+
+        yield done
+        progress.close()
+
+    def _hidden(self, model: Any, ids: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
+        with autocast(self.precision, ids.device):
+            return hidden_states(model, ids, attention)
+
+    def _logits(self, model: Any, batch: Batch, places: torch.Tensor) -> torch.Tensor:
+        """[len(places), V] at flat places of the batch."""
+        hidden = self._hidden(model, batch.inputs, batch.attention).flatten(0, 1)
+        with autocast(self.precision, batch.inputs.device):
+            return logits(model, hidden.index_select(0, places), self.vocab)
+
+    def _mean_exp(self, metric: Perplexity) -> tuple[float, int]:
+        # torchmetrics would exchange through torch.distributed alone; our backends include others.
+        sums = torch.stack([metric.total_log_probs.double(), metric.count.double()])
+        total, count = self.backend.sum(sums).tolist()
+        return (math.exp(total / count) if count else float("nan")), int(count)
+
+    def _wait(self) -> None:
+        if self.backend.device.type == "cuda":
+            torch.cuda.synchronize(self.backend.device)
+
+
+@contextmanager
+def _scoring(model: Any) -> Iterator[None]:
+    """Evaluation mode without gradients, and back to the mode before."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)

@@ -1,0 +1,118 @@
+"""The combined objective: soft targets, masked words and hidden directions, each over its own global count.
+
+Shapes: B rows, S positions, A = positions that are no padding, L = positions to predict, H hidden size, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+
+from distill import losses
+from distill.batches import Batch
+from distill.config import Objective as Settings
+from distill.config import Precision, Rows
+from distill.fused import Head, soft_and_mlm
+from distill.models import head_rows, hidden_states, output_embedding
+from distill.precision import autocast
+
+TERMS = ("soft", "mlm", "cosine")
+
+
+class Objective:
+    """total = sum over the terms of weight * (sum of the term over its positions) / (its count over the whole step).
+
+    The counts are taken over all micro-batches and ranks of the step before the first backward. So the gradient is the
+    same for every split of the step's rows, and padding or uneven masks weigh nothing.
+    """
+
+    def __init__(self, settings: Settings, precision: Precision, vocab: int) -> None:
+        self.settings, self.precision, self.vocab = settings, precision, vocab
+        self.weights = torch.tensor([settings.soft.weight, settings.mlm.weight, settings.cosine.weight])
+        self.needs_teacher = settings.soft.weight > 0 or settings.cosine.weight > 0
+
+    def counts(self, window: list[Batch]) -> torch.Tensor:
+        """Positions that carry each term in these micro-batches: [3] float64, in the order of `TERMS`."""
+        targets = sum(batch.num_targets for batch in window)
+        positions = sum(batch.num_positions for batch in window)
+        soft = positions if self.settings.soft.rows is Rows.all else targets
+        return torch.tensor([soft, targets, positions], dtype=torch.float64)
+
+    def total(self, sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of the terms' means; a term without positions counts nothing."""
+        return (self.weights.to(sums) * sums / counts.to(sums).clamp(min=1)).sum()
+
+    def __call__(
+        self, student: Any, teacher: Any | None, batch: Batch, counts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This micro-batch's share of the step's loss, and the sums of the three terms, [3], detached.
+
+        `counts` [3]: positions of each term over the whole step and all ranks.
+        """
+        settings, device = self.settings, batch.inputs.device
+        with autocast(self.precision.student, device):
+            hidden = hidden_states(student, batch.inputs, batch.attention).flatten(0, 1)
+            ours = Head(head_rows(student, self._select(hidden, batch)), *output_embedding(student))
+            dtype = ours.rows.dtype if self.precision.student == "fp32" else torch.bfloat16
+        taught, theirs = self._ask(teacher, batch)
+        targets = self._select(batch.targets[:, None], batch)[:, 0]
+        scales = (self.weights / counts.clamp(min=1)).to(device, torch.promote_types(hidden.dtype, torch.float32))
+        terms = self._plain if settings.kernel == "plain" else self._fused
+        loss, sums = terms(ours._replace(dtype=dtype), theirs, targets if settings.mlm.weight > 0 else None, scales)
+        directions = torch.zeros((), device=device)
+        if taught is not None and settings.cosine.weight > 0:
+            directions = losses.cosine(_real(hidden, batch), _real(taught, batch)).sum()
+            loss = loss + scales[2] * directions
+        return loss, torch.cat([sums, directions.detach()[None]])
+
+    def _ask(self, teacher: Any | None, batch: Batch) -> tuple[torch.Tensor | None, Head | None]:
+        """The teacher's last hidden state [B * S, H] and, where soft targets are wanted, its head."""
+        if teacher is None or not self.needs_teacher:
+            return None, None
+        with torch.no_grad(), autocast(self.precision.teacher, batch.inputs.device):
+            hidden = hidden_states(teacher, batch.inputs, batch.attention).flatten(0, 1)
+            if self.settings.soft.weight == 0:
+                return hidden, None
+            rows = head_rows(teacher, self._select(hidden, batch))
+            dtype = rows.dtype if self.precision.teacher == "fp32" else torch.bfloat16
+            return hidden, Head(rows, *output_embedding(teacher), dtype)
+
+    def _fused(
+        self, ours: Head, theirs: Head | None, targets: torch.Tensor | None, scales: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return soft_and_mlm(
+            ours,
+            theirs,
+            targets,
+            soft_scale=scales[0],
+            mlm_scale=scales[1],
+            temperature=self.settings.temperature,
+            cutoff=self.settings.soft.cutoff,
+            vocab=self.vocab,
+        )
+
+    def _plain(
+        self, ours: Head, theirs: Head | None, targets: torch.Tensor | None, scales: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The reference: all logits of both models, then the terms as `distill.losses` writes them."""
+        logits = self._logits(ours)
+        sums = torch.zeros(2, device=logits.device, dtype=scales.dtype)
+        if theirs is not None:
+            teacher_logits = self._logits(theirs)
+            sums[0] = losses.soft(logits, teacher_logits, self.settings.temperature, self.settings.soft.cutoff).sum()
+        if targets is not None:
+            sums[1] = losses.mlm(logits, targets).sum()
+        return (scales[:2] * sums).sum(), sums.detach()
+
+    def _logits(self, head: Head) -> torch.Tensor:
+        bias = None if head.bias is None else head.bias[: self.vocab].to(head.dtype)
+        return torch.nn.functional.linear(head.rows.to(head.dtype), head.weight[: self.vocab].to(head.dtype), bias)
+
+    def _select(self, values: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Only the rows that carry a term reach the vocabulary-sized head: [B * S, ...] -> [A or L, ...]."""
+        if self.settings.soft.weight > 0 and self.settings.soft.rows is Rows.all:
+            return _real(values, batch)
+        return values.index_select(0, batch.masked)
+
+
+def _real(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return values if batch.real is None else values.index_select(0, batch.real)

@@ -1,0 +1,291 @@
+"""The figures of a report: a PNG for each under plots/, and the same drawing as SVG for the page.
+
+Drawn with matplotlib's Figure objects alone, without pyplot: no global state, no display. The colours are those of
+Okabe and Ito (a darker purple), which people with any form of colour blindness can tell apart. In the SVG they become
+CSS variables, so that the page can lighten them on a dark background.
+"""
+
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+INK, RULE = "#22303c", "#d5dbe1"
+COLOURS = {"teacher": "#66717d", "student": "#0072b2", "twin": "#d55e00", "mlm": "#009e73", "cosine": "#b0588c"}
+TERMS = {
+    "total": ("Total (weighted sum)", INK),
+    "soft": ("Soft targets", COLOURS["student"]),
+    "mlm": ("Masked words (MLM)", COLOURS["mlm"]),
+    "cosine": ("Hidden states (cosine)", COLOURS["cosine"]),
+}
+CSS_NAMES = {INK: "currentColor", RULE: "var(--rule)", **{hue: f"var(--{name})" for name, hue in COLOURS.items()}}
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 7,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text: it takes the page's fonts and can be searched
+    "svg.hashsalt": "distill",
+}
+MOST_POINTS = 600  # of one curve, raw; more would be drawn over each other
+
+
+@dataclass
+class Picture:
+    """One figure: its file relative to the run folder, the same as SVG elements, and what it shows."""
+
+    file: str
+    svg: str
+    caption: str
+
+
+def draw(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]]) -> dict[str, Picture]:
+    """Draw what there are numbers for into `folder`/plots; keys: comparison, epochs, loss, optimizer, throughput."""
+    import matplotlib
+
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        drawn = {
+            "comparison": _comparison(results),
+            "epochs": _epochs(results),
+            "loss": _loss(metrics),
+            "optimizer": _optimizer(metrics),
+            "throughput": _throughput(metrics),
+        }
+        return {
+            name: Picture(f"plots/{name}.png", _save(figure[0], folder, name), figure[1])
+            for name, figure in drawn.items()
+            if figure
+        }
+
+
+def usable(value: Any) -> bool:
+    """Whether `value` is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def smoothed(values: Sequence[float], span: int) -> list[float]:
+    """Mean of the values up to `span` places to either side; near the ends of as many as there are on both."""
+    sums = [0.0, *accumulate(values)]
+    last = len(values) - 1
+    reach = [min(span, place, last - place) for place in range(len(values))]
+    return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reach)]
+
+
+def label_of(results: dict[str, Any], name: str) -> str:
+    """What an evaluation set is called in the report."""
+    return str(((results.get("evaluation") or {}).get(name) or {}).get("name") or name)
+
+
+def _panels(count: int, columns: int, height: float) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(7.6, height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return figure, axes[:count]
+
+
+def _plain(text: str) -> str:
+    """A name as matplotlib should show it: dollar signs are no formulas."""
+    return text.replace("$", r"\$")
+
+
+def _points(metrics: Iterable[dict[str, Any]], x: str, y: str, scale: float = 1.0) -> tuple[list[float], list[float]]:
+    pairs = [(line[x] * scale, line[y]) for line in metrics if usable(line.get(x)) and usable(line.get(y))]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def _curve(axes: Any, x: list[float], y: list[float], colour: str) -> None:
+    """The values faintly, and their moving average over a thirtieth of the curve on top."""
+    stride = math.ceil(len(x) / MOST_POINTS)
+    alone = "o" if len(x) == 1 else None
+    axes.plot(x[::stride], y[::stride], color=colour, alpha=0.28, linewidth=0.8, marker=alone)
+    axes.plot(x[::stride], smoothed(y, len(y) // 60)[::stride], color=colour)
+
+
+def _loss(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
+    curves = {term: _points(metrics, "step", f"loss/{term}") for term in TERMS}
+    # A run with one term: its total says the same again.
+    shown = [term for term, (x, _) in curves.items() if x]
+    shown = ["mlm"] if shown == ["total", "mlm"] else shown
+    if not shown:
+        return None
+    skipped = _skipped(metrics)
+    figure, panels = _panels(len(shown), min(2, len(shown)), 1.9)
+    for axes, term in zip(panels, shown, strict=True):
+        _curve(axes, *curves[term], TERMS[term][1])
+        axes.set_title(TERMS[term][0])
+        for step in skipped:
+            axes.axvline(step, color=COLOURS["twin"], linewidth=0.8, linestyle=":")
+    for axes in panels[-2:]:
+        axes.set_xlabel("step")
+    caption = "Training loss by step: each logged value faintly, their moving average on top."
+    return figure, caption + (" Dotted lines: skipped steps, not finite." if skipped else "")
+
+
+def _skipped(metrics: list[dict[str, Any]]) -> list[float]:
+    """Logged steps before which steps were skipped: those at which their running count has grown."""
+    x, counts = _points(metrics, "step", "skipped")
+    return [step for step, count, before in zip(x, counts, [0.0, *counts], strict=False) if count > before]
+
+
+def _optimizer(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
+    titles = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping"}
+    curves = {key: _points(metrics, "step", key) for key in titles}
+    shown = [key for key in titles if curves[key][0]]
+    if not shown:
+        return None
+    figure, panels = _panels(len(shown), len(shown), 1.9)
+    for axes, key in zip(panels, shown, strict=True):
+        x, y = curves[key]
+        if key == "lr":
+            axes.plot(x, y, color=COLOURS["student"], marker="o" if len(x) == 1 else None)
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.set_ylim(bottom=0)
+        else:
+            _curve(axes, x, y, COLOURS["mlm"])
+            if min(y) > 0 and max(y) > 20 * sorted(y)[len(y) // 2]:
+                axes.set_yscale("log")
+        axes.set_title(titles[key])
+        axes.set_xlabel("step")
+    return figure, "Learning rate and the norm of the whole gradient by step."
+
+
+def _throughput(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
+    x, y = _points(metrics, "seconds", "tokens_per_second", 1 / 60)
+    if not x:
+        return None
+    figure, (axes,) = _panels(1, 1, 1.9)
+    _curve(axes, x, y, COLOURS["student"])
+    axes.set_ylim(bottom=0, top=1.15 * sorted(y)[math.ceil(0.98 * len(y)) - 1] or None)
+    axes.set_title("Training tokens per second")
+    axes.set_xlabel("minutes of training")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    return figure, "Training throughput over time."
+
+
+def _comparison(results: dict[str, Any]) -> tuple[Any, str] | None:
+    models = {name: results[name] for name in ("teacher", "student", "twin") if results.get(name)}
+    titles = {"perplexity": "Perplexity", "pseudo_perplexity": "Pseudo-perplexity"}
+    values = {
+        measure: {
+            name: {key: value for key, value in (model.get(measure) or {}).items() if usable(value) and value > 0}
+            for name, model in models.items()
+        }
+        for measure in titles
+    }
+    shown = [measure for measure in titles if any(values[measure].values())]
+    if len(models) < 2 or not shown:
+        return None
+    sets = list(dict.fromkeys(key for measure in shown for named in values[measure].values() for key in named))
+    figure, panels = _panels(len(shown), len(shown), 0.85 + 0.42 * len(sets))
+    for axes, measure in zip(panels, shown, strict=True):
+        _dots(axes, values[measure], sets)
+        axes.set_title(f"{titles[measure]} (lower is better)")
+        axes.set_yticks(range(len(sets)), [_plain(label_of(results, key)) for key in sets])
+        axes.tick_params(axis="y", labelleft=axes is panels[0])
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(models), handletextpad=0.2
+    )
+    return figure, "How far the student is from its teacher" + (
+        " and from the same student trained without one." if "twin" in models else "."
+    )
+
+
+def _dots(axes: Any, values: dict[str, dict[str, float]], sets: list[str]) -> None:
+    everything = [value for named in values.values() for value in named.values()]
+    for row, key in enumerate(sets):
+        of_set = [named[key] for named in values.values() if key in named]
+        axes.hlines(row, min(of_set, default=0), max(of_set, default=0), color=RULE, linewidth=3, zorder=1)
+    for (name, named), marker in zip(values.items(), "sod", strict=False):
+        x, y = [named[key] for key in sets if key in named], [row for row, key in enumerate(sets) if key in named]
+        axes.scatter(x, y, s=34, color=COLOURS[name], marker=marker, label=name, zorder=2)
+    if max(everything) > 8 * min(everything):
+        axes.set_xscale("log")
+    axes.set_ylim(len(sets) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.08)
+
+
+def _epochs(results: dict[str, Any]) -> tuple[Any, str] | None:
+    histories = {
+        "student": results.get("history") or [],
+        "twin": (results.get("twin") or {}).get("history") or [],
+    }
+    titles = {"perplexity": "perplexity", "pseudo_perplexity": "pseudo-perplexity"}
+    panels_of = [
+        (measure, key)
+        for measure in titles
+        for key in dict.fromkeys(key for line in histories["student"] for key in line.get(measure) or {})
+    ]
+    if not panels_of or len(histories["student"]) < 2:
+        return None
+    columns = min(3, len([measure for measure, _ in panels_of if measure == "perplexity"]) or len(panels_of))
+    figure, panels = _panels(len(panels_of), columns, 1.9)
+    for axes, (measure, key) in zip(panels, panels_of, strict=True):
+        _by_epoch(axes, histories, measure, key)
+        level = ((results.get("teacher") or {}).get(measure) or {}).get(key)
+        if usable(level):
+            axes.axhline(level, color=COLOURS["teacher"], linestyle="--", linewidth=1.2, label="teacher")
+        axes.set_title(_plain(f"{label_of(results, key)}\n{titles[measure]}"))
+    for axes in panels[-columns:]:
+        axes.set_xlabel("epoch")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure, "Perplexity and pseudo-perplexity after each epoch (lower is better)."
+
+
+def _by_epoch(axes: Any, histories: dict[str, list[dict[str, Any]]], measure: str, key: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for (name, history), marker in zip(histories.items(), "od", strict=True):
+        lines = [{"epoch": line.get("epoch"), "y": (line.get(measure) or {}).get(key)} for line in history]
+        x, y = _points(lines, "epoch", "y")
+        if x:
+            axes.plot(x, y, color=COLOURS[name], marker=marker, markersize=4, label=name)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _save(figure: Any, folder: Path, name: str) -> str:
+    """Write the PNG; give back the SVG elements, with colours as CSS variables and ids of this figure's own."""
+    from PIL import Image
+
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150, facecolor="white")
+    # A palette is enough for a drawing and takes a third of the space.
+    Image.open(picture).convert("RGB").quantize(64).save(folder / "plots" / f"{name}.png", optimize=True)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None})
+    svg = buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1))
+    svg = re.sub(r'font: ([\d.]+)px [^;"]*', r"font-size: \1px", svg)
+    for colour, css in CSS_NAMES.items():
+        svg = svg.replace(colour, css)
+    return svg.strip()

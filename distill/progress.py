@@ -1,0 +1,119 @@
+"""One line that says how far a piece of work is, how fast it goes and how long it will take."""
+
+import shutil
+import sys
+import time
+from typing import Self, TextIO
+
+TERMINAL_EVERY = 0.1  # seconds between two drawings of the line on a terminal
+PLAIN_EVERY = 10.0  # seconds between two lines in a log file
+WIPE = "\r\x1b[K"
+
+_open: list["Progress"] = []  # innermost last: only that one draws, so that nested work does not garble the line
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Write plain lines to `stream` (standard error when None) without garbling an active progress line."""
+    stream = stream or sys.stderr
+    line = _open[-1] if _open and _open[-1].on_terminal else None
+    if line and line.stream is stream:
+        stream.write(WIPE)
+    stream.write(f"{text}\n")
+    stream.flush()
+    if line:
+        line.draw()
+
+
+def duration(seconds: float) -> str:
+    """`seconds` as `7 s`, `3:25 min` or `1:03:25 h`."""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d} h"
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+
+
+def amount(value: float) -> str:
+    """`value` as a short count: `0.25`, `950`, `12,345`, `1.23M`, `4.56G`."""
+    for size, letter in ((1e9, "G"), (1e6, "M")):
+        if abs(value) >= size:
+            return f"{value / size:.2f}{letter}"
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+class Progress:
+    """Shows done/total, rate, elapsed time and time left of one piece of work.
+
+    `total` and `done` are in `unit`; a `total` of 0 means that the end is not known. `start` is what an earlier process
+    had done: it counts as done, but not towards the rate. On a terminal the line is rewritten in place; anywhere else a
+    plain line is written about every ten seconds, and one at the end. `quiet` (ranks other than 0) writes nothing.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: float,
+        unit: str,
+        stream: TextIO | None = None,
+        start: float = 0,
+        quiet: bool = False,
+    ) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.stream = stream or sys.stderr
+        self.start = self.done = start
+        self.quiet = quiet
+        self.note = ""
+        self.on_terminal = not quiet and self.stream.isatty()
+        self.began = self.drawn = time.monotonic()
+        if not quiet:
+            _open.append(self)
+            self.draw()
+
+    def update(self, done: float, note: str = "") -> None:
+        """`done` so far, `start` included; `note` stands at the end of the line. Cheap to call often."""
+        self.done, self.note = done, note
+        if self.quiet or _open[-1:] != [self]:
+            return
+        now = time.monotonic()
+        if now - self.drawn >= (TERMINAL_EVERY if self.on_terminal else PLAIN_EVERY):
+            self.drawn = now
+            self.draw() if self.on_terminal else self._write(self.line() + "\n")
+
+    def close(self) -> None:
+        """Leave a last line that says how much was done in what time. A second call does nothing."""
+        if self.quiet or self not in _open:
+            return
+        _open.remove(self)
+        self._write((WIPE if self.on_terminal else "") + self.line(ended=True) + "\n")
+
+    def draw(self) -> None:
+        """Rewrite the line in place, on a terminal."""
+        if self.on_terminal:
+            columns = shutil.get_terminal_size().columns
+            self._write(WIPE + self.line()[: columns - 1])
+
+    def line(self, ended: bool = False) -> str:
+        elapsed = time.monotonic() - self.began
+        rate = (self.done - self.start) / elapsed if elapsed > 0 else 0.0
+        of_total = f"/{amount(self.total)}" if self.total else ""
+        percent = f" {self.done / self.total:4.0%}" if self.total else ""
+        parts = [f"{self.label}{percent} {amount(self.done)}{of_total} {self.unit}"]
+        if rate > 0:
+            parts.append(f"{amount(float(f'{rate:.3g}'))} {self.unit}/s")
+        parts.append(f"{duration(elapsed)} elapsed")
+        if rate > 0 and self.total and not ended:
+            parts.append(f"{duration(max(0.0, self.total - self.done) / rate)} left")
+        return ", ".join(parts) + (f"  {self.note}" if self.note else "")
+
+    def _write(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

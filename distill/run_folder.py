@@ -1,0 +1,101 @@
+"""The folder of one run: who may write in it, whether it is finished, and where to go on."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from distill.checkpoint import Checkpoints, State, refuse_other_settings
+from distill.errors import SettingError
+from distill.trackers import MetricsFile, read
+
+
+class RunFolder:
+    """config.yaml, metrics.jsonl, history.jsonl, checkpoints/, student/, results.json, report.*, plots/."""
+
+    def __init__(self, path: Path, resume: str, identity: dict[str, Any], keep: int, writes: bool) -> None:
+        """`identity`: what the trained student depends on; `writes`: this is rank 0.
+
+        Raises:
+            SettingError: another process is at work in the folder; it holds a run and `resume` is never; or it holds
+                a finished run of other settings.
+        """
+        self.path, self.resume, self.identity, self.writes = path, resume, identity, writes
+        self.checkpoints = Checkpoints(path / "checkpoints", keep, identity)
+        if writes:
+            self._lock()
+        if resume == "never" and (self._results() or self.checkpoints.newest() or self.metrics_path.exists()):
+            raise SettingError(
+                f"resume=never, but hydra.run.dir={path} holds a run: choose another folder, or resume=auto to go on"
+            )
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def history_path(self) -> Path:
+        """One line for each evaluation: the mean losses since the epoch began, and the scores."""
+        return self.path / "history.jsonl"
+
+    def finished(self) -> dict[str, Any] | None:
+        """results.json, when the run that it describes is this one; None when there is none yet.
+
+        Raises:
+            SettingError: the folder holds the finished run of other settings.
+        """
+        results = self._results()
+        if results is None:
+            return None
+        refuse_other_settings(results.get("identity", {}), self.identity, f"hydra.run.dir={self.path}")
+        return results
+
+    def begin(self, student: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
+        """Load the checkpoint to go on from, if there is one, and open the logs after its step.
+
+        Raises:
+            SettingError: the checkpoint is missing, damaged or of other settings.
+        """
+        start = self.checkpoints.newest() if self.resume in ("auto", "never") else Path(self.resume).expanduser()
+        state = self.checkpoints.load(start, student, optimizer) if start else State()
+        if self.writes:
+            (self.path / "config.yaml").write_text(resolved, encoding="utf-8")
+            self.metrics, self.history = MetricsFile(self.metrics_path), MetricsFile(self.history_path)
+            self.metrics.truncate(state.step)
+            self.history.truncate(state.step)
+        return state
+
+    def history_lines(self) -> list[dict[str, Any]]:
+        return read(self.history_path)
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Last of all and at once: a folder with results.json is a finished run."""
+        new = self.path / "results.json.new"
+        new.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        os.replace(new, self.path / "results.json")
+
+    def _results(self) -> dict[str, Any] | None:
+        try:
+            results = json.loads((self.path / "results.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise SettingError(
+                f"{self.path / 'results.json'} is damaged ({error}): delete it to finish the run anew"
+            ) from None
+        assert isinstance(results, dict)
+        return results
+
+    def _lock(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock_file = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SettingError(
+                f"hydra.run.dir={self.path}: another process is at work in this folder; wait for it or choose another"
+            ) from None

@@ -1,0 +1,182 @@
+"""Where the numbers of a run go while it runs: metrics.jsonl always, wandb or TensorBoard when asked for."""
+
+import json
+import math
+import os
+import uuid
+from pathlib import Path
+from typing import Any, Protocol
+
+from distill.config import Tracker as Settings
+from distill.errors import SettingError
+
+
+class Tracker(Protocol):
+    """What `build` gives back: somewhere to send numbers."""
+
+    def log(self, metrics: dict[str, Any], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file, oldest first; a torn last line, left by a killed process, is passed over.
+
+    A missing file has no lines. Raises SettingError where any other line is not a JSON object.
+    """
+    if not path.exists():
+        return []
+    *whole, _torn = path.read_bytes().split(b"\n")
+    lines = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise SettingError(f"{path}: line {number} is not a JSON object; mend or remove that line")
+        lines.append(value)
+    return lines
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object per line, flushed, so that a killed run loses at most the line it was writing.
+
+    Opening it removes a torn last line. Numbers that JSON cannot hold (NaN, infinities) are written as null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            content = path.read_bytes()
+            os.truncate(path, content.rfind(b"\n") + 1)
+        self.file = path.open("a", encoding="utf-8")
+
+    def append(self, metrics: dict[str, Any]) -> None:
+        self.file.write(json.dumps({key: _finite(value) for key, value in metrics.items()}, allow_nan=False) + "\n")
+        self.file.flush()
+
+    def truncate(self, step: int) -> None:
+        """Drop the lines of later steps than `step`: the resumed run writes them again."""
+        kept = [line for line in read(self.path) if line.get("step", 0) <= step]
+        self.file.close()
+        new = self.path.with_name(self.path.name + ".new")
+        new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        os.replace(new, self.path)
+        self.file = self.path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def build(settings: Settings, folder: Path, config: dict[str, Any], name: str) -> Tracker:
+    """The tracker that `settings.kind` names; its files lie in `folder`.
+
+    `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError for an
+    unknown kind, a package that is not installed, and wandb online without a key at hand.
+    """
+    if settings.kind == "none":
+        return Nowhere()
+    if settings.kind == "wandb":
+        return Wandb(settings, folder, config, name)
+    if settings.kind == "tensorboard":
+        return TensorBoard(folder, config)
+    raise SettingError(f"tracker.kind={settings.kind}: unknown; choose none, wandb or tensorboard")
+
+
+class Nowhere:
+    """No tracker besides metrics.jsonl."""
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Wandb:
+    """Weights & Biases; offline unless asked otherwise, under `folder`/wandb. Never asks for a login.
+
+    The run's id is kept in `folder`/wandb/id, so that a resumed run goes on in the same chart. Offline, each process
+    leaves one `offline-run-*` folder with that id; `wandb sync --append folder/wandb/offline-run-*` joins them.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, config: dict[str, Any], name: str) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _not_installed("wandb") from None
+        if settings.mode not in ("offline", "online"):
+            raise SettingError(f"tracker.mode={settings.mode}: unknown; choose offline or online")
+        online = settings.mode == "online"
+        if online and not wandb.login(prompt=False):
+            raise SettingError("tracker.mode=online: no wandb key on this machine; run `wandb login`, or use offline")
+        identity = folder / "wandb" / "id"
+        resumed = identity.exists()
+        if not resumed:
+            identity.parent.mkdir(parents=True, exist_ok=True)
+            identity.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf-8")
+        try:
+            self.run = wandb.init(
+                project=settings.project,
+                name=name,
+                id=identity.read_text(encoding="utf-8").strip(),
+                dir=folder,
+                mode="online" if online else "offline",
+                resume="allow" if online and resumed else None,  # offline, wandb warns and ignores it
+                config=config,
+                settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+            )
+        except wandb.errors.Error as error:
+            raise SettingError(f"tracker.kind=wandb: did not start ({_one_line(error)}); use tracker=none") from None
+        # Steps travel as a metric of their own: wandb's own counter refuses to go back to the checkpoint on resume.
+        self.run.define_metric("*", step_metric="step")
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self.run.log({**_numbers(metrics), "step": step})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class TensorBoard:
+    """Event files under `folder`/tensorboard."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _not_installed("tensorboard") from None
+        self.new_writer = lambda step: SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        self.writer: Any = None
+        self.config = config
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        if self.writer is None:
+            # Only the first line tells where a resumed run goes on; what the killed one wrote after that is hidden.
+            self.writer = self.new_writer(step)
+            text = json.dumps(self.config, indent=2, default=str)
+            self.writer.add_text("config", "    " + text.replace("\n", "\n    "), step)
+        for key, value in _numbers(metrics).items():
+            self.writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if key != "step" and isinstance(value, int | float)}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _not_installed(package: str) -> SettingError:
+    return SettingError(f"tracker.kind={package}: the package is not installed; run `pip install {package}`")

@@ -1,0 +1,61 @@
+"""Start several ranks on this machine for a test, the way a launcher would, and collect what each of them gives."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+START_LIMIT = 120  # seconds
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """`function(*arguments)` in `size` processes that are ranks of one run; their results by rank.
+
+    The function has to be importable. Raises AssertionError with the traceback of a rank that failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    context = multiprocessing.get_context("spawn")
+    ranks = [
+        context.Process(target=_rank, args=(rank, size, port, folder, function, arguments)) for rank in range(size)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(START_LIMIT)
+    late = [rank for rank in ranks if rank.is_alive()]
+    for rank in late:
+        rank.kill()
+    errors = [path.read_text() for path in folder.glob("*.error")]
+    assert not errors and not late, "\n".join([f"{len(late)} ranks hung", *errors])
+    assert all(rank.exitcode == 0 for rank in ranks), [rank.exitcode for rank in ranks]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _rank(
+    rank: int, size: int, port: int, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    try:
+        torch.save(function(*arguments), folder / f"{rank}.pt")
+    except BaseException:
+        (folder / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+        raise

@@ -1,0 +1,159 @@
+"""Starting ranks for real: their places, logs, exit statuses and signals, with both launchers."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from distill.backends.launch import should_launch
+from distill.config import Backend
+from distill.errors import SettingError
+
+HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+NAMES = ["ddp", pytest.param("horovod", marks=HOROVOD)]
+LIMIT = 120  # seconds
+JOB = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from distill.backends import RankLost, build, launch
+from distill.config import Backend
+
+if __name__ == "__main__":
+    name, folder, what = sys.argv[1:4]
+    hosts = sys.argv[4] if len(sys.argv) > 4 else None
+    settings = Backend(
+        name=name, processes=None if hosts else 2, hosts=hosts, device="cpu", threads=1, timeout=30.0
+    )
+    if launch.should_launch(settings):
+        sys.exit(launch.launch(settings))
+    launch.keep_log(Path(folder))
+    workers = build(settings)
+    rank = workers.rank
+    print(f"rank {rank} of {workers.size}, sum {workers.sum(torch.tensor(rank + 1)).item()}", flush=True)
+    os.system("echo from the shell")
+    try:
+        if what == "status" and rank == 1:
+            print("one bad thing", file=sys.stderr)
+            launch.leave(7)
+        if what == "all":
+            print("the same error", file=sys.stderr)
+            launch.leave(2)
+        if what == "kill" and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "wait":
+            def stop(number, frame):
+                print("stopped in good order", flush=True)
+                launch.leave(128 + number)
+            signal.signal(signal.SIGTERM, stop)
+            Path(folder, f"ready{rank}").touch()
+            while True:
+                time.sleep(0.1)
+        workers.barrier()
+        workers.sum(torch.ones(1))
+        workers.close()
+    except RankLost as error:
+        print(error, file=sys.stderr)
+        launch.leave(error.status, error)
+"""
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    return subprocess.Popen(
+        [sys.executable, str(script), arguments[0], str(tmp_path), *arguments[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
+    job = start(tmp_path, *arguments)
+    output, errors = job.communicate(timeout=LIMIT)
+    return job.returncode, output, errors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_meet_and_each_keeps_its_log(name: str, tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, name, "run")
+    assert status == 0, errors
+    assert "rank 0 of 2, sum 3\n" in output and "rank 1" not in output
+    assert (tmp_path / "logs/rank0.log").read_text() == "rank 0 of 2, sum 3\n"
+    assert (tmp_path / "logs/rank1.log").read_text() == "rank 1 of 2, sum 3\nfrom the shell\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_status_is_that_of_the_rank_that_failed_first(name: str, tmp_path: Path) -> None:
+    status, _, errors = run(tmp_path, name, "status")
+    assert status == 7
+    assert "rank 1 ended with status 7; its output is in logs/rank1.log" in errors and "Traceback" not in errors
+    assert "one bad thing" in (tmp_path / "logs/rank1.log").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_error_of_all_ranks_is_told_once(name: str, tmp_path: Path) -> None:
+    status, _, errors = run(tmp_path, name, "all")
+    assert status == 2
+    assert errors.count("the same error") == 1 and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_rank_ends_the_run(name: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    status, _, errors = run(tmp_path, name, "kill")
+    assert status == 128 + signal.SIGKILL and "rank 1 was killed by SIGKILL" in errors
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signals_reach_the_ranks(name: str, tmp_path: Path) -> None:
+    job = start(tmp_path, name, "wait")
+    until = time.monotonic() + LIMIT
+    while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+        assert job.poll() is None and time.monotonic() < until, job.communicate()
+        time.sleep(0.1)
+    job.send_signal(signal.SIGTERM)
+    output, errors = job.communicate(timeout=LIMIT)
+    assert job.returncode == 128 + signal.SIGTERM, errors
+    assert "stopped in good order" in output
+    assert "stopped in good order" in (tmp_path / "logs/rank1.log").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_hosts(name: str, tmp_path: Path) -> None:
+    """Two names of this machine stand for two hosts, with one rank and two."""
+    status, output, errors = run(tmp_path, name, "run", "localhost:1,127.0.0.1:2")
+    assert status == 0, errors
+    assert "rank 0 of 3, sum 6" in output
+    assert "rank 2 of 3, sum 6" in (tmp_path / "logs/rank2.log").read_text()
+
+
+def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert should_launch(Backend(name="ddp", processes=2, device="cpu"))
+    assert not should_launch(Backend(name="ddp", device="cpu"))
+    assert not should_launch(Backend(name="single", processes=2))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not should_launch(Backend(name="ddp", processes=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Backend(name="ddp", processes=0), "backend.processes=0"),
+        (Backend(name="ddp", hosts="a,b"), "backend.hosts=a,b"),
+        (Backend(name="ddp", hosts="a:x"), "a:8,b:8"),
+        (Backend(name="ddp", hosts="a:2,b:2", processes=2), "has 4 ranks"),
+    ],
+)
+def test_senseless_hosts_are_refused(settings: Backend, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        should_launch(settings)

@@ -1,0 +1,203 @@
+"""The main job end to end: books in, student and report out; resumed, refused, repeated."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from job import TINY, command, distill, library
+from safetensors.torch import load_file
+
+STEPS = 8  # of the distillation below: 2 epochs of 4 steps
+
+
+class Shelf:
+    """Books, a teacher trained on them, and the arguments of a distillation from it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.books = library(root / "books")
+        self.corpus = [f"corpus.path={self.books}", f"corpus.cache={root / 'cache'}", "corpus.workers=1"]
+        self.corpus += ["corpus.sequence_length=32", "corpus.heldout=0.1", "evaluate.sets=[heldout]", "evaluate.rows=8"]
+        self.teacher = root / "teacher"
+
+    def pretrain(self) -> int:
+        train = ["train.batch_size=16", "train.accumulate=1", "train.epochs=null", "train.steps=60"]
+        size = [TINY, "corpus.vocab_size=400", "optimizer.lr=5e-3", f"hydra.run.dir={self.teacher}"]
+        return distill("+recipe=bert_pretrain", *self.corpus, *train, *size)
+
+    def arguments(self, folder: Path, *more: str) -> list[str]:
+        train = ["train.batch_size=8", "train.accumulate=2", "train.epochs=2", "train.save_every=2", "corpus.rows=60"]
+        teacher = ["teacher=pretrained", f"teacher.path={self.teacher}"]
+        fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.share=0.1"]
+        return ["+recipe=distilbert_gutenberg", *fixed, f"hydra.run.dir={folder}", *more]
+
+    def run(self, folder: Path, *more: str) -> int:
+        return distill(*self.arguments(folder, *more))
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    made = Shelf(tmp_path_factory.mktemp("shelf"))
+    assert made.pretrain() == 0
+    return made
+
+
+@pytest.fixture(scope="module")
+def done(shelf: Shelf) -> Path:
+    """An undisturbed run."""
+    assert shelf.run(shelf.root / "done") == 0
+    return shelf.root / "done"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "student" / "model.safetensors")
+
+
+def assert_same(one: Path, other: Path) -> None:
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_run_folder_keeps_its_contract(done: Path) -> None:
+    for name in ("config.yaml", "metrics.jsonl", "results.json", "report.html", "report.md", "student/README.md"):
+        assert (done / name).stat().st_size > 0, name
+    assert list((done / "plots").glob("*.png"))
+    assert sorted(p.name for p in (done / "checkpoints").iterdir()) == ["step-00000006", "step-00000008"]
+    lines = metrics(done)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    wanted = {"tokens", "seconds", "loss/total", "loss/soft", "loss/mlm", "loss/cosine", "lr", "grad_norm"}
+    assert wanted | {"tokens_per_second", "data_wait"} <= lines[0].keys()
+    content = results(done)
+    for key in ("recipe", "corpus", "teacher", "student", "agreement", "training", "backend", "environment", "history"):
+        assert content[key], key
+    assert content["recipe"] == "distilbert_gutenberg" and content["training"]["steps"] == STEPS
+    assert content["training"]["ended_by"] == "epochs" and content["backend"]["syncs"] == STEPS
+    assert [line["epoch"] for line in content["history"]] == [1.0, 2.0]
+    for model in ("teacher", "student"):
+        assert content[model]["perplexity"]["heldout"] > 1 and content[model]["pseudo_perplexity"]["heldout"] > 1
+    assert content["student"]["parameters"] < content["teacher"]["parameters"]
+
+
+def test_losses_add_up_and_fall(done: Path) -> None:
+    lines = metrics(done)
+    for line in lines:
+        parts = 5 * line["loss/soft"] + 2 * line["loss/mlm"] + line["loss/cosine"]
+        assert line["loss/total"] == pytest.approx(parts, rel=1e-5)
+    assert lines[-1]["loss/total"] < lines[0]["loss/total"]
+
+
+def test_transformers_loads_the_student(done: Path) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    model, tokenizer = (kind.from_pretrained(done / "student") for kind in (AutoModelForMaskedLM, AutoTokenizer))
+    assert model.config.model_type == "distilbert" and model.config.n_layers == 2
+    inputs = tokenizer("The quiet river found the [MASK] by the sea.", return_tensors="pt")
+    assert model(**inputs).logits.shape[-1] == len(tokenizer)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(shelf: Shelf, done: Path, capfd: pytest.CaptureFixture) -> None:
+    before = {path: path.stat().st_mtime_ns for path in done.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert shelf.run(done) == 0
+    assert "finished" in capfd.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_the_incidental_groups_leave_the_student_the_same(shelf: Shelf, done: Path) -> None:
+    folder = shelf.root / "incidental"
+    assert shelf.run(folder, "tracker=tensorboard", "train.log_every=3", "train.save_every=5", "train.keep=1") == 0
+    assert_same(folder, done)
+    assert list((folder / "tensorboard").iterdir())
+
+
+def test_another_split_of_the_same_step_gives_the_same_student(shelf: Shelf, done: Path) -> None:
+    folder = shelf.root / "split"
+    assert shelf.run(folder, "train.batch_size=4", "train.accumulate=4") == 0
+    ours, theirs = weights(folder), weights(done)
+    assert all(torch.allclose(ours[name], theirs[name], atol=2e-4) for name in ours)
+
+
+def test_killed_and_started_again_it_ends_the_same_bitwise(shelf: Shelf, done: Path) -> None:
+    folder = shelf.root / "killed"
+    killed = command(*shelf.arguments(folder))
+    wait_for(lambda: (folder / "checkpoints" / "step-00000002").exists(), killed)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (folder / "results.json").exists()
+    assert shelf.run(folder) == 0
+    assert_same(folder, done)
+    for key in ("loss/total", "grad_norm", "lr"):
+        assert [line[key] for line in metrics(folder)] == [line[key] for line in metrics(done)]
+    assert [line["loss"] for line in results(folder)["history"]] == [line["loss"] for line in results(done)["history"]]
+
+
+def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
+    folder = shelf.root / "stopped"
+    stopped = command(*shelf.arguments(folder, "train.save_every=100"))
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), stopped)
+    stopped.send_signal(signal.SIGTERM)
+    _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == 143 and "the same command goes on" in errors
+    assert shelf.run(folder, "train.save_every=100") == 0
+    assert_same(folder, done)
+
+
+def wait_for(condition: Any, process: Any, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_twin_stands_beside_the_student(shelf: Shelf) -> None:
+    twin, student = shelf.root / "twin", shelf.root / "with-twin"
+    assert distill("+recipe=distilbert_gutenberg_twin", *shelf.arguments(twin)[1:]) == 0
+    assert results(twin)["training"]["final_loss"].keys() == {"total", "mlm"}
+    assert shelf.run(student, f"evaluate.twin={twin}") == 0
+    content = results(student)
+    assert content["twin"]["perplexity"] == pytest.approx(results(twin)["student"]["perplexity"])
+    assert len(content["twin"]["history"]) == 2
+    assert "twin" in (student / "report.md").read_text().lower()
+
+
+def test_soft_targets_on_masked_rows_and_the_plain_kernel_agree_with_the_fused(shelf: Shelf) -> None:
+    folders = [shelf.root / f"kernel-{kernel}" for kernel in ("plain", "fused")]
+    for folder in folders:
+        kernel = folder.name.split("-")[1]
+        more = ["objective=masked", f"objective.kernel={kernel}", "train.steps=3", "objective.soft.cutoff=0.001"]
+        assert shelf.run(folder, *more) == 0
+    ours, theirs = (weights(folder) for folder in folders)
+    assert all(torch.allclose(ours[name], theirs[name], atol=2e-4) for name in ours)
+
+
+def test_a_users_own_recipe_sweep_and_student(shelf: Shelf, tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    text = "# @package _global_\ndefaults:\n  - distilbert_gutenberg\n  - _self_\ntrain: {steps: 1}\n"
+    (tmp_path / "recipe" / "mine.yaml").write_text(text)
+    arguments = [a for a in shelf.arguments(tmp_path)[1:] if not a.startswith("hydra.run.dir")]
+    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "hydra.sweep.subdir=${hydra:job.num}"]
+    status = distill("--config-dir", str(tmp_path), "+recipe=mine", *arguments, *sweep, "seed=0,1", "--multirun")
+    assert status == 0
+    first, second = (results(tmp_path / "sweep" / str(job)) for job in (0, 1))
+    assert first["training"]["steps"] == second["training"]["steps"] == 1 and first["recipe"] == "mine"
+    assert first["training"]["final_loss"] != second["training"]["final_loss"]
+
+
+def test_a_run_ends_by_the_clock(shelf: Shelf) -> None:
+    folder = shelf.root / "clock"
+    assert shelf.run(folder, "train.epochs=null", "train.minutes=0.002") == 0
+    content = results(folder)
+    assert content["training"]["ended_by"] == "minutes" and content["student"]["perplexity"]["heldout"] > 1

@@ -1,0 +1,117 @@
+"""Bad input: one clear line that names the setting, its value and the cure; exit status 2; nothing on disk harmed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from job import distill
+from test_main_job import Shelf, metrics, shelf  # noqa: F401 - the fixture
+
+
+def refused(capfd: pytest.CaptureFixture, status: int, *words: str) -> None:
+    """The last call wrote one line of its own, with these words, and no traceback."""
+    assert status == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert len(lines) == 1, lines
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+BAD = {
+    "missing path": (["corpus.path=/no/such/folder"], ["corpus.path=/no/such/folder", "correct the path"]),
+    "unknown recipe option": (["teacher=nobody"], ["teacher/nobody", "embedded"]),
+    "wrong type": (["train.steps=many"], ["train.steps", "many"]),
+    "stray key": (["+stray=1"], ["stray"]),
+    "mistyped group": (["+recipes=smoke"], ["recipes"]),
+    "mistyped key": (["train.stepz=1"], ["stepz"]),
+    "impossible share": (["objective.masking.share=1.5"], ["objective.masking.share=1.5"]),
+    "nothing to learn": (
+        ["objective.soft.weight=0", "objective.mlm.weight=0", "objective.cosine.weight=0"],
+        ["all three weights are 0"],
+    ),
+    "no end": (["train.epochs=null"], ["train.epochs", "give the run an end"]),
+    "no such layer": (["student.layers=[0,9]"], ["student.layers=[0, 9]", "layers 0 to 3"]),
+    "rows too long": (["corpus.sequence_length=512"], ["corpus.sequence_length=512", "32"]),
+    "no such set": (["evaluate.sets=[nowhere]"], ["evaluate.sets", "nowhere", "wikitext2"]),
+    "set not there": (
+        ["evaluate.sets=[books]", "evaluate.missing=stop"],
+        ["evaluate.sets", "evaluate.sources.books.path", "DISTILL_DATA"],
+    ),
+    "no such twin": (["evaluate.twin=/no/run"], ["evaluate.twin=/no/run"]),
+    "no such checkpoint": (["resume=/no/checkpoint"], ["resume=/no/checkpoint"]),
+    "no teacher": (["teacher.path=/no/model"], ["teacher.path=/no/model"]),
+    "teacher asked for but none": (["teacher=none"], ["teacher.kind=none", "objective=mlm"]),
+    "unknown number format": (["precision.student=fp7"], ["precision.student=fp7", "bf16"]),
+    "unknown backend": (["backend.name=pigeon"], ["backend.name=pigeon", "horovod"]),
+    "unknown family": (["student.architecture=gpt2"], ["student.architecture=gpt2"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings(case: str, shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.delenv("DISTILL_DATA", raising=False)
+    arguments, words = BAD[case]
+    refused(capfd, shelf.run(tmp_path / "run", *arguments), *words)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_unknown_recipe(capfd: pytest.CaptureFixture) -> None:
+    refused(capfd, distill("+recipe=nope"), "recipe/nope", "distilbert_gutenberg")
+
+
+def test_empty_folder_and_folder_without_text(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:  # noqa: F811
+    (tmp_path / "empty").mkdir()
+    refused(capfd, shelf.run(tmp_path / "run", f"corpus.path={tmp_path / 'empty'}"), "corpus.path=")
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "a.txt").write_text("Hm.")
+    refused(capfd, shelf.run(tmp_path / "run", f"corpus.path={tmp_path / 'few'}"), "corpus.path=")
+
+
+def test_unreadable_book_is_skipped_and_counted_or_stops(
+    shelf: Shelf,  # noqa: F811
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    from job import library
+
+    books = library(tmp_path / "books")
+    (books / "torn.txt.gz").write_bytes(b"\x1f\x8b no gzip at all")
+    where = [f"corpus.path={books}", "train.steps=1"]
+    refused(capfd, shelf.run(tmp_path / "stops", *where, "corpus.unreadable=stop"), "torn.txt.gz", "corpus.unreadable")
+    assert shelf.run(tmp_path / "skips", *where) == 0
+    assert "torn.txt.gz" in capfd.readouterr().err
+    skipped = json.loads((tmp_path / "skips" / "results.json").read_text())["corpus"]["skipped"]
+    assert len(skipped) == 1 and "torn.txt.gz" in skipped[0]
+
+
+def test_student_of_another_vocabulary(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:  # noqa: F811
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    other = tmp_path / "other"
+    AutoModelForMaskedLM.from_pretrained(shelf.teacher / "student").save_pretrained(other)
+    tokenizer = AutoTokenizer.from_pretrained(shelf.teacher / "student")
+    text = [" ".join(f"unheard{n}" for n in range(200))] * 3
+    tokenizer.train_new_from_iterator(text, 300).save_pretrained(other)
+    arguments = ["student=pretrained", f"student.path={other}"]
+    refused(capfd, shelf.run(tmp_path / "run", *arguments), f"student.path={other}", "vocabulary")
+
+
+def test_full_folder_and_changed_settings_and_damage(
+    shelf: Shelf,  # noqa: F811
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    folder = tmp_path / "run"
+    assert shelf.run(folder, "train.steps=4") == 0
+    capfd.readouterr()
+    refused(capfd, shelf.run(folder, "train.steps=4", "resume=never"), "resume=never", "holds a run")
+    refused(capfd, shelf.run(folder, "train.steps=4", "objective.temperature=3"), "objective.temperature was 2.0")
+    (folder / "results.json").unlink()  # as if it had been killed before the report
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    whole = (newest / "student.safetensors").read_bytes()
+    (newest / "student.safetensors").write_bytes(whole[:-4] + b"oops")
+    before = metrics(folder)
+    refused(capfd, shelf.run(folder, "train.steps=4"), str(newest), "damaged", "one before")
+    assert metrics(folder) == before
+    (newest / "student.safetensors").write_bytes(whole)
+    assert shelf.run(folder, "train.steps=4") == 0
