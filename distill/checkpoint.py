@@ -112,6 +112,11 @@ def read_record(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise SettingError(f"resume={path}: written in another format; it needs the release that wrote it")
+    if lacking := {"state", "identity", "sha256"} - record.keys():
+        raise SettingError(
+            f"resume={path}: damaged checkpoint (state.json lacks {', '.join(sorted(lacking))}); delete it to go on from "
+            "the one before"
+        )
     return record
 
 

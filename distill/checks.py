@@ -16,6 +16,9 @@ def check(config: Config) -> None:
     for name in ("student", "teacher", "evaluate"):
         _choose(f"precision.{name}", getattr(config.precision, name), FORMATS)
     _choose("schedule.kind", config.schedule.kind, SCHEDULES)
+    _choose("teacher.kind", config.teacher.kind, ("embedded", "pretrained", "none"))
+    _choose("student.kind", config.student.kind, ("layers", "config", "pretrained", "custom"))
+    _choose("tracker.kind", config.tracker.kind, ("none", "wandb", "tensorboard"))
     _choose("tracker.mode", config.tracker.mode, ("offline", "online"))
 
 

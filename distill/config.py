@@ -264,8 +264,9 @@ def build(composed: Any) -> Config:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), composed)
-        config = OmegaConf.to_object(merged)
+        # Through a plain container, because keys added with + pass where both sides are typed.
+        given = OmegaConf.to_container(composed, resolve=True)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), given))
     except OmegaConfBaseException as error:
         raise SettingError(explain(error)) from error
     assert isinstance(config, Config)

@@ -48,7 +48,9 @@ class EvaluationSet:
         return len(self.rows)
 
 
-def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[EvaluationSet], list[str]]:
+def load_sets(
+    config: Config, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]
+) -> tuple[list[EvaluationSet], list[str]]:
     """The sets that `evaluate.sets` names, and a line for each that is not to be had and may be left out.
 
     Raises:
@@ -63,9 +65,9 @@ def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[
                 f"evaluate.sets: {name} has no source; choose from {known} or add evaluate.sources.{name}"
             )
         if source.kind is Kind.heldout:
-            tokens = prepare(config.corpus, tokenizer, "heldout")
+            tokens = prepare(config.corpus, tokenizer, "heldout", log=tell)
         elif corpus.locate(source, f"evaluate.sources.{name}") is not None:
-            tokens = prepare(config.corpus, tokenizer, "all", source, setting=f"evaluate.sources.{name}")
+            tokens = prepare(config.corpus, tokenizer, "all", source, log=tell, setting=f"evaluate.sources.{name}")
         elif config.evaluate.missing is Missing.skip:
             left_out.append(
                 f"The evaluation set {name} is left out: it lies neither in evaluate.sources.{name}.path nor "
@@ -111,9 +113,17 @@ class Evaluator:
                 scores[data.name] = self.agreement(student, teacher, data, done)
         return scores
 
-    def num_positions(self, data: EvaluationSet) -> int:
-        """How many positions the fixed mask of `perplexity` holds."""
-        return sum(batch.num_targets for batch in self._masked_batches(data, lambda _: None))
+    def describe(self, data: EvaluationSet) -> dict[str, Any]:
+        """What the set holds and how many of its positions each measure scores."""
+        return {
+            "name": data.name,
+            "description": data.description,
+            "documents": data.documents,
+            "rows": data.num_rows,
+            "tokens": int((data.rows != self.pad_id).sum()),
+            "positions": sum(batch.num_targets for batch in self._masked_batches(data, lambda _: None)),
+            "pseudo_positions": len(self.pseudo_positions(data)),
+        }
 
     def perplexity(self, model: Any, data: EvaluationSet, done: Callable[[int], None]) -> tuple[float, int]:
         """exp of the mean cross-entropy at the masked positions of a fixed mask, and how many positions that are.
@@ -245,7 +255,9 @@ class Evaluator:
         # torchmetrics would exchange through torch.distributed alone; our backends include others.
         sums = torch.stack([metric.total_log_probs.double(), metric.count.double()])
         total, count = self.backend.sum(sums).tolist()
-        return (math.exp(total / count) if count else float("nan")), int(count)
+        # A numpy exp: a hopeless model's value is inf, where math.exp would end the run with OverflowError.
+        with np.errstate(over="ignore"):
+            return (float(np.exp(total / count)) if count else float("nan")), int(count)
 
     def _wait(self) -> None:
         if self.backend.device.type == "cuda":

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 NO_TARGET = -100
-BLOCK_BYTES = 4 << 20  # of values that the elementwise part visits at once: they stay in the processor's cache
+BLOCK_BYTES = 1 << 20  # of values that the elementwise part visits at once: they stay in the processor's cache
 
 
 class Head(NamedTuple):

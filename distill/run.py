@@ -1,10 +1,13 @@
 """One run from settings to report, each part built in reading order."""
 
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from distill import backends, optim, report, results, summary, trackers
 from distill.backends import Workers
@@ -22,6 +25,8 @@ from distill.student import make_student, tokenizer_of
 from distill.tokens import prepare, train_wordpiece
 from distill.train import ENDLESS, plan, train
 
+Tell = Callable[[str], None]
+
 
 def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> dict[str, Any]:
     """Train, evaluate and report as `config` says; what comes of it lies in the folder `path`.
@@ -37,97 +42,85 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         Diverged, Interrupted: training ended early with a usable last checkpoint.
     """
     check(config)
-    backend = backends.build(config.backend)
-    tell = say if backend.rank == 0 else lambda text: None
+    twin = results.read(Path(config.evaluate.twin), "evaluate.twin") if config.evaluate.twin else None
+    with ExitStack() as held:
+        backend = held.enter_context(closing(backends.build(config.backend)))
+        tell = say if backend.rank == 0 else _say_nothing
+        teacher, teacher_name, student, tokenizer = load_models(config, tell)
+        tokens = prepare(config.corpus, tokenizer, "train", log=tell)
+        sets, left_out = load_sets(config, tokenizer, tell)
+        batches = Batches(
+            some_rows(tokens.rows, config.corpus.rows, "training rows"),
+            masker(config.objective.masking, tokenizer, tokens.counts),
+            tokenizer.pad_token_id,
+            config.train.batch_size,
+            config.train.accumulate,
+            config.seed,
+            backend.rank,
+            backend.size,
+        )
+        identity = results.identity(config, tokens, batches)
+        folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend.rank == 0))
+        if (finished := folder.finished()) is not None:
+            tell(f"This run is finished and nothing was changed: {path / 'report.html'}")
+            return finished
 
+        for model in filter(None, (teacher, student)):
+            model.to(backend.device)
+            if config.precision.compile:
+                model.base_model.compile()
+        backend.prepare(student)
+        optimizer = optim.build(student, config.optimizer)
+        state = folder.begin(student, optimizer, resolved)
+        notes = [*results.notes(config, tokens, teacher_name), *left_out]
+        tell(results.banner(config, recipe, tokens, batches, {"teacher": teacher, "student": student}, notes))
+        if state.step:
+            tell(f"  going on after step {state.step:,}")
+        objective = Objective(config.objective, config.precision, len(tokenizer))
+        rule = masker(MASKING, tokenizer, tokens.counts)
+        evaluator = Evaluator(
+            config.evaluate, rule, tokenizer.pad_token_id, len(tokenizer), config.precision.evaluate, backend
+        )
+        watch = Watch(config, folder, recipe, backend, batches, student, evaluator, sets, state)
+        asked = teacher if objective.needs_teacher else None
+        ended_by = train(
+            student, asked, batches, objective, optimizer, backend, state, config.train, config.schedule,
+            config.optimizer, folder.checkpoints, watch.log, watch.end_of_epoch,
+        )  # fmt: skip
+        watch.close()
+        content = {
+            "recipe": recipe,
+            "scale": config.scale,
+            "command": command,
+            "notes": notes,
+            "finished": True,
+            "corpus": results.corpus_block(tokens, batches),
+            **judge(watch, {"teacher": (teacher_name, teacher), "student": (type(student).__name__, student)}, twin),
+            "training": results.training_block(state, batches, watch.history(), ended_by),
+            "backend": results.backend_block(backend, config, state),
+            "environment": results.environment(backend.device),
+            "history": watch.history(),
+            "identity": identity,
+        }
+        if backend.rank == 0:
+            export(student, tokenizer, path / "student", report.model_card(content))
+            report.write(path, content, trackers.read(folder.metrics_path), resolved)
+            folder.write_results(content)
+            tell(f"{summary.findings(content)}\nReport: {path / 'report.html'}   Student: {path / 'student'}")
+        backend.barrier()
+        return content
+
+
+def load_models(config: Config, tell: Tell) -> tuple[Any | None, str, Any, PreTrainedTokenizerBase]:
+    """The frozen teacher or None, its name, the student; the tokenizer is the teacher's, the student's or a new one."""
     teacher, tokenizer, teacher_name = load_teacher(config.teacher)
-    tokenizer = (
-        tokenizer
-        or tokenizer_of(config.student)
-        or train_wordpiece(config.corpus, config.corpus.vocab_size, config.corpus.cache, log=tell)
-    )
-    tokens = prepare(config.corpus, tokenizer, "train", log=tell)
-    sets, left_out = load_sets(config, tokenizer)
+    tokenizer = tokenizer or tokenizer_of(config.student)
+    if tokenizer is None:
+        tokenizer = train_wordpiece(config.corpus, config.corpus.vocab_size, config.corpus.cache, log=tell)
     torch.manual_seed(config.seed)
     student = make_student(config.student, teacher, tokenizer, config.corpus.sequence_length)
     check_pair(teacher, student, tokenizer, config.objective.cosine.weight > 0)
-    batches = Batches(
-        some_rows(tokens.rows, config.corpus.rows, "training rows"),
-        masker(config.objective.masking, tokenizer, tokens.counts),
-        tokenizer.pad_token_id,
-        config.train.batch_size,
-        config.train.accumulate,
-        config.seed,
-        backend.rank,
-        backend.size,
-    )
-    identity = results.identity(config, tokens, batches)
-    folder = RunFolder(path, config.resume, identity, config.train.keep, writes=backend.rank == 0)
-    if (finished := folder.finished()) is not None:
-        tell(f"This run is finished and nothing was changed: {path / 'report.html'}")
-        return finished
-
-    student.to(backend.device)
-    backend.prepare(student)
-    if teacher is not None:
-        teacher.to(backend.device)
-    if config.precision.compile:
-        for model in filter(None, (teacher, student)):
-            model.base_model.compile()
-    objective = Objective(config.objective, config.precision, len(tokenizer))
-    optimizer = optim.build(student, config.optimizer)
-    state = folder.begin(student, optimizer, resolved)
-    notes = [*results.notes(config, tokens, teacher_name), *left_out]
-    tell(results.banner(config, recipe, tokens, batches, {"teacher": teacher, "student": student}, notes))
-    if state.step:
-        tell(f"  going on after step {state.step:,}")
-    evaluator = Evaluator(
-        config.evaluate,
-        masker(MASKING, tokenizer, tokens.counts),
-        tokenizer.pad_token_id,
-        len(tokenizer),
-        config.precision.evaluate,
-        backend,
-    )
-    watch = Watch(config, folder, recipe, backend, batches, student, evaluator, sets, state)
-    ended_by = train(
-        student,
-        teacher if objective.needs_teacher else None,
-        batches,
-        objective,
-        optimizer,
-        backend,
-        state,
-        config.train,
-        config.schedule,
-        config.optimizer,
-        folder.checkpoints,
-        watch.log,
-        watch.end_of_epoch,
-    )
-    watch.close()
-    content = {
-        "recipe": recipe,
-        "scale": config.scale,
-        "command": command,
-        "notes": notes,
-        "finished": True,
-        "corpus": results.corpus_block(tokens, batches),
-        **judge(config, watch, teacher, teacher_name, student),
-        "training": results.training_block(state, batches, watch.history(), ended_by),
-        "backend": results.backend_block(backend, config, state),
-        "environment": results.environment(backend.device),
-        "history": watch.history(),
-        "identity": identity,
-    }
-    if backend.rank == 0:
-        export(student, tokenizer, path / "student", report.model_card(content))
-        report.write(path, content, trackers.read(folder.metrics_path), resolved)
-        folder.write_results(content)
-        tell(f"{summary.findings(content)}\nReport: {path / 'report.html'}   Student: {path / 'student'}")
-    backend.barrier()
-    backend.close()
-    return content
+    return teacher, teacher_name, student, tokenizer
 
 
 class Watch:
@@ -178,46 +171,42 @@ class Watch:
     def history(self) -> list[dict[str, Any]]:
         return self.folder.history_lines()
 
+    def last_scores(self) -> dict[str, dict[str, float]] | None:
+        """The student's scores at the end of the run, when `end_of_epoch` has them."""
+        last = self.history()[-1]
+        measures = ("perplexity", "pseudo_perplexity")
+        return {measure: last[measure] for measure in measures} if "perplexity" in last else None
+
     def close(self) -> None:
         self.progress.close()
         self.tracker.close()
 
 
-def judge(config: Config, watch: Watch, teacher: Any | None, teacher_name: str, student: Any) -> dict[str, Any]:
+def judge(watch: "Watch", pair: dict[str, tuple[str, Any]], twin: dict[str, Any] | None) -> dict[str, Any]:
     """Teacher, student and, where `evaluate.twin` names its run, the no-teacher twin, side by side."""
     evaluator, sets = watch.evaluator, watch.sets
-    models = {"teacher": (teacher_name, teacher), "student": (type(student).__name__, student), "twin": ("", None)}
-    twin: dict[str, Any] = {}
-    if config.evaluate.twin:
-        before = results.read(Path(config.evaluate.twin), "evaluate.twin")
-        model = load_pretrained("evaluate.twin", config.evaluate.twin).to(watch.backend.device)
+    models = {label: named for label, named in pair.items() if named[1] is not None}
+    if twin is not None:
+        model = load_pretrained("evaluate.twin", watch.config.evaluate.twin or "").to(watch.backend.device)
         models["twin"] = (type(model).__name__, model)
-        twin = {"folder": config.evaluate.twin, "steps": before["training"]["steps"], "history": before["history"]}
-    there = {label: pair for label, pair in models.items() if pair[1] is not None}
-    speeds = dict.fromkeys(there, 0.0)
-    if sets:
-        speeds = dict(zip(there, evaluator.tokens_per_second([m for _, m in there.values()], sets[0]), strict=True))
-    last = (watch.history() or [{}])[-1]
-    blocks: dict[str, Any] = dict.fromkeys(models)
-    for label, (name, model) in there.items():
-        known = {measure: last.get(measure) for measure in ("perplexity", "pseudo_perplexity")}
-        scores = known if label == "student" and known["perplexity"] else evaluator.score(model, label, sets)
-        blocks[label] = results.model_block(name, model, scores, speeds[label])
-    if blocks["twin"]:
-        blocks["twin"] |= twin
+    speeds = evaluator.tokens_per_second([model for _, model in models.values()], sets[0]) if sets else [0.0] * 3
+    blocks: dict[str, Any] = {"teacher": None, "student": None, "twin": None}
+    for (label, (name, model)), speed in zip(models.items(), speeds, strict=False):
+        known = watch.last_scores() if label == "student" else None
+        blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
+    if twin is not None:
+        blocks["twin"] |= {
+            "folder": watch.config.evaluate.twin,
+            "steps": twin["training"]["steps"],
+            "history": twin["history"],
+        }
+    taught = "teacher" in models
     return {
         **blocks,
-        "agreement": evaluator.agree(student, teacher, sets) if teacher is not None else None,
-        "evaluation": {
-            data.name: {
-                "name": data.name,
-                "description": data.description,
-                "documents": data.documents,
-                "rows": data.num_rows,
-                "tokens": int((data.rows != evaluator.pad_id).sum()),
-                "positions": evaluator.num_positions(data),
-                "pseudo_positions": len(evaluator.pseudo_positions(data)),
-            }
-            for data in sets
-        },
+        "agreement": evaluator.agree(pair["student"][1], pair["teacher"][1], sets) if taught else None,
+        "evaluation": {data.name: evaluator.describe(data) for data in sets},
     }
+
+
+def _say_nothing(text: str) -> None:
+    """What ranks other than 0 say."""

@@ -18,20 +18,29 @@ class RunFolder:
     """config.yaml, metrics.jsonl, history.jsonl, checkpoints/, student/, results.json, report.*, plots/."""
 
     def __init__(self, path: Path, resume: str, identity: dict[str, Any], keep: int, writes: bool) -> None:
-        """`identity`: what the trained student depends on; `writes`: this is rank 0.
-
-        Raises:
-            SettingError: another process is at work in the folder; it holds a run and `resume` is never; or it holds
-                a finished run of other settings.
-        """
+        """`identity`: what the trained student depends on; `writes`: this is rank 0."""
         self.path, self.resume, self.identity, self.writes = path, resume, identity, writes
         self.checkpoints = Checkpoints(path / "checkpoints", keep, identity)
-        if writes:
-            self._lock()
-        if resume == "never" and (self._results() or self.checkpoints.newest() or self.metrics_path.exists()):
+
+    def __enter__(self) -> "RunFolder":
+        """Keep others out while this run writes.
+
+        Raises:
+            SettingError: another process is at work here, or the folder holds a run although `resume` is never.
+        """
+        holds_a_run = self._results() or self.checkpoints.newest() or self.metrics_path.exists()
+        if self.resume == "never" and holds_a_run:
             raise SettingError(
-                f"resume=never, but hydra.run.dir={path} holds a run: choose another folder, or resume=auto to go on"
+                f"resume=never, but hydra.run.dir={self.path} holds a run: choose another, or resume=auto to go on"
             )
+        if self.writes:
+            self._lock()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let others in again."""
+        if self.writes:
+            self._lock_file.close()
 
     @property
     def metrics_path(self) -> Path:

@@ -35,11 +35,11 @@ def plan(settings: Train, steps_per_epoch: int) -> int:
 
 
 def losses_by_name(objective: Objective, sums: torch.Tensor, counts: torch.Tensor) -> dict[str, float]:
-    """Total and mean of every term that has a weight."""
-    named = {"total": float(objective.total(sums, counts))}
+    """Total and mean of every term that has a weight; nan where there was no position, as when all steps were skipped."""
+    named = {"total": float(objective.total(sums, counts)) if counts.any() else math.nan}
     for index, name in enumerate(TERMS):
         if objective.weights[index] > 0:
-            named[name] = float(sums[index] / counts[index].clamp(min=1))
+            named[name] = float(sums[index] / counts[index])
     return named
 
 
@@ -72,11 +72,11 @@ def train(
     log_sums, log_counts = torch.zeros(2, 3, dtype=torch.float64)
     log_tokens, log_waited, log_began = 0, 0.0, state.seconds
     windows = batches.stream(state.step, steps, backend.device)
-    if state.step and (state.step % batches.steps_per_epoch == 0 or state.step >= steps):
+    over = state.step >= steps or state.seconds >= 60 * minutes
+    if state.step and (state.step % batches.steps_per_epoch == 0 or over):
         # Interrupted between this epoch's checkpoint and the end of its evaluation.
         _close_epoch(state, objective, batches.steps_per_epoch, end_of_epoch)
     ended_by = "epochs" if settings.epochs and steps == settings.epochs * batches.steps_per_epoch else "steps"
-    over = state.step >= steps or state.seconds >= 60 * minutes
     with _stopping() as stop_signal:
         while not over:
             began = time.monotonic()
@@ -139,16 +139,17 @@ def train(
                 )
                 log_sums, log_counts = torch.zeros(2, 3, dtype=torch.float64)
                 log_tokens, log_waited, log_began = 0, 0.0, state.seconds
-            due = state.step % settings.save_every == 0 or ends_epoch or over or stopped
+            due = state.step % settings.save_every == 0 or ends_epoch or over or stopped or diverged
             if due and backend.rank == 0:
                 checkpoints.save(state, student, optimizer)
             if diverged:
                 raise Diverged(_diverged(state, settings, checkpoints))
-            if stopped and not over:
-                message = f"stopped at step {state.step}; the same command goes on from there"
-                raise Interrupted(message, stop_signal() or signal.SIGTERM)
+            if stopped:
+                raise _interrupted(state, stop_signal())
             if ends_epoch or over:
                 _close_epoch(state, objective, batches.steps_per_epoch, end_of_epoch)
+        if backend.sum(torch.tensor(stop_signal())):  # during the last evaluation
+            raise _interrupted(state, stop_signal())
     return ended_by if state.step >= steps else "minutes"
 
 
@@ -156,6 +157,12 @@ def _close_epoch(state: State, objective: Objective, steps_per_epoch: int, end_o
     sums, counts = (torch.tensor(values, dtype=torch.float64) for values in (state.epoch_sums, state.epoch_counts))
     end_of_epoch(state, state.step / steps_per_epoch, losses_by_name(objective, sums, counts))
     state.epoch_sums, state.epoch_counts = [0.0] * 3, [0.0] * 3
+
+
+def _interrupted(state: State, number: int) -> Interrupted:
+    """`number` is 0 where another rank was the one to be asked."""
+    message = f"stopped at step {state.step}; the same command goes on from there"
+    return Interrupted(message, number or signal.SIGTERM)
 
 
 def _diverged(state: State, settings: Train, checkpoints: Checkpoints) -> str:

@@ -130,6 +130,7 @@ class Fit:
     peak: conf.Optimizer = field(default_factory=lambda: conf.Optimizer(lr=1e-2))
     seed: int = 0
     identity: dict[str, Any] = field(default_factory=lambda: {"run": "tiny"})
+    backend: Any = None  # None: one process
     on_log: Any = None  # called with this object and the metrics
     logs: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
@@ -138,7 +139,7 @@ class Fit:
         from distill import optim
 
         self.student = self.student if self.student is not None else make_model("distilbert", 2, seed=5).train()
-        self.backend = self.make_backend()
+        self.backend = self.backend or Single(conf.Backend(device="cpu"))
         self.backend.prepare(self.student)
         self.made = optim.build(self.student, self.peak) if self.optimizer is None else self.optimizer(self.student)
         self.state = State()
@@ -153,9 +154,6 @@ class Fit:
             self.backend.rank,
             self.backend.size,
         )
-
-    def make_backend(self) -> Any:
-        return Single(conf.Backend(device="cpu"))
 
     def resume(self, path: Path | None = None) -> "Fit":
         newest = path or self.checkpoints.newest()

@@ -66,15 +66,15 @@ class Horovod(Workers):
     def _open_rings(self, number: int) -> None:
         """Open `number` rings of torch on Gloo; the address of rank 0's store comes to the others through Horovod."""
         limit = timedelta(seconds=self.settings.timeout)
-        address = (os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname(), 0)
+        host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
         if self.size == self.local_size:
-            address = ("127.0.0.1", 0)
+            host = "127.0.0.1"
         store = None
         if self.rank == 0:
-            store = dist.TCPStore(address[0], 0, self.size, True, limit, wait_for_workers=False)
-            address = (address[0], store.port)
-        address = self.broadcast(address)
-        store = store or dist.TCPStore(*address, self.size, False, limit)
+            store = dist.TCPStore(host, 0, self.size, is_master=True, timeout=limit, wait_for_workers=False)
+        host, port = self.broadcast((host, store.port if store else 0))
+        if store is None:
+            store = dist.TCPStore(host, port, self.size, is_master=False, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=limit)
         self._rings = TorchRings(number, self.settings.timeout)
 
@@ -134,7 +134,7 @@ def _horovod() -> Any:
 def _tune(settings: Backend, rings: int, nccl: bool) -> None:
     """Horovod's settings, which it reads from the environment when it starts; what the user has set there stays."""
     # Its idle thread looks for work once per cycle, which at the default of 1 ms costs a sixth of two busy cores.
-    os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if settings.sync == "every" else "5")
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if settings.sync == "every" else "10")
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, round(settings.timeout))))
     if nccl and rings > 1:
         os.environ["NCCL_MIN_NCHANNELS"] = str(rings)

@@ -26,6 +26,8 @@ STANDARD = """\
 foreach(version 11 14 17)
   set(CMAKE_CXX${version}_STANDARD_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CXX${version}_EXTENSION_COMPILE_OPTION "-std=gnu++20")
+  set(CMAKE_CUDA${version}_STANDARD_COMPILE_OPTION "-std=c++17")
+  set(CMAKE_CUDA${version}_EXTENSION_COMPILE_OPTION "-std=c++17")
 endforeach()
 """
 CHECK = """\
@@ -46,7 +48,7 @@ def main() -> int:
     except ImportError:
         print("Horovod is built against torch, which is not installed: pip install torch", file=sys.stderr)
         return 1
-    gpu = torch.version.cuda is not None and shutil.which("nvcc") is not None
+    gpu = torch.cuda.is_available()
     wanted = f"for torch {torch.__version__}, {'NCCL and Gloo' if gpu else 'Gloo'}"
     if _works(gpu):
         print(f"Horovod is here, {wanted}.")
@@ -80,14 +82,16 @@ def _built_wheel(gpu: bool, torch_version: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "distill" / "horovod"
     folder = cache / hashlib.sha256(what.encode()).hexdigest()[:16]
     if not any(folder.glob("*.whl")):
-        _pip("install", *NEEDED)
         environment = {**os.environ, **_build_settings(gpu)}
+        _pip("install", *NEEDED)
         print(f"building Horovod {VERSION} (minutes, not hours) ...", flush=True)
         with tempfile.TemporaryDirectory() as scratch:
             toolchain = Path(scratch, "toolchain.cmake")
             toolchain.write_text(TOOLCHAIN.format(folder=scratch))
             Path(scratch, "standard.cmake").write_text(STANDARD)
             environment["CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
+            if gpu:
+                environment |= _nccl_settings(Path(scratch))
             wheels = Path(scratch, "wheels")
             # pip's own cache of wheels knows nothing of the torch that a wheel was built against.
             options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
@@ -125,7 +129,44 @@ def _build_settings(gpu: bool) -> dict[str, str]:
         "HOROVOD_WITH_MPI" if _has_mpi() else "HOROVOD_WITHOUT_MPI": "1",
         "MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}",
     }
-    return {**settings, "HOROVOD_GPU_OPERATIONS": "NCCL"} if gpu else settings
+    return {**settings, **_cuda_settings()} if gpu else settings
+
+
+def _cuda_settings() -> dict[str, str]:
+    """Where the CUDA toolkit is, by torch's own search ($CUDA_HOME, nvcc on the path, /usr/local/cuda)."""
+    import torch
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    if CUDA_HOME is None:
+        raise CannotBuild(
+            f"there are GPUs here, for which Horovod needs the CUDA toolkit (nvcc; torch has version "
+            f"{torch.version.cuda}): install it or set CUDA_HOME; CUDA_VISIBLE_DEVICES= builds without"
+        )
+    capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CUDA_HOME": CUDA_HOME,
+        "HOROVOD_BUILD_CUDA_CC_LIST": ",".join(f"{major}{minor}" for major, minor in sorted(capabilities)),
+        "CUDAToolkit_ROOT": CUDA_HOME,
+        "PATH": f"{CUDA_HOME}/bin{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def _nccl_settings(scratch: Path) -> dict[str, str]:
+    """The NCCL that torch loads, so that there are not two of them; the machine's own where torch brought none."""
+    for folder in map(Path, sys.path):
+        library = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+        if library.exists():
+            link = scratch / "nccl" / "libnccl.so"
+            link.parent.mkdir()
+            link.symlink_to(library)
+            include = str(library.parent.parent / "include")
+            return {
+                "HOROVOD_NCCL_LIB": str(link.parent),
+                "HOROVOD_NCCL_INCLUDE": include,
+                "HOROVOD_NCCL_LINK": "SHARED",
+            }
+    return {}
 
 
 def _cmake() -> str:

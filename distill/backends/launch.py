@@ -67,7 +67,7 @@ def keep_log(folder: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.open("a", buffering=1, encoding="utf-8")
     if place.rank == 0:
-        sys.stdout, sys.stderr = _Both(sys.stdout, log), _Both(sys.stderr, log)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = _Both(sys.stdout, log), _Both(sys.stderr, log)
         return
     # The descriptors too, for what libraries write without Python.
     os.dup2(log.fileno(), 1)

@@ -56,7 +56,8 @@ def meeting_point(place: Place, environment: Mapping[str, str] = os.environ) -> 
 
     Raises SettingError when the launcher says nothing that all ranks could derive them from.
     """
-    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    address, told = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    port = None if told is None else int(told)
     if address is None and place.launcher == "Slurm":
         address = first_host(environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "")))
     if address is None and place.local_size == place.size:
@@ -72,7 +73,7 @@ def meeting_point(place: Place, environment: Mapping[str, str] = os.environ) -> 
             f"backend: {place.launcher} tells no meeting point; set MASTER_ADDR to the host of rank 0 and "
             "MASTER_PORT to a free port there"
         )
-    return address, int(port)
+    return address, port
 
 
 def first_host(node_list: str) -> str:

@@ -1,7 +1,5 @@
 """One process: nothing to exchange."""
 
-from typing import Any
-
 from distill.backends.devices import choose_device
 from distill.backends.place import Place, find_place
 from distill.backends.workers import Workers
@@ -31,11 +29,3 @@ class Single(Workers):
             if value not in plain:
                 raise SettingError(f"backend.{name}={value}: one process exchanges nothing; leave it at {plain[0]}")
         super().__init__(settings, Place("", 0, 1, 0, 1), choose_device(settings, 0, 1))
-
-    def close(self) -> None:
-        pass
-
-    def _sum(self, tensor: Any) -> None:
-        raise AssertionError("one process has nobody to talk to")
-
-    _sum_parts = _broadcast = _barrier = _sum

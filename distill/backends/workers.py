@@ -3,7 +3,6 @@
 import pickle
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,7 +36,7 @@ def others_needed() -> Iterator[None]:
         raise RankLost(f"another rank has ended or does not answer: {reason}") from error
 
 
-class Workers(ABC):
+class Workers:
     """The ranks of one run, seen from one of them.
 
     The gradients of all trainable parameters are views into one flat fp32 bucket, so that backward adds to the bucket
@@ -175,32 +174,34 @@ class Workers(ABC):
             with others_needed():
                 self._barrier()
 
-    @abstractmethod
     def close(self) -> None:
         """Leave the group of ranks once all have come here; nothing but attributes may be used afterwards.
 
         Not for a rank that fails: `launch.leave` is.
         """
+        return None
 
-    @abstractmethod
+    # What a backend of several ranks gives; one process never comes here.
+
     def _barrier(self) -> None:
         """Wait for all ranks."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _sum(self, tensor: Tensor) -> None:
         """Sum a contiguous tensor of any type over all ranks, in place."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _sum_parts(self, parts: Sequence[Tensor]) -> None:
         """Sum the contiguous parts of the bucket over all ranks, in place, on as many rings as there are in force."""
+        raise NotImplementedError
+
+    def _broadcast(self, data: Tensor) -> None:
+        """Overwrite [bytes] uint8 with those of rank 0, in place."""
+        raise NotImplementedError
 
     def _settle_rings(self) -> None:
         """Close the rings that `backend.rings=auto` tried and did not take."""
-        return None
-
-    @abstractmethod
-    def _broadcast(self, data: Tensor) -> None:
-        """Overwrite [bytes] uint8 with those of rank 0, in place."""
+        raise NotImplementedError
 
     def _exchange(self) -> None:
         """Sum bucket and tail over the ranks, in place, cut into one stripe per ring."""

@@ -1,0 +1,276 @@
+"""Checkpoints: going on is bitwise the same, damage is refused, a kill harms nothing, and the student loads elsewhere."""
+
+import json
+import multiprocessing
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from tiny import Fit, assert_close, make_model, make_rows, weights_of
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from distill import checkpoint
+from distill.checkpoint import Checkpoints, State, export, refuse_other_settings
+from distill.config import Masking, Objective, Train
+from distill.errors import SettingError
+
+
+class Kill(BaseException):
+    """Stands for a process that ends between two instructions."""
+
+
+def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, teacher: Any, seed: int = 5, **settings: Any) -> Fit:
+    """With dropout, AdamW, warm-up and clipping: everything that a checkpoint could forget."""
+    train = Train(**{"batch_size": 4, "accumulate": 2, "epochs": 2, "save_every": 1, "keep": 3, **settings})
+    student = make_model("distilbert", 1, seed=seed, dropout=0.2).train()
+    objective = Objective(masking=Masking(share=0.3))
+    return Fit(folder, tokenizer, rows, teacher, student, objective, train)
+
+
+def killed_after(fit: Fit, step: int) -> None:
+    """Run until the log of the step after `step`, which comes before that step's checkpoint."""
+
+    def on_log(fit: Fit, metrics: dict[str, float]) -> None:
+        if metrics["step"] > step:
+            raise Kill
+
+    fit.on_log = on_log
+    with pytest.raises(Kill):
+        fit.run()
+    fit.logs.pop()
+
+
+@pytest.fixture
+def saved(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> Fit:
+    """A run that was killed in step 4; its checkpoints are those of steps 1, 2, 3."""
+    fit = make_fit(tmp_path / "checkpoints", tokenizer, rows, teacher)
+    killed_after(fit, 3)
+    return fit
+
+
+def optimizer_state(fit: Fit) -> dict[str, torch.Tensor]:
+    slots = fit.made.state_dict()["state"]
+    return {f"{number}.{name}": value for number, state in slots.items() for name, value in state.items()}
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+def test_going_on_is_bitwise_the_same(
+    tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray, step: int
+) -> None:
+    whole = make_fit(tmp_path / "whole", tokenizer, rows, teacher)
+    whole.run()
+    first = make_fit(tmp_path / "parts", tokenizer, rows, teacher)
+    killed_after(first, step)
+    # A new process knows nothing: other weights, another state of torch's generator.
+    second = make_fit(tmp_path / "parts", tokenizer, rows, teacher, seed=99)
+    torch.manual_seed(1234)
+    second.resume()
+    assert second.state.step == step
+    second.run()
+    assert_close(weights_of(second.student), weights_of(whole.student), rtol=0, atol=0)
+    assert_close(optimizer_state(second), optimizer_state(whole), rtol=0, atol=0)
+    assert first.losses() + second.losses() == whole.losses()
+    done = {line[0]: line for line in first.epochs} | {line[0]: line for line in second.epochs}
+    assert [done[number] for number in sorted(done)] == whole.epochs
+    for name in ("step", "tokens", "syncs", "skipped"):
+        assert getattr(second.state, name) == getattr(whole.state, name)
+    assert weights_of(whole.student).keys() and not torch.equal(
+        torch.cat([w.flatten() for w in weights_of(whole.student).values()]),
+        torch.cat([w.flatten() for w in weights_of(make_fit(tmp_path, tokenizer, rows, teacher).student).values()]),
+    )
+
+
+def test_going_on_with_another_split(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+    """The same rows a step in other micro-batches: the same to floating-point error (without dropout)."""
+
+    def fit(folder: str, **settings: Any) -> Fit:
+        student = make_model("distilbert", 1, seed=5).train()
+        teacher = make_model("bert", 2).requires_grad_(False)
+        return Fit(tmp_path / folder, tokenizer, rows, teacher, student, settings=Train(**settings), **tiny.plain_sgd())
+
+    whole = fit("whole", batch_size=4, accumulate=2, epochs=1)
+    whole.run()
+    first = fit("parts", batch_size=4, accumulate=2, epochs=1, save_every=1)
+    killed_after(first, 2)
+    second = fit("parts", batch_size=1, accumulate=8, epochs=1).resume()
+    second.run()
+    assert_close(weights_of(second.student), weights_of(whole.student), rtol=1e-4, atol=2e-6)
+
+
+def test_all_that_a_state_holds_comes_back(saved: Fit, tmp_path: Path) -> None:
+    state = State(7, 1234, 5.4321, 7, 3, 2, [0.1, 1 / 3, 1e-9], [5.0, 2.0, 5.0])
+    saved.checkpoints.save(state, saved.student, saved.made)
+    again = saved.checkpoints.load(saved.folder / "step-00000007", saved.student, saved.made)
+    assert again == state
+
+
+def test_before_the_first_step_there_is_no_optimizer_state(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+    """As when every step so far was skipped."""
+    fit = Fit(tmp_path, tokenizer, rows)
+    fit.checkpoints.save(State(2, skipped=2), fit.student, fit.made)
+    assert fit.resume().state.skipped == 2 and not optimizer_state(fit)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [6]), (2, [5, 6]), (9, [1, 2, 3, 4, 5, 6])])
+def test_only_the_newest_are_kept(tmp_path: Path, tokenizer: Any, rows: np.ndarray, keep: int, left: list[int]) -> None:
+    fit = make_fit(tmp_path, tokenizer, rows, make_model("bert", 1), keep=keep)
+    fit.run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in left]
+
+
+def test_newest_of_no_folder(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none", 2, {}).newest() is None
+
+
+# --- kills ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["save_file", "_sha256", "_to_disk", "replace"])
+def test_a_kill_while_saving_leaves_the_older_ones(
+    saved: Fit, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    calls = []
+
+    def kill(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == (1 if call == "replace" else 2):
+            raise Kill
+        return original(*arguments)
+
+    owner = checkpoint.os if call == "replace" else checkpoint
+    original = getattr(owner, call)
+    with monkeypatch.context() as patch, pytest.raises(Kill):
+        patch.setattr(owner, call, kill)
+        saved.state.step = 4
+        saved.checkpoints.save(saved.state, saved.student, saved.made)
+    newest = saved.checkpoints.newest()
+    assert newest is not None and newest.name == "step-00000003"
+    assert [path.name for path in saved.folder.glob(".writing-*")] == [".writing-step-00000004"]
+    assert saved.resume().state.step == 3
+    saved.state.step = 4
+    saved.checkpoints.save(saved.state, saved.student, saved.made)
+    assert sorted(p.name for p in saved.folder.iterdir()) == [f"step-{step:08d}" for step in (2, 3, 4)]
+    assert saved.resume().state.step == 4
+
+
+def train_for_long(folder: Path) -> None:
+    torch.set_num_threads(1)
+    fit = make_fit(folder, tiny.make_tokenizer(), make_rows(20, shortest=5), make_model("bert", 1), epochs=3000)
+    fit.run()
+
+
+def test_kill_9_in_the_middle(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+    """A real process, killed at any moment; the same settings go on to the weights of an undisturbed run."""
+    process = multiprocessing.get_context("spawn").Process(target=train_for_long, args=(tmp_path / "killed",))
+    process.start()
+    checkpoints = Checkpoints(tmp_path / "killed", 3, {})
+    deadline = time.monotonic() + 120
+    while (newest := checkpoints.newest()) is None or newest.name < "step-00000005":
+        assert time.monotonic() < deadline and process.is_alive()
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    teacher = make_model("bert", 1)
+    # A rate that hangs on the length of the run: both parts have to believe in the same 3000 epochs.
+    again = make_fit(tmp_path / "killed", tokenizer, rows, teacher, seed=8, epochs=3000).resume()
+    end = again.state.step + 3
+    killed_after(again, end)
+    whole = make_fit(tmp_path / "whole", tokenizer, rows, teacher, epochs=3000, save_every=10**6)
+    killed_after(whole, end)
+    assert_close(weights_of(again.student), weights_of(whole.student), rtol=0, atol=0)
+    assert again.losses() == whole.losses()[-len(again.losses()) :]
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def refused(fit: Fit, path: Path) -> str:
+    """The one line with which a checkpoint is refused; student and optimizer stay as they were."""
+    before, slots = weights_of(fit.student), {name: v.clone() for name, v in optimizer_state(fit).items()}
+    with pytest.raises(SettingError) as error:
+        fit.resume(path)
+    assert_close(weights_of(fit.student), before, rtol=0, atol=0)
+    assert_close(optimizer_state(fit), slots, rtol=0, atol=0)
+    text = str(error.value)
+    assert "\n" not in text and str(path) in text
+    return text
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Any] = {
+    "a flipped bit in the weights": lambda p: flip(p / "student.safetensors"),
+    "a flipped bit in the optimizer": lambda p: flip(p / "optimizer.safetensors"),
+    "weights cut short": lambda p: (p / "student.safetensors").write_bytes(b"short"),
+    "no weights": lambda p: (p / "student.safetensors").unlink(),
+    "no optimizer": lambda p: (p / "optimizer.safetensors").unlink(),
+    "state cut short": lambda p: (p / "state.json").write_text((p / "state.json").read_text()[:40]),
+    "state that is no text": lambda p: (p / "state.json").write_bytes(b"\xff\xfe\x00"),
+    "state without its parts": lambda p: (p / "state.json").write_text('{"format": 1}'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoints_are_refused(saved: Fit, damage: str) -> None:
+    path = saved.folder / "step-00000003"
+    DAMAGES[damage](path)
+    text = refused(saved, path)
+    assert "damaged" in text and "delete" in text
+    shutil.rmtree(path)  # the cure that it names
+    assert saved.resume().state.step == 2
+
+
+def test_absent_checkpoints_are_refused(saved: Fit, tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path):
+        assert "no checkpoint" in refused(saved, path)
+    (tmp_path / "file").touch()
+    assert "resume=" in refused(saved, tmp_path / "file")
+
+
+def test_another_format_is_refused(saved: Fit) -> None:
+    path = saved.folder / "step-00000003"
+    record = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(record | {"format": 99}))
+    assert "format" in refused(saved, path)
+    (path / "state.json").write_text("[1, 2]")
+    assert "format" in refused(saved, path)
+
+
+def test_checkpoints_of_other_settings_are_refused_by_name(saved: Fit) -> None:
+    saved.checkpoints.identity = {"run": "another", "optimizer.lr": 0.5}
+    text = refused(saved, saved.folder / "step-00000003")
+    assert "run was tiny and is now another" in text and "optimizer.lr was None and is now 0.5" in text
+    assert "hydra.run.dir" in text
+
+
+def test_many_differences_are_counted() -> None:
+    with pytest.raises(SettingError) as error:
+        refuse_other_settings({str(n): n for n in range(9)}, {}, "resume=x")
+    assert "and 6 more" in str(error.value) and "resume=x" in str(error.value)
+    refuse_other_settings({"betas": [0.9, 0.98]}, {"betas": [0.9, 0.98]}, "resume=x")
+
+
+# --- export --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert"])
+def test_export_loads_elsewhere(tmp_path: Path, tokenizer: Any, family: str) -> None:
+    student = make_model(family, 2)
+    export(student, tokenizer, tmp_path / "student", "# The card\n")
+    assert (tmp_path / "student" / "README.md").read_text() == "# The card\n"
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "student")
+    assert_close(weights_of(model), weights_of(student), rtol=0, atol=0)
+    ids = torch.from_numpy(make_rows(2).astype("int64"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, student(ids).logits)
+    again = AutoTokenizer.from_pretrained(tmp_path / "student")
+    assert again("the of ing").input_ids == tokenizer("the of ing").input_ids and again.mask_token == "[MASK]"

@@ -1,0 +1,159 @@
+"""Settings that no run can have: each is refused with one line that names setting, value and cure."""
+
+import math
+from typing import Any
+
+import pytest
+
+from distill.checks import check
+from distill.config import Config, Corpus, Kind, Source, Student, Teacher
+from distill.errors import SettingError
+
+
+def make() -> Config:
+    return Config(corpus=Corpus(Kind.text, "x"), teacher=Teacher("pretrained", "x"), student=Student("layers"))
+
+
+def change(config: Config, setting: str, value: Any) -> None:
+    *groups, name = setting.split(".")
+    target: Any = config
+    for group in groups:
+        target = getattr(target, group)
+    assert hasattr(target, name), setting
+    setattr(target, name, value)
+
+
+def refused(config: Config) -> str:
+    with pytest.raises(SettingError) as error:
+        check(config)
+    text = str(error.value)
+    assert error.value.status == 2 and "\n" not in text
+    return text
+
+
+def test_the_defaults_pass() -> None:
+    check(make())
+
+
+BAD = [
+    ("objective.soft.weight", -1.0),
+    ("objective.mlm.weight", math.nan),
+    ("objective.temperature", 0.0),
+    ("objective.temperature", math.nan),
+    ("objective.soft.cutoff", -0.1),
+    ("objective.soft.cutoff", 1.0),
+    ("objective.masking.share", 0.0),
+    ("objective.masking.share", 1.5),
+    ("objective.masking.mask", -0.1),
+    ("objective.masking.keep", 0.3),
+    ("objective.masking.smoothing", -1.0),
+    ("train.batch_size", 0),
+    ("train.accumulate", 0),
+    ("train.epochs", 0),
+    ("train.steps", 0),
+    ("train.minutes", 0.0),
+    ("train.log_every", 0),
+    ("train.save_every", 0),
+    ("train.keep", 0),
+    ("train.max_nonfinite", 0),
+    ("optimizer.lr", 0.0),
+    ("optimizer.lr", math.nan),
+    ("optimizer.eps", 0.0),
+    ("optimizer.clip", 0.0),
+    ("optimizer.weight_decay", -0.1),
+    ("optimizer.betas", (0.9, 1.0)),
+    ("schedule.kind", "stairs"),
+    ("schedule.warmup", 1.1),
+    ("schedule.floor", -0.1),
+    ("student.dropout", 1.5),
+    ("precision.student", "fp8"),
+    ("precision.teacher", "fp16"),
+    ("precision.evaluate", "half"),
+    ("tracker.mode", "telepathy"),
+    ("evaluate.rows", 0),
+    ("evaluate.batch_size", 0),
+    ("evaluate.pseudo_perplexity.share", 1.01),
+    ("evaluate.pseudo_perplexity.batch_size", 0),
+    ("corpus.kind", Kind.heldout),
+    ("corpus.sequence_length", 4),
+    ("corpus.rows", 0),
+    ("corpus.vocab_size", 10),
+    ("corpus.workers", 0),
+    ("corpus.share", 2.0),
+    ("corpus.heldout", 1.0),
+    ("teacher.kind", "borrowed"),
+    ("student.kind", "grown"),
+    ("tracker.kind", "pigeon"),
+]
+
+
+@pytest.mark.parametrize(("setting", "value"), BAD)
+def test_values_out_of_range_are_refused_by_name(setting: str, value: Any) -> None:
+    config = make()
+    change(config, setting, value)
+    text = refused(config)
+    shown = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
+    assert setting.rsplit(".", 1)[1] in text and str(shown) in text
+    assert setting.split(".", 1)[0] in text
+
+
+GOOD = [
+    ("train.epochs", None),
+    ("train.minutes", 0.5),
+    ("optimizer.clip", None),
+    ("optimizer.weight_decay", 0.0),
+    ("objective.cosine.weight", 0.0),
+    ("objective.masking.smoothing", 0.0),
+    ("schedule.warmup", 0.0),
+    ("evaluate.rows", 1),
+    ("evaluate.pseudo_perplexity.share", 0.0),
+    ("precision.student", "bf16"),
+    ("schedule.kind", "cosine"),
+]
+
+
+@pytest.mark.parametrize(("setting", "value"), GOOD)
+def test_values_at_the_edge_pass(setting: str, value: Any) -> None:
+    config = make()
+    change(config, setting, value)
+    if setting == "train.epochs":
+        config.train.steps = 5
+    check(config)
+
+
+def test_a_run_without_an_end_is_refused() -> None:
+    config = make()
+    config.train.epochs = None
+    assert all(name in refused(config) for name in ("train.epochs", "train.steps", "train.minutes"))
+    config.train.minutes = 1.0
+    check(config)
+
+
+def test_an_objective_without_terms_is_refused() -> None:
+    config = make()
+    for name in ("soft", "mlm", "cosine"):
+        change(config, f"objective.{name}.weight", 0.0)
+    assert "objective" in refused(config)
+
+
+def test_no_teacher_but_terms_that_ask_one() -> None:
+    config = make()
+    config.teacher.kind = "none"
+    config.student = Student("config", "bert")
+    assert "teacher.kind=none" in refused(config)
+    config.objective.soft.weight = config.objective.cosine.weight = 0.0
+    check(config)
+
+
+def test_heldout_set_without_heldout_documents() -> None:
+    config = make()
+    config.corpus.heldout = 0.0
+    assert "corpus.heldout=0" in refused(config)
+    config.evaluate.sets = ["wikitext2"]
+    check(config)
+
+
+def test_shares_of_evaluation_sources() -> None:
+    config = make()
+    config.evaluate.sources["imdb"] = Source(Kind.imdb, share=-1.0)
+    assert "evaluate.sources.imdb.share=-1.0" in refused(config)
