@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,19 +24,36 @@ from distill import losses
 from distill.fused import NO_TARGET, Head, soft_and_mlm
 
 TEMPERATURE = 2.0
-SHAPES = [(512, 6144, 256, 256), (2048, 6144, 256, 256), (4096, 6144, 256, 256), (1024, 8192, 256, 256)]
-LARGE_SHAPES = [(154, 30522, 768, 768), (1024, 30522, 768, 768), (4096, 30522, 768, 768)]
-GPU_SHAPES = [(1024, 30522, 768, 768), (8192, 30522, 768, 768), (1024, 128256, 2048, 4096), (8192, 128256, 2048, 4096)]
+
+
+class Shape(NamedTuple):
+    rows: int
+    vocabulary: int
+    student_width: int
+    teacher_width: int
+
+
+CPU_SHAPES = [
+    Shape(512, 6144, 256, 256),
+    Shape(2048, 6144, 256, 256),
+    Shape(4096, 6144, 256, 256),
+    Shape(154, 30522, 768, 768),
+    Shape(1024, 30522, 768, 768),
+    Shape(4096, 30522, 768, 768),
+]
+GPU_SHAPES = [
+    Shape(1024, 30522, 768, 768),
+    Shape(8192, 30522, 768, 768),
+    Shape(1024, 128256, 2048, 4096),
+    Shape(8192, 128256, 2048, 4096),
+]
 
 
 @dataclass
 class Result:
     """One row of the table; seconds and bytes by path."""
 
-    rows: int
-    vocabulary: int
-    student_width: int
-    teacher_width: int
+    shape: Shape
     dtype: str
     floor_seconds: float
     seconds: dict[str, float] = field(default_factory=dict)
@@ -50,18 +68,18 @@ class Problem:
     dtype: torch.dtype
 
     @classmethod
-    def random(
-        cls, rows: int, vocab: int, student_width: int, teacher_width: int, dtype: torch.dtype, device: str
-    ) -> "Problem":
+    def random(cls, shape: Shape, dtype: torch.dtype, device: str) -> "Problem":
+        def values(*sizes: int, trained: bool, scale: float = 1.0) -> Tensor:
+            return (torch.randn(*sizes, device=device) * scale).requires_grad_(trained)
+
         def head(width: int, trained: bool) -> Head:
-            def values(*shape: int, scale: float = 1.0) -> Tensor:
-                return (torch.randn(*shape, device=device) * scale).requires_grad_(trained)
+            weight = values(shape.vocabulary, width, trained=trained, scale=width**-0.5)
+            bias = values(shape.vocabulary, trained=trained)
+            return Head(values(shape.rows, width, trained=trained), weight, bias, dtype)
 
-            return Head(values(rows, width), values(vocab, width, scale=width**-0.5), values(vocab), dtype)
-
-        targets = torch.randint(vocab, (rows,), device=device)
-        targets[torch.rand(rows, device=device) > 0.15] = NO_TARGET
-        return cls(head(student_width, True), head(teacher_width, False), targets, dtype)
+        targets = torch.randint(shape.vocabulary, (shape.rows,), device=device)
+        targets[torch.rand(shape.rows, device=device) > 0.15] = NO_TARGET
+        return cls(head(shape.student_width, True), head(shape.teacher_width, False), targets, dtype)
 
     def plain(self) -> Tensor:
         """Full logits of both heads, under autocast where the format is not fp32."""
@@ -74,9 +92,14 @@ class Problem:
         return soft / len(self.targets) + losses.mlm(student_logits, self.targets).sum() / 100
 
     def fused(self, compiled: bool) -> Tensor:
-        scales = {"soft_scale": 1 / len(self.targets), "mlm_scale": 1 / 100}
         return soft_and_mlm(
-            self.student, self.teacher, self.targets, temperature=TEMPERATURE, compiled=compiled, **scales
+            self.student,
+            self.teacher,
+            self.targets,
+            soft_scale=1 / len(self.targets),
+            mlm_scale=1 / 100,
+            temperature=TEMPERATURE,
+            compiled=compiled,
         )[0]
 
     def paths(self) -> dict[str, Callable[[], Tensor]]:
@@ -93,8 +116,9 @@ class Problem:
     def run(self, path: Callable[[], Tensor]) -> None:
         """Forward, backward, and the gradients thrown away."""
         path().backward()
-        for tensor in self.student[:3]:
-            tensor.grad = None
+        for tensor in (self.student.rows, self.student.weight, self.student.bias):
+            if tensor is not None:
+                tensor.grad = None
         if self.targets.is_cuda:
             torch.cuda.synchronize()
 
@@ -105,10 +129,9 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def floor_seconds(problem: Problem, rate: float) -> float:
+def floor_seconds(shape: Shape, rate: float) -> float:
     """Both heads forward, and two products of the student's head backward, at the given operations per second."""
-    vocab, width = problem.student.weight.shape
-    return 2 * len(problem.targets) * vocab * (3 * width + problem.teacher.weight.shape[1]) / rate
+    return 2 * shape.rows * shape.vocabulary * (3 * shape.student_width + shape.teacher_width) / rate
 
 
 def matrix_rate(dtype: torch.dtype, device: str) -> float:
@@ -161,10 +184,8 @@ def show(result: Result) -> str:
         f" (1/{plain_bytes / result.peak_bytes[name]:.1f})"
         for name, seconds in result.seconds.items()
     ]
-    shape = (
-        f"{result.rows:5d} x {result.vocabulary:6d} ({result.student_width}/{result.teacher_width}) {result.dtype:8s}"
-    )
-    return f"{shape} floor {result.floor_seconds * 1e3:8.1f} ms | " + " | ".join(cells)
+    shape = "x".join(map(str, result.shape))
+    return f"{shape:22s} {result.dtype:8s} floor {result.floor_seconds * 1e3:8.1f} ms | " + " | ".join(cells)
 
 
 def main() -> None:
@@ -175,8 +196,8 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--shapes", nargs="+", help="ROWSxVOCABULARYxSTUDENT_WIDTHxTEACHER_WIDTH")
     options = parser.parse_args()
-    given = [tuple(map(int, shape.split("x"))) for shape in options.shapes or ()]
-    shapes = given or (GPU_SHAPES if device == "cuda" else SHAPES + LARGE_SHAPES)
+    given = [Shape(*map(int, shape.split("x"))) for shape in options.shapes or ()]
+    shapes = given or (GPU_SHAPES if device == "cuda" else CPU_SHAPES)
     print(f"{machine(device)}, torch {torch.__version__}")
     measured = []
     for dtype in (getattr(torch, name) for name in options.dtypes):
@@ -184,16 +205,15 @@ def main() -> None:
         print(f"{dtype}: {rate / 1e9:.0f} GFLOP/s")
         for shape in shapes:
             torch.manual_seed(0)
-            problem = Problem.random(*shape, dtype, device)
-            result = Result(*shape, str(dtype).split(".")[1], floor_seconds(problem, rate))
-            result.seconds = problem.seconds(options.rounds)
-            measured.append((result, shape, dtype))
-    for result, shape, dtype in measured:  # after all timing, since `peak_bytes` slows the allocator down
-        problem = Problem.random(*shape, dtype, device)
+            result = Result(shape, str(dtype).split(".")[1], floor_seconds(shape, rate))
+            result.seconds = Problem.random(shape, dtype, device).seconds(options.rounds)
+            measured.append((result, dtype))
+    for result, dtype in measured:  # after all timing, since `peak_bytes` slows the allocator down
+        problem = Problem.random(result.shape, dtype, device)
         for name, path in problem.paths().items():
             result.peak_bytes[name] = peak_bytes(partial(problem.run, path), device)
         print(show(result), flush=True)
-    results = [asdict(result) for result, _, _ in measured]
+    results = [{**asdict(result), "shape": result.shape._asdict()} for result, _ in measured]
     if options.json:
         record = {"machine": machine(device), "torch": torch.__version__, "results": results}
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -114,8 +114,8 @@ def read_record(path: Path) -> dict[str, Any]:
         raise SettingError(f"resume={path}: written in another format; it needs the release that wrote it")
     if lacking := {"state", "identity", "sha256"} - record.keys():
         raise SettingError(
-            f"resume={path}: damaged checkpoint (state.json lacks {', '.join(sorted(lacking))}); delete it to go on from "
-            "the one before"
+            f"resume={path}: damaged checkpoint (state.json lacks {', '.join(sorted(lacking))}); delete it to go on "
+            "from the one before"
         )
     return record
 

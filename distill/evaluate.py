@@ -4,7 +4,6 @@ Every value is a sum over positions divided by their number, so it depends neith
 the number of ranks. Shapes: B rows, S positions, N positions scored, V vocabulary.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -181,17 +181,20 @@ def _soft(z: Tensor, top: Tensor, v: Tensor, y: Tensor, weight: Tensor, cutoff: 
     u = (y - y_top).exp()
     mass_v, mass_u = v.sum(-1, keepdim=True), u.sum(-1, keepdim=True)
     if cutoff > 0:
-        return _soft_with_tail(z - (top + mass_v.log()), y - (y_top + mass_u.log()), weight, cutoff)
+        return _soft_with_tail(z, top + mass_v.log(), y, y_top + mass_u.log(), weight, cutoff)
     loss = ((y - z) * u).sum(-1, keepdim=True) / mass_u + ((mass_v / mass_u).log() + (top - y_top))
     return loss, v * (weight / mass_v) - u * (weight / mass_u)
 
 
-def _soft_with_tail(log_q: Tensor, log_p: Tensor, weight: Tensor, cutoff: float) -> tuple[Tensor, Tensor]:
-    """The same from log-probabilities, with the teacher's entries below the cut-off in one bucket on both sides."""
+def _soft_with_tail(
+    z: Tensor, z_total: Tensor, y: Tensor, y_total: Tensor, weight: Tensor, cutoff: float
+) -> tuple[Tensor, Tensor]:
+    """The same with the teacher's entries below the cut-off in one bucket; z_total, y_total [n, 1]: log-sum-exps."""
+    log_q, log_p = z - z_total, y - y_total
     p = log_p.exp()
     kept = p >= cutoff
-    log_mass_p = log_p.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True)  # -inf where nothing is cut
-    log_mass_q = log_q.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True)
+    log_mass_p = y.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True) - y_total  # -inf where nothing is cut
+    log_mass_q = z.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True) - z_total
     ratio = (log_mass_p - log_mass_q).masked_fill(log_mass_p == -torch.inf, 0)
     loss = (p * (log_p - log_q)).masked_fill(~kept, 0).sum(-1, keepdim=True) + log_mass_p.exp() * ratio
     return loss, weight * (log_q.exp() - torch.where(kept, p, (log_q + ratio).exp()))
@@ -286,38 +289,49 @@ class _Logits:
 
 
 class _Gradients:
-    """Sums over the chunks, for rows, weight and bias; weight and bias in fp32 or better whatever the format."""
+    """Sums over the chunks, for rows, weight and bias; weight and bias in fp32 or better where chunks are added up."""
 
     def __init__(self, student: Head, ours: _Logits, accurate: torch.dtype, wanted: list[bool]) -> None:
-        self.student, self.ours = student, ours
-        self.vocab = len(ours.weight)
-        self.rows = torch.zeros_like(ours.rows) if wanted[0] else None
-        self.weight = torch.zeros_like(student.weight, dtype=accurate) if wanted[1] else None
-        self.bias = torch.zeros_like(student.bias, dtype=accurate) if student.bias is not None and wanted[2] else None
+        self.student, self.ours, self.accurate, self.wanted = student, ours, accurate, wanted
+        self.rows = torch.empty_like(ours.rows)
+        self.weight = self.bias = self.product = torch.empty(0)
 
     def add(self, start: int, stop: int, gradient: Tensor) -> None:
-        """Take in the gradient [n, V] with respect to the logits of rows [start, stop)."""
-        rows = self.ours.rows[start:stop]
-        if self.rows is not None:
+        """Take in the gradient [n, V] with respect to the logits of rows [start, stop); chunks come in order."""
+        if self.wanted[0]:
             torch.mm(gradient, self.ours.weight, out=self.rows[start:stop])
-        if self.weight is not None:
-            weight = self.weight[: self.vocab]
-            if weight.dtype == gradient.dtype:
-                weight.addmm_(gradient.t(), rows)
-            else:
-                weight += gradient.t() @ rows
-        if self.bias is not None:
-            self.bias[: self.vocab] += gradient.sum(0, dtype=self.bias.dtype)
+        if self.wanted[1]:
+            self._add_weight(gradient, self.ours.rows[start:stop], first=start == 0)
+        if self.wanted[2]:
+            bias = gradient.sum(0, dtype=self.accurate)
+            self.bias = bias if start == 0 else self.bias.add_(bias)
+
+    def _add_weight(self, gradient: Tensor, rows: Tensor, first: bool) -> None:
+        """One chunk needs no sum, and so no second buffer of the weight's size."""
+        if first:
+            self.weight = self.product = gradient.t() @ rows
+        elif self.product.dtype == self.accurate:
+            self.weight.addmm_(gradient.t(), rows)
+        else:
+            self.weight = self.weight.to(self.accurate)
+            self.weight += torch.mm(gradient.t(), rows, out=self.product)
 
     def result(self, order: Tensor | None) -> list[Tensor | None]:
-        """All three in the format and, for the rows, in the order of the tensors they belong to."""
+        """All three in the format, size and order of the tensors they belong to; None: not wanted."""
         rows = self.rows
-        if rows is not None and order is not None:
-            rows = torch.zeros_like(self.student.rows, dtype=rows.dtype).index_copy_(0, order, rows)
-        return [
-            None if gradient is None or tensor is None else gradient.to(tensor.dtype)
-            for gradient, tensor in zip((rows, self.weight, self.bias), self.student[:3], strict=True)
-        ]
+        if order is not None:
+            rows = rows.new_zeros(self.student.rows.shape).index_copy_(0, order, rows)
+        found = zip((rows, self.weight, self.bias), self.student[:3], self.wanted, strict=True)
+        return [_fit(value, tensor) if tensor is not None and wanted else None for value, tensor, wanted in found]
+
+
+def _fit(value: Tensor, like: Tensor) -> Tensor:
+    """`value` in the format of `like`, with zeros for the entries of a padded vocabulary."""
+    if value.shape == like.shape:
+        return value.to(like.dtype)
+    fitted = torch.zeros_like(like)
+    fitted[: len(value)] = value.view(-1, *like.shape[1:])
+    return fitted
 
 
 def _pick(values: Tensor | None, order: Tensor | None) -> Tensor | None:

@@ -35,7 +35,7 @@ def plan(settings: Train, steps_per_epoch: int) -> int:
 
 
 def losses_by_name(objective: Objective, sums: torch.Tensor, counts: torch.Tensor) -> dict[str, float]:
-    """Total and mean of every term that has a weight; nan where there was no position, as when all steps were skipped."""
+    """Total and mean of every term that has a weight; nan without positions, as when all steps were skipped."""
     named = {"total": float(objective.total(sums, counts)) if counts.any() else math.nan}
     for index, name in enumerate(TERMS):
         if objective.weights[index] > 0:

@@ -1,4 +1,4 @@
-"""Checkpoints: going on is bitwise the same, damage is refused, a kill harms nothing, and the student loads elsewhere."""
+"""Checkpoints: going on is bitwise the same, damage is refused, a kill harms nothing; the student loads elsewhere."""
 
 import json
 import multiprocessing
@@ -131,9 +131,7 @@ def test_newest_of_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["save_file", "_sha256", "_to_disk", "replace"])
-def test_a_kill_while_saving_leaves_the_older_ones(
-    saved: Fit, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_kill_while_saving_leaves_the_older_ones(saved: Fit, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     calls = []
 
     def kill(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The objective against its definition, written as loops in float64: value and gradient, and the same for every split."""
+"""The objective against its definition in float64 loops: value and gradient, and the same for every split."""
 
 from dataclasses import replace
 from typing import Any

@@ -102,7 +102,14 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     teacher = make_model("bert", 4).requires_grad_(False)
     backend = build(Backend(name="ddp", device="cpu"))
     fit = Fit(
-        folder / "steps", tokenizer, rows, teacher, start(), settings=Train(2, 2, epochs=1), backend=backend, **plain_sgd()
+        folder / "steps",
+        tokenizer,
+        rows,
+        teacher,
+        start(),
+        settings=Train(2, 2, epochs=1),
+        backend=backend,
+        **plain_sgd(),
     )
     fit.run()
     scores = score(fit, batch_size=4)
@@ -413,6 +420,6 @@ def test_a_term_without_weight_is_not_logged(tmp_path: Path, tokenizer: Any, tea
 
 
 def test_the_loss_goes_down(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, teacher, start(), settings=Train(4, 2, epochs=25))
+    fit = Fit(tmp_path, tokenizer, rows, teacher, start(), settings=Train(4, 2, epochs=10))
     fit.run()
-    assert fit.epochs[-1][2]["total"] < 0.6 * fit.epochs[0][2]["total"]
+    assert fit.epochs[-1][2]["total"] < 0.75 * fit.epochs[0][2]["total"]

@@ -1,4 +1,4 @@
-"""Small things that tests share: a tokenizer, models of every family, rows of token ids, and a whole training in memory."""
+"""Small things that tests share: a tokenizer, models of every family, rows of token ids, and a whole training."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path

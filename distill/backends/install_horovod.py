@@ -133,11 +133,13 @@ def _build_settings(gpu: bool) -> dict[str, str]:
 
 
 def _cuda_settings() -> dict[str, str]:
-    """Where the CUDA toolkit is, by torch's own search ($CUDA_HOME, nvcc on the path, /usr/local/cuda)."""
+    """Where the CUDA toolkit is, and for which GPUs to build."""
     import torch
     from torch.utils.cpp_extension import CUDA_HOME
 
-    if CUDA_HOME is None:
+    places = [place for place in (CUDA_HOME, "/usr/local/cuda") if place]
+    home = next((place for place in places if Path(place, "include", "cuda_runtime.h").exists()), None)
+    if home is None or not Path(home, "bin", "nvcc").exists():
         raise CannotBuild(
             f"there are GPUs here, for which Horovod needs the CUDA toolkit (nvcc; torch has version "
             f"{torch.version.cuda}): install it or set CUDA_HOME; CUDA_VISIBLE_DEVICES= builds without"
@@ -145,10 +147,10 @@ def _cuda_settings() -> dict[str, str]:
     capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     return {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
-        "HOROVOD_CUDA_HOME": CUDA_HOME,
         "HOROVOD_BUILD_CUDA_CC_LIST": ",".join(f"{major}{minor}" for major, minor in sorted(capabilities)),
-        "CUDAToolkit_ROOT": CUDA_HOME,
-        "PATH": f"{CUDA_HOME}/bin{os.pathsep}{os.environ['PATH']}",
+        # Horovod, torch and CMake each look in a place of their own.
+        **dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDAToolkit_ROOT"), home),
+        "PATH": f"{home}/bin{os.pathsep}{os.environ['PATH']}",
     }
 
 

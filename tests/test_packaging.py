@@ -1,0 +1,28 @@
+"""The wheel, installed elsewhere, run from another folder."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from job import ROOT, environment, library
+
+
+def test_the_wheel_carries_everything_and_runs_elsewhere(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    for name in ("conf/config.yaml", "recipes/smoke.yaml", "teachers/embedded/model.safetensors"):
+        assert (site / "distill" / name).is_file(), name
+    elsewhere.mkdir()
+    books = library(tmp_path / "books")
+    corpus = [f"corpus.path={books}", f"corpus.cache={tmp_path / 'cache'}", "corpus.workers=1", "corpus.heldout=0.1"]
+    command = [sys.executable, "-m", "distill", "+recipe=smoke", *corpus, "train.steps=2", "evaluate.rows=4"]
+    done = subprocess.run(
+        command, cwd=elsewhere, env={**environment(), "PYTHONPATH": str(site)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (elsewhere / "runs" / "smoke" / "report.html").is_file()

@@ -1,0 +1,72 @@
+"""Every recipe and scale that ships: composes, passes the checks, runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from job import TINY, distill
+from test_main_job import Shelf, metrics, results, shelf  # noqa: F401 - the fixture
+
+from distill.checks import check
+from distill.config import CONF, RECIPES, Config, build, register
+
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
+
+
+def composed(*overrides: str) -> Config:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return build(compose("config", list(overrides)))
+
+
+def test_the_four_recipes_are_there() -> None:
+    assert {"distilbert_gutenberg", "distilbert_gutenberg_twin", "bert_pretrain", "smoke"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_says_what_it_is(name: str) -> None:
+    """The header lets a user copy the file; the comment says what it does and the command."""
+    first, *rest = (RECIPES / f"{name}.yaml").read_text().splitlines()
+    assert first == "# @package _global_"
+    assert any(f"python -m distill +recipe={name}" in line for line in rest)
+    check(composed(f"+recipe={name}"))
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scale_composes_and_command_line_wins(name: str) -> None:
+    config = composed("+recipe=distilbert_gutenberg", f"scale={name}", "teacher=pretrained", "teacher.path=mine")
+    check(config)
+    assert config.scale == name and config.teacher.path == "mine"
+
+
+def test_paper_scale_is_the_benchmarks() -> None:
+    config = composed("+recipe=distilbert_gutenberg", "scale=paper")
+    assert config.teacher.path == "google-bert/bert-base-uncased"
+    assert config.student.architecture == "distilbert" and config.student.layers == [0, 2, 4, 7, 9, 11]
+    assert (config.train.batch_size, config.train.accumulate, config.train.epochs) == (16, 50, 3)
+    assert config.corpus.sequence_length == 512 and config.evaluate.sets == ["wikitext2", "imdb"]
+    objective = config.objective
+    weights = objective.soft.weight, objective.mlm.weight, objective.cosine.weight
+    assert weights == (5.0, 2.0, 1.0) and objective.temperature == 2.0
+
+
+def test_every_option_of_every_group_composes() -> None:
+    for group in sorted(path for path in CONF.iterdir() if path.is_dir()):
+        for option in sorted(group.glob("*.yaml")):
+            extra = ["corpus.hub=x"] if option.stem == "hub" else []
+            extra += ["teacher.path=x"] if group.name == "teacher" and option.stem == "pretrained" else []
+            extra += ["student.path=x"] if group.name == "student" and option.stem == "pretrained" else []
+            extra += ["student.target=x.y"] if option.stem == "custom" else []
+            override = f"+scale={option.stem}" if group.name == "scale" else f"{group.name}={option.stem}"
+            assert isinstance(composed(override, *extra), Config), option
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:  # noqa: F811
+    small: list[Any] = [*shelf.corpus, "train.steps=2", "train.batch_size=4", "train.accumulate=2", "corpus.rows=60"]
+    models = [TINY] if name == "bert_pretrain" else ["teacher=pretrained", f"teacher.path={shelf.teacher}"]
+    assert distill(f"+recipe={name}", *small, *models, f"hydra.run.dir={tmp_path}") == 0
+    assert metrics(tmp_path)[-1]["step"] == 2
+    assert results(tmp_path)["student"]["perplexity"]["heldout"] > 1
