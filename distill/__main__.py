@@ -45,6 +45,9 @@ def main() -> int:
     register()
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed)()
+    except KeyboardInterrupt:
+        print("distill: interrupted before or after training; the same command goes on", file=sys.stderr)
+        return 130
     except (HydraException, OmegaConfBaseException) as error:
         if show_traceback:
             raise

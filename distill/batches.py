@@ -4,7 +4,7 @@ Shapes: B rows of a micro-batch, S positions.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,10 +36,14 @@ class Batch(NamedTuple):
         return self.inputs.numel() if self.real is None else len(self.real)
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(None if t is None else t.to(device, non_blocking=True) for t in self))
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
-        return Batch(*(None if t is None else t.pin_memory() for t in self))
+        return self._each(torch.Tensor.pin_memory)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        changed = {name: change(tensor) for name, tensor in self._asdict().items() if tensor is not None}
+        return self._replace(**changed)
 
 
 def make_batch(ids: np.ndarray, row_keys: np.ndarray, masker: Masker, pad_id: int) -> Batch:

@@ -64,6 +64,12 @@ class Checkpoints:
         for old in sorted(self.folder.glob("step-*"))[: -self.keep]:
             shutil.rmtree(old)
 
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps, when a run goes on from an earlier one."""
+        for later in self.folder.glob("step-*"):
+            if int(later.name.removeprefix("step-")) > step:
+                shutil.rmtree(later)
+
     def load(self, path: Path, student: nn.Module, optimizer: torch.optim.Optimizer) -> State:
         """Put weights and optimizer back as they were saved.
 

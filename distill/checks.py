@@ -1,5 +1,7 @@
 """Refuses settings that no run can have, before anything heavy starts. Every message names setting, value and cure."""
 
+import math
+
 from distill.config import Config, Kind
 from distill.errors import SettingError
 
@@ -38,8 +40,8 @@ def _share(setting: str, value: float) -> None:
 
 
 def _above_zero(setting: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise SettingError(f"{setting}={value} must be above 0")
+    if value is not None and not 0 < value < math.inf:
+        raise SettingError(f"{setting}={value} must be above 0 and finite")
 
 
 def _check_objective(config: Config) -> None:
@@ -69,6 +71,8 @@ def _check_objective(config: Config) -> None:
 
 def _check_training(config: Config) -> None:
     settings = config.train
+    if not 0 <= config.seed < 2**63:
+        raise SettingError(f"seed={config.seed} must be from 0 to 2^63 - 1")
     for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "epochs", "steps"):
         _at_least(f"train.{name}", getattr(settings, name), 1)
     _above_zero("train.minutes", settings.minutes)
@@ -102,7 +106,7 @@ def _check_corpus(config: Config) -> None:
     settings = config.corpus
     if settings.kind is Kind.heldout:
         raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
-    _at_least("corpus.sequence_length", settings.sequence_length, 8)
+    _at_least("corpus.sequence_length", settings.sequence_length, 10)
     _at_least("corpus.rows", settings.rows, 1)
     _at_least("corpus.vocab_size", settings.vocab_size, 300)
     _at_least("corpus.workers", settings.workers, 1)

@@ -56,7 +56,7 @@ class Source:
     field: str = "text"  # column of JSONL, Parquet and Hub data sets
     hub: str | None = None  # name of a data set on the Hugging Face Hub
     subset: str | None = None  # its configuration
-    split: str = "train"
+    split: str = "train"  # of a Hub data set, and of the usual place under $DISTILL_DATA
     streaming: bool = False  # read a Hub data set without downloading it whole
     share: float = 1.0  # seeded share of the documents that is used
 
@@ -95,7 +95,7 @@ class Student:
     architecture: str = "same"  # same (as the teacher) or a transformers model type such as distilbert
     layers: list[int] | None = None  # teacher layers to start from; null: every second one
     config: dict[str, Any] = field(default_factory=dict)  # fields of the transformers configuration
-    dropout: float = 0.1
+    dropout: float = 0.1  # of kind=layers and kind=config; the others bring their own
     start: str = "random"  # of kind=config: random weights, or neighbours (heads that look at the words beside)
     path: str | None = None
     target: str | None = None  # `package.module.function`, called as function(teacher=..., tokenizer=..., **arguments)

@@ -113,14 +113,15 @@ class Evaluator:
         return scores
 
     def describe(self, data: EvaluationSet) -> dict[str, Any]:
-        """What the set holds and how many of its positions each measure scores."""
+        """What the set holds and how many of its positions each measure scores, on all ranks."""
+        targets = sum(batch.num_targets for batch in self._masked_batches(data, lambda _: None))
         return {
             "name": data.name,
             "description": data.description,
             "documents": data.documents,
             "rows": data.num_rows,
             "tokens": int((data.rows != self.pad_id).sum()),
-            "positions": sum(batch.num_targets for batch in self._masked_batches(data, lambda _: None)),
+            "positions": int(self.backend.sum(torch.tensor(targets))),
             "pseudo_positions": len(self.pseudo_positions(data)),
         }
 
@@ -130,7 +131,7 @@ class Evaluator:
         15 % of the ordinary positions of each row, all alike; 80 % of them masked, 10 % random, 10 % kept (BERT's
         training task). `done` is told how many rows were scored since the last call.
         """
-        metric = Perplexity().set_dtype(torch.float64).to(self.backend.device)
+        metric = self._metric()
         with _scoring(model):
             for batch in self._masked_batches(data, done):
                 scores = self._logits(model, batch, batch.masked)
@@ -144,7 +145,7 @@ class Evaluator:
         Salazar et al. 2020, "Masked Language Model Scoring". A seeded `pseudo_perplexity.share` of all ordinary
         positions is scored, drawn position by position.
         """
-        metric = Perplexity().set_dtype(torch.float64).to(self.backend.device)
+        metric = self._metric()
         with _scoring(model):
             for ids, columns, targets in self._masked_copies(data, done):
                 attention = ids != self.pad_id
@@ -249,6 +250,11 @@ class Evaluator:
         hidden = self._hidden(model, batch.inputs, batch.attention).flatten(0, 1)
         with autocast(self.precision, batch.inputs.device):
             return logits(model, hidden.index_select(0, places), self.vocab)
+
+    def _metric(self) -> Perplexity:
+        metric = Perplexity().to(self.backend.device)
+        metric.set_dtype(torch.float64)
+        return metric
 
     def _mean_exp(self, metric: Perplexity) -> tuple[float, int]:
         # torchmetrics would exchange through torch.distributed alone; our backends include others.

@@ -9,6 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.config import Masking
+from distill.errors import SettingError
 from distill.seed import key, uniform
 
 IGNORE = -100  # target of a position that is not predicted
@@ -88,6 +89,10 @@ def masker(settings: Masking, tokenizer: PreTrainedTokenizerBase, counts: np.nda
         continues[: len(tokens)] = [bool(t) and t.startswith("##") for t in tokens]
     else:
         continues[: len(tokens)] = [bool(t) and not t.startswith(("\u0120", "\u2581")) for t in tokens]
+    if settings.whole_words and not (~continues[ordinary]).any():
+        raise SettingError(
+            "objective.masking.whole_words=true: this tokenizer does not mark where words begin; set false"
+        )
     weights = np.maximum(counts, 1).astype(np.float64) ** -settings.smoothing
     assert tokenizer.mask_token_id is not None
     return Masker(settings, tokenizer.mask_token_id, ordinary, weights, continues)

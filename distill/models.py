@@ -177,7 +177,7 @@ def check_tokenizers(teacher: PreTrainedTokenizerBase, student: PreTrainedTokeni
 
 def longest_row(model: Any) -> int | None:
     """The most positions that a model can take; None where it names no limit."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     limit = getattr(config, "max_position_embeddings", None)
     return None if limit is None else limit - position_offset(config.model_type, config.pad_token_id)
 

@@ -15,7 +15,9 @@ def build(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), eps=settings.eps, fused=True)
+    return torch.optim.AdamW(
+        groups, lr=settings.lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True
+    )
 
 
 def clip(model: nn.Module, largest: float | None) -> torch.Tensor:

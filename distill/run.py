@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from distill import backends, optim, report, results, summary, trackers
 from distill.backends import Workers
@@ -42,6 +43,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         Diverged, Interrupted: training ended early with a usable last checkpoint.
     """
     check(config)
+    logging.disable_progress_bar()  # transformers' own, which would garble ours
     twin = results.read(Path(config.evaluate.twin), "evaluate.twin") if config.evaluate.twin else None
     with ExitStack() as held:
         backend = held.enter_context(closing(backends.build(config.backend)))

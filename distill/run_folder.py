@@ -11,7 +11,7 @@ from torch import nn
 
 from distill.checkpoint import Checkpoints, State, refuse_other_settings
 from distill.errors import SettingError
-from distill.trackers import MetricsFile, read
+from distill.trackers import MetricsFile, finite, read
 
 
 class RunFolder:
@@ -71,11 +71,13 @@ class RunFolder:
         """
         start = self.checkpoints.newest() if self.resume in ("auto", "never") else Path(self.resume).expanduser()
         state = self.checkpoints.load(start, student, optimizer) if start else State()
+        state.skipped_in_a_row = 0  # a run that diverged gets as many tries again
         if self.writes:
             (self.path / "config.yaml").write_text(resolved, encoding="utf-8")
             self.metrics, self.history = MetricsFile(self.metrics_path), MetricsFile(self.history_path)
             self.metrics.truncate(state.step)
             self.history.truncate(state.step)
+            self.checkpoints.drop_after(state.step)
         return state
 
     def history_lines(self) -> list[dict[str, Any]]:
@@ -84,7 +86,7 @@ class RunFolder:
     def write_results(self, results: dict[str, Any]) -> None:
         """Last of all and at once: a folder with results.json is a finished run."""
         new = self.path / "results.json.new"
-        new.write_text(json.dumps(results, indent=1), encoding="utf-8")
+        new.write_text(json.dumps(finite(results), indent=1, allow_nan=False), encoding="utf-8")
         os.replace(new, self.path / "results.json")
 
     def _results(self) -> dict[str, Any] | None:

@@ -54,7 +54,7 @@ class MetricsFile:
         self.file = path.open("a", encoding="utf-8")
 
     def append(self, metrics: dict[str, Any]) -> None:
-        self.file.write(json.dumps({key: _finite(value) for key, value in metrics.items()}, allow_nan=False) + "\n")
+        self.file.write(json.dumps(finite(metrics), allow_nan=False) + "\n")
         self.file.flush()
 
     def truncate(self, step: int) -> None:
@@ -170,7 +170,12 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if key != "step" and isinstance(value, int | float)}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """`value` as JSON can hold it: NaN and infinities, also inside dicts and lists, become None."""
+    if isinstance(value, dict):
+        return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -95,6 +95,7 @@ def train(
             # One exchange a step: losses, a wish to stop and rank 0's clock ride along, so that all ranks decide alike.
             clock = state.seconds + time.monotonic() - began if backend.rank == 0 else 0.0
             riders = backend.sum_gradients(torch.cat([sums, sums.new_tensor([float(stop_signal()), clock])]))
+            assert riders is not None
             norm = clip(student, peak.clip)
             *_, stopped, clock = told = riders.tolist()
             progress = max((state.step + 0.5) / steps, clock / (60 * minutes))

@@ -59,7 +59,8 @@ def book(number: int, paragraphs: int = 40) -> str:
             lines.append(f"The {adjective} {NOUNS[noun]} {verb} the {draw.choice(NOUNS)} {draw.choice(PLACES)}.")
         lines.append("")
     return (
-        f"The Project Gutenberg eBook of Book {number}\n\n*** START OF THE PROJECT GUTENBERG EBOOK BOOK {number} ***\n\n"
+        f"The Project Gutenberg eBook of Book {number}\n\n"
+        f"*** START OF THE PROJECT GUTENBERG EBOOK BOOK {number} ***\n\n"
         + "\n".join(lines)
         + f"\n*** END OF THE PROJECT GUTENBERG EBOOK BOOK {number} ***\nLicence.\n"
     )
