@@ -210,7 +210,7 @@ class Precision:
     student: str = "fp32"
     teacher: str = "fp32"
     evaluate: str = "fp32"
-    compile: bool = False  # torch.compile the encoders: slow to start, then faster
+    compile: bool = False  # encoders and objective through torch.compile: slow to start, then faster
 
 
 @dataclass

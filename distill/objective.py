@@ -88,6 +88,7 @@ class Objective:
             temperature=self.settings.temperature,
             cutoff=self.settings.soft.cutoff,
             vocab=self.vocab,
+            compiled=self.precision.compile,
         )
 
     def _plain(

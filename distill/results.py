@@ -52,18 +52,24 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def notes(config: Config, tokens: Tokens, teacher_name: str) -> list[str]:
-    """What banner and report have to say plainly: which corpus, teacher and scale were used, how to get the paper's."""
-    lines = [f"Corpus: {tokens.name}." + (f" {len(tokens.skipped)} files could not be read." if tokens.skipped else "")]
-    if config.teacher.kind != "none":
-        lines.append(f"Teacher: {teacher_name}.")
-    if config.scale != "paper":
-        lines.append(f"Scale: {config.scale}. {PAPER}")
+def notes(config: Config, tokens: Tokens) -> list[str]:
+    """What the report has to say besides corpus, teacher and scale, which it names itself."""
+    lines = [] if config.scale == "paper" else [PAPER]
+    if tokens.skipped:
+        lines.append(
+            f"{len(tokens.skipped)} files could not be read and were skipped: {', '.join(tokens.skipped[:5])}."
+        )
     return lines
 
 
 def banner(
-    config: Config, recipe: str, tokens: Tokens, batches: Batches, models: dict[str, Any], notes: list[str]
+    config: Config,
+    recipe: str,
+    tokens: Tokens,
+    batches: Batches,
+    models: dict[str, Any],
+    teacher_name: str,
+    notes: list[str],
 ) -> str:
     """The lines shown before training starts."""
     steps = plan(config.train, batches.steps_per_epoch)
@@ -73,11 +79,14 @@ def banner(
     return "\n".join(
         [
             f"distill {distill.__version__}: {recipe}",
-            *(f"  {note}" for note in notes),
-            f"  {sizes}",
-            f"  {len(batches.rows):,} rows of {length} tokens from {tokens.documents:,} documents",
-            f"  {batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks = "
+            f"  corpus   {tokens.name}",
+            f"  teacher  {teacher_name or 'none'}",
+            f"  scale    {config.scale}",
+            f"  models   {sizes}",
+            f"  rows     {len(batches.rows):,} of {length} tokens from {tokens.documents:,} documents",
+            f"  steps    {batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks = "
             f"{batches.rows_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
+            *(f"  {note}" for note in notes),
         ]
     )
 

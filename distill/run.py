@@ -74,8 +74,9 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         backend.prepare(student)
         optimizer = optim.build(student, config.optimizer)
         state = folder.begin(student, optimizer, resolved)
-        notes = [*results.notes(config, tokens, teacher_name), *left_out]
-        tell(results.banner(config, recipe, tokens, batches, {"teacher": teacher, "student": student}, notes))
+        notes = [*results.notes(config, tokens), *left_out]
+        models = {"teacher": teacher, "student": student}
+        tell(results.banner(config, recipe, tokens, batches, models, teacher_name, notes))
         if state.step:
             tell(f"  going on after step {state.step:,}")
         objective = Objective(config.objective, config.precision, len(tokenizer))
@@ -119,6 +120,7 @@ def load_models(config: Config, tell: Tell) -> tuple[Any | None, str, Any, PreTr
     tokenizer = tokenizer or tokenizer_of(config.student)
     if tokenizer is None:
         tokenizer = train_wordpiece(config.corpus, config.corpus.vocab_size, config.corpus.cache, log=tell)
+        tokenizer.model_max_length = config.corpus.sequence_length
     torch.manual_seed(config.seed)
     student = make_student(config.student, teacher, tokenizer, config.corpus.sequence_length)
     check_pair(teacher, student, tokenizer, config.objective.cosine.weight > 0)

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +180,14 @@ class Workers:
         Not for a rank that fails: `launch.leave` is.
         """
         return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # After an error the others may never come to `close`.
+        if error is None:
+            self.close()
 
     # What a backend of several ranks gives; one process never comes here.
 
