@@ -2,45 +2,59 @@
 
 import os
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distill.config import Config
 
 
 def main() -> int:
-    """Exit status: 0 done, 2 bad input, 3 training diverged, 130 or 143 stopped by a signal; anything else is a bug."""
+    """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 130 or 143 stopped by a signal; else a bug."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
+    from hydra.types import RunMode
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from distill.config import CONF, build, explain, register
-    from distill.errors import Diverged, Interrupted, SettingError
+    from distill.errors import Diverged, Interrupted, RankLost, SettingError
 
     show_traceback = os.environ.get("DISTILL_TRACEBACK") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to this function, which says them in one line
 
-    ended: list[SettingError | Diverged | Interrupted] = []
+    statuses = [0]
 
     def composed(cfg: Any) -> None:
         try:
             config = build(cfg)
             job = HydraConfig.get()
+            path = Path(job.runtime.output_dir)
+            if config.backend.name != "single" and start_ranks(config, path, job.mode is RunMode.MULTIRUN, statuses):
+                return
             from distill.run import run
 
             run(
                 config,
-                path=Path(job.runtime.output_dir),
+                path,
                 recipe=job.runtime.choices.get("recipe") or "default",
                 command=" ".join(["python -m distill", *job.overrides.task]),
                 resolved=OmegaConf.to_yaml(cfg, resolve=True),
             )
-        except (SettingError, Diverged, Interrupted) as error:
+        except (SettingError, Diverged, Interrupted, RankLost) as error:
             if show_traceback:
                 raise
             # Kept back from Hydra, which would print lines of its own; the other jobs of a sweep go on.
             print(f"distill: {error}", file=sys.stderr)
-            ended.append(error)
+            statuses.append(error.status)
+            end_rank(error.status, error)
+        except Exception as error:
+            if is_rank():
+                traceback.print_exc()
+                end_rank(1, error)
+            raise
 
     register()
     try:
@@ -53,7 +67,39 @@ def main() -> int:
             raise
         print(f"distill: {explain(error)}", file=sys.stderr)
         return SettingError.status
-    return ended[0].status if ended else 0
+    return next(filter(None, statuses), 0)
+
+
+def is_rank() -> bool:
+    """Whether this process is one of several ranks."""
+    from distill.backends.place import find_place
+
+    place = find_place()
+    return place is not None and place.size > 1
+
+
+def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int]) -> bool:
+    """Run this command as every rank, unless this process is one already; true when that was done."""
+    from distill.backends import launch
+    from distill.checks import check
+    from distill.errors import SettingError
+
+    check(config)
+    if not launch.should_launch(config.backend):
+        launch.keep_log(path)
+        return False
+    if sweeping:
+        raise SettingError("--multirun runs its jobs in one process: take backend=single, or start the runs one by one")
+    statuses.append(launch.launch(config.backend))
+    return True
+
+
+def end_rank(status: int, error: BaseException) -> None:
+    """End a rank at once, without waiting for others; returns where this process is no rank."""
+    if is_rank():
+        from distill.backends.launch import leave
+
+        leave(status, error)
 
 
 if __name__ == "__main__":

@@ -19,3 +19,9 @@ class Interrupted(RuntimeError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.status = 128 + signal_number
+
+
+class RankLost(RuntimeError):
+    """Another rank has ended or does not answer; why is for that one to say. Exit status 4."""
+
+    status = 4

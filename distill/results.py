@@ -155,10 +155,12 @@ def backend_block(backend: Workers, config: Config, state: State) -> dict[str, A
     return {
         "name": backend.name,
         "ranks": backend.size,
-        "rings": {"asked": config.backend.rings, "in_force": backend.rings},
+        "rings": {"asked": config.backend.rings, "in_force": backend.rings, "engine": backend.engine},
         "accumulate": config.train.accumulate,
         "batch_size": config.train.batch_size,
         "syncs": state.syncs,
+        "collectives": backend.num_collectives,
+        "bytes_sent": backend.bytes_sent,
     }
 
 

@@ -1,7 +1,7 @@
 """One run from settings to report, each part built in reading order."""
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     logging.disable_progress_bar()  # transformers' own, which would garble ours
     twin = results.read(Path(config.evaluate.twin), "evaluate.twin") if config.evaluate.twin else None
     with ExitStack() as held:
-        backend = held.enter_context(closing(backends.build(config.backend)))
+        backend = held.enter_context(backends.build(config.backend))
         tell = say if backend.rank == 0 else _say_nothing
         teacher, teacher_name, student, tokenizer = load_models(config, tell)
         tokens = prepare(config.corpus, tokenizer, "train", log=tell)
@@ -177,7 +177,7 @@ class Watch:
 
     def last_scores(self) -> dict[str, dict[str, float]] | None:
         """The student's scores at the end of the run, when `end_of_epoch` has them."""
-        last = self.history()[-1]
+        last = self.backend.broadcast(self.history()[-1] if self.backend.rank == 0 else None)
         measures = ("perplexity", "pseudo_perplexity")
         return {measure: last[measure] for measure in measures} if "perplexity" in last else None
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,8 +25,9 @@ def folder_with(folder: Path, **programs: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip finds nothing, as on a machine without network."""
+def no_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """pip finds nothing, as on a machine without network; its output is kept where it goes away."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     monkeypatch.delenv("CXX", raising=False)

@@ -62,8 +62,11 @@ class Ddp(Workers):
 
     def close(self) -> None:
         if self.size > 1:
-            # Rank 0 may hold the store: nobody leaves while others still need it.
             self.barrier()
+            # Rank 0 may hold the store, which the others ask until they have seen that all are there.
+            self._store.add("left", 1)
+            while self.rank == 0 and self._store.add("left", 0) < self.size:
+                time.sleep(POLL)
             dist.destroy_process_group()
 
     def _choose_rings(self) -> None:

@@ -13,16 +13,11 @@ from torch import Tensor, nn
 from distill.backends.place import Place
 from distill.backends.rings import choose_rings, parse_rings
 from distill.config import Backend
+from distill.errors import RankLost
 
 MAX_RIDERS = 63  # numbers that travel at the tail of the gradients
 ALIGNMENT = 16  # elements: each gradient starts on a cache line
 LARGEST_TRIAL = 8 * 2**20  # elements that `rings=auto` exchanges to measure
-
-
-class RankLost(RuntimeError):
-    """Another rank has ended or does not answer; why is for that one to say. Exit status 4."""
-
-    status = 4
 
 
 @contextmanager
