@@ -43,6 +43,7 @@ def main() -> int:
                 command=" ".join(["python -m distill", *job.overrides.task]),
                 resolved=OmegaConf.to_yaml(cfg, resolve=True),
             )
+            end_rank(0)
         except (SettingError, Diverged, Interrupted, RankLost) as error:
             if show_traceback:
                 raise
@@ -85,16 +86,17 @@ def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int
     from distill.errors import SettingError
 
     check(config)
-    if not launch.should_launch(config.backend):
+    starting = launch.should_launch(config.backend)
+    if sweeping and (starting or is_rank()):
+        raise SettingError("--multirun runs its jobs in one process: take backend=single, or start the runs one by one")
+    if not starting:
         launch.keep_log(path)
         return False
-    if sweeping:
-        raise SettingError("--multirun runs its jobs in one process: take backend=single, or start the runs one by one")
     statuses.append(launch.launch(config.backend))
     return True
 
 
-def end_rank(status: int, error: BaseException) -> None:
+def end_rank(status: int, error: BaseException | None = None) -> None:
     """End a rank at once, without waiting for others; returns where this process is no rank."""
     if is_rank():
         from distill.backends.launch import leave

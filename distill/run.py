@@ -85,7 +85,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             config.evaluate, rule, tokenizer.pad_token_id, len(tokenizer), config.precision.evaluate, backend
         )
         watch = Watch(config, folder, recipe, backend, batches, student, evaluator, sets, state)
-        asked = teacher if objective.needs_teacher else None
+        asked = teacher if objective.needs_teacher else None  # a twin only starts from its layers
         ended_by = train(
             student, asked, batches, objective, optimizer, backend, state, config.train, config.schedule,
             config.optimizer, folder.checkpoints, watch.log, watch.end_of_epoch,
@@ -98,7 +98,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             "notes": notes,
             "finished": True,
             "corpus": results.corpus_block(tokens, batches),
-            **judge(watch, {"teacher": (teacher_name, teacher), "student": (type(student).__name__, student)}, twin),
+            **judge(watch, {"teacher": (teacher_name, asked), "student": (type(student).__name__, student)}, twin),
             "training": results.training_block(state, batches, watch.history(), ended_by),
             "backend": results.backend_block(backend, config, state),
             "environment": results.environment(backend.device),

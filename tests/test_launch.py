@@ -57,6 +57,7 @@ if __name__ == "__main__":
         workers.barrier()
         workers.sum(torch.ones(1))
         workers.close()
+        launch.leave(0)
     except RankLost as error:
         print(error, file=sys.stderr)
         launch.leave(error.status, error)

@@ -76,7 +76,10 @@ def keep_log(folder: Path) -> None:
 
 
 def leave(status: int, error: BaseException | None = None) -> NoReturn:
-    """End this rank with `status` after `error`, which it has told already, in a way that lets the cause come first.
+    """End this rank with `status`, after an `error` that it has told already, in a way that lets the cause come first.
+
+    Gloo's threads can abort a process that ends in the ordinary way, even after `close`: so a rank leaves without
+    waiting for them, also when all went well.
 
     The launcher takes the status of the first rank that ends, and then ends the others. So a rank that only met the
     end of another waits a moment, and so do the ranks above 0 when all have met the same error, lest rank 0 be ended
@@ -85,7 +88,7 @@ def leave(status: int, error: BaseException | None = None) -> NoReturn:
     place = find_place()
     if place is None or place.size == 1:
         sys.exit(status)
-    if isinstance(error, RankLost) or place.rank > 0:
+    if isinstance(error, RankLost) or (status and place.rank > 0):
         time.sleep(GIVE_WAY)
     sys.stdout.flush()
     sys.stderr.flush()
