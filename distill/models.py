@@ -160,18 +160,18 @@ def check_pair(teacher: Any | None, student: Any, tokenizer: PreTrainedTokenizer
         )
 
 
-def check_tokenizers(teacher: PreTrainedTokenizerBase, student: PreTrainedTokenizerBase, path: str) -> None:
-    """Refuse a student whose token ids mean something else than the teacher's.
+def check_tokenizers(ours: PreTrainedTokenizerBase, theirs: PreTrainedTokenizerBase, setting: str) -> None:
+    """Refuse the model that `setting` names when its token ids (`theirs`) mean something else than this run's.
 
     Raises:
         SettingError: the vocabularies differ.
     """
-    ours, theirs = student.get_vocab(), teacher.get_vocab()
-    if ours != theirs:
-        differing = sum(theirs.get(token) != number for token, number in ours.items())
+    here, there = ours.get_vocab(), theirs.get_vocab()
+    if here != there:
+        differing = sum(here.get(token) != number for token, number in there.items())
         raise SettingError(
-            f"student.path={path}: its vocabulary ({len(ours)} tokens) is not the teacher's ({len(theirs)} tokens, "
-            f"{differing} of the student's differ); choose a pair with one tokenizer"
+            f"{setting}: its vocabulary ({len(there)} tokens) is not the teacher's ({len(here)} tokens, {differing} of "
+            "its own differ); choose models with one tokenizer"
         )
 
 

@@ -18,12 +18,12 @@ from distill.checks import check
 from distill.config import Config, Tracker
 from distill.evaluate import MASKING, EvaluationSet, Evaluator, load_sets
 from distill.masking import masker
-from distill.models import check_pair, load_pretrained, load_teacher
+from distill.models import check_pair, check_tokenizers, load_pretrained, load_teacher, load_tokenizer
 from distill.objective import Objective
 from distill.progress import Progress, say
 from distill.run_folder import RunFolder
 from distill.student import make_student, tokenizer_of
-from distill.tokens import prepare, train_wordpiece
+from distill.tokens import Tokens, prepare, train_wordpiece
 from distill.train import ENDLESS, plan, train
 
 Tell = Callable[[str], None]
@@ -49,18 +49,12 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         backend = held.enter_context(backends.build(config.backend))
         tell = say if backend.rank == 0 else _say_nothing
         teacher, teacher_name, student, tokenizer = load_models(config, tell)
+        if twin is not None:
+            path_of_twin = str(config.evaluate.twin)
+            check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path_of_twin), f"evaluate.twin={path_of_twin}")
         tokens = prepare(config.corpus, tokenizer, "train", log=tell)
         sets, left_out = load_sets(config, tokenizer, tell)
-        batches = Batches(
-            some_rows(tokens.rows, config.corpus.rows, "training rows"),
-            masker(config.objective.masking, tokenizer, tokens.counts),
-            tokenizer.pad_token_id,
-            config.train.batch_size,
-            config.train.accumulate,
-            config.seed,
-            backend.rank,
-            backend.size,
-        )
+        batches = make_batches(config, tokens, tokenizer, backend)
         identity = results.identity(config, tokens, batches)
         folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend.rank == 0))
         if (finished := folder.finished()) is not None:
@@ -125,6 +119,20 @@ def load_models(config: Config, tell: Tell) -> tuple[Any | None, str, Any, PreTr
     student = make_student(config.student, teacher, tokenizer, config.corpus.sequence_length)
     check_pair(teacher, student, tokenizer, config.objective.cosine.weight > 0)
     return teacher, teacher_name, student, tokenizer
+
+
+def make_batches(config: Config, tokens: Tokens, tokenizer: PreTrainedTokenizerBase, backend: Workers) -> Batches:
+    """This rank's share of the training rows, in their order and with their masks."""
+    return Batches(
+        some_rows(tokens.rows, config.corpus.rows, "training rows"),
+        masker(config.objective.masking, tokenizer, tokens.counts),
+        tokenizer.pad_token_id,
+        config.train.batch_size,
+        config.train.accumulate,
+        config.seed,
+        backend.rank,
+        backend.size,
+    )
 
 
 class Watch:

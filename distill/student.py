@@ -214,7 +214,7 @@ def _path(settings: Student) -> str:
 def _from_pretrained(settings: Student, tokenizer: PreTrainedTokenizerBase) -> Any:
     own = tokenizer_of(settings)
     assert own is not None
-    check_tokenizers(tokenizer, own, _path(settings))
+    check_tokenizers(tokenizer, own, f"student.path={_path(settings)}")
     return load_pretrained("student.path", _path(settings), trust_remote_code=settings.trust_remote_code)
 
 

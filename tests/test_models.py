@@ -232,5 +232,5 @@ def test_pairs_that_do_not_fit_are_refused(tokenizer: Any, teacher: Any) -> None
 def test_other_vocabularies_are_refused_by_name(tokenizer: Any) -> None:
     check_tokenizers(tokenizer, make_tokenizer(), "x")
     with pytest.raises(SettingError) as error:
-        check_tokenizers(tokenizer, make_tokenizer(("whale",)), "folder/of/student")
+        check_tokenizers(tokenizer, make_tokenizer(("whale",)), "student.path=folder/of/student")
     assert "student.path=folder/of/student" in refusal(error) and f"({VOCAB + 1} tokens)" in refusal(error)
