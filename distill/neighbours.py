@@ -1,6 +1,6 @@
 """Start a BERT whose first layer already looks at neighbouring positions, so that it learns from context at once.
 
-A small BERT from plain random weights stays for millions of tokens at the level of word frequencies: its attention is
+A small BERT from plain random weights stays long at the level of word frequencies: its attention is
 uniform, the average of a whole row says next to nothing about a masked word, and no head has a reason to prefer the
 words beside it. Here the position embeddings are waves of evenly spaced frequencies, which makes the positions nearly
 orthogonal, and queries and keys of the first layer read them with a shift, so that head h attends to offset -1, +1,
