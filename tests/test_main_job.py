@@ -183,6 +183,14 @@ def test_soft_targets_on_masked_rows_and_the_plain_kernel_agree_with_the_fused(s
     assert all(torch.allclose(ours[name], theirs[name], atol=2e-4) for name in ours)
 
 
+@pytest.mark.slow
+def test_compiled_models_train_as_the_others_do(shelf: Shelf, done: Path) -> None:
+    folder = shelf.root / "compiled"
+    assert shelf.run(folder, "precision.compile=true") == 0
+    losses = [[line["loss/total"] for line in metrics(path)] for path in (folder, done)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def test_a_users_own_recipe_sweep_and_student(shelf: Shelf, tmp_path: Path) -> None:
     (tmp_path / "recipe").mkdir()
     text = "# @package _global_\ndefaults:\n  - distilbert_gutenberg\n  - _self_\ntrain: {steps: 1}\n"
