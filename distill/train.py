@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from distill.backends import Workers
-from distill.batches import Batches
+from distill.batches import Batch, Batches
 from distill.checkpoint import Checkpoints, State
 from distill.config import Optimizer, Schedule, Train
 from distill.errors import Diverged, Interrupted
@@ -77,30 +77,35 @@ def train(
         # Interrupted between this epoch's checkpoint and the end of its evaluation.
         _close_epoch(state, objective, batches.steps_per_epoch, end_of_epoch)
     ended_by = "epochs" if settings.epochs and steps == settings.epochs * batches.steps_per_epoch else "steps"
+    window: list[Batch] = next(windows, [])
+    counts = backend.sum(objective.counts(window))
     with _stopping() as stop_signal:
         while not over:
             began = time.monotonic()
-            window = next(windows)
-            waited = time.monotonic() - began
             # One stream of dropout per step and rank: nothing to save, the same after a resume.
             torch.manual_seed(int(key(batches.seed, "dropout", state.step, backend.rank) >> 1))
-            counts = backend.sum(objective.counts(window))
-            sums = torch.zeros(3, device=backend.device)
+            sums, syncs = torch.zeros(3, device=backend.device), backend.num_syncs
             backend.zero_gradients()
             for number, batch in enumerate(window):
                 with backend.sync(last=number == len(window) - 1):
                     loss, parts = objective(student, teacher, batch, counts)
                     loss.backward()
                 sums += parts
-            # One exchange a step: losses, a wish to stop and rank 0's clock ride along, so that all ranks decide alike.
+            asked = time.monotonic()
+            upcoming = next(windows, [])
+            waited = time.monotonic() - asked
+            # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, a wish to stop
+            # and rank 0's clock ride along. (As float32 the counts are exact up to 16.7 M positions a step.)
             clock = state.seconds + time.monotonic() - began if backend.rank == 0 else 0.0
-            riders = backend.sum_gradients(torch.cat([sums, sums.new_tensor([float(stop_signal()), clock])]))
+            own = [*objective.counts(upcoming).tolist(), float(stop_signal()), clock]
+            riders = backend.sum_gradients(torch.cat([sums, sums.new_tensor(own)]))
             assert riders is not None
             norm = clip(student, peak.clip)
-            *_, stopped, clock = told = riders.tolist()
+            told = riders.tolist()
+            *_, stopped, clock = told
             progress = max((state.step + 0.5) / steps, clock / (60 * minutes))
             lr = peak.lr * factor(schedule, min(progress, 1.0))
-            finite = math.isfinite(sum(told)) and math.isfinite(float(norm))
+            finite = math.isfinite(sum(told[:3])) and math.isfinite(float(norm))
             if finite:
                 set_learning_rate(optimizer, lr)
                 optimizer.step()
@@ -110,7 +115,7 @@ def train(
             state.step += 1
             state.tokens += int(counts[2])
             state.seconds += elapsed
-            state.syncs += 1
+            state.syncs += max(1, backend.num_syncs - syncs)
             state.skipped += not finite
             state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
             if finite:
@@ -118,6 +123,7 @@ def train(
                 state.epoch_sums = (torch.tensor(state.epoch_sums, dtype=torch.float64) + sums).tolist()
                 state.epoch_counts = (torch.tensor(state.epoch_counts, dtype=torch.float64) + counts).tolist()
             log_tokens, log_waited = log_tokens + int(counts[2]), log_waited + waited
+            window, counts = upcoming, torch.tensor(told[3:6], dtype=torch.float64)
             ends_epoch = state.step % batches.steps_per_epoch == 0
             over = state.step >= steps or clock >= 60 * minutes
             diverged = state.skipped_in_a_row >= settings.max_nonfinite

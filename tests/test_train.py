@@ -111,7 +111,9 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         backend=backend,
         **plain_sgd(),
     )
+    before = backend.num_collectives
     fit.run()
+    collectives = backend.num_collectives - before
     scores = score(fit, batch_size=4)
     pace = (40.0, 160.0)[backend.rank]
     distill.train.time = SimpleNamespace(monotonic=lambda: pace * time.monotonic())  # type: ignore[attr-defined]
@@ -123,6 +125,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     return {
         "weights": weights_of(fit.student),
         "losses": [line["loss/total"] for line in fit.logs],
+        "collectives": collectives,
         "scores": scores,
         "timed": weights_of(timed.student),
         "rates": [line["lr"] for line in timed.logs],
@@ -155,6 +158,12 @@ def test_two_processes_train_and_score_as_one(
         for measure in ("perplexity", "pseudo_perplexity"):
             assert rank["scores"][measure]["set"] == pytest.approx(scores[measure]["set"], rel=1e-4)
     assert_close(two_ranks[0]["weights"], two_ranks[1]["weights"], rtol=0, atol=0)
+
+
+def test_one_collective_call_a_step(two_ranks: list[Any]) -> None:
+    """Gradients, losses and the next counts together; before the first step its counts, after the last a wish to stop."""
+    for rank in two_ranks:
+        assert rank["collectives"] == len(rank["losses"]) + 2
 
 
 def test_ranks_whose_clocks_differ_stay_together(two_ranks: list[Any]) -> None:
