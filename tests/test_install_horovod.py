@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.backends.install_horovod import CannotBuild, _build_settings, _cmake
+from distill.backends.install_horovod import CannotBuild, _build_settings, _cmake, _cuda_settings, _has_mpi
 
 
 def folder_with(folder: Path, **programs: str) -> str:
@@ -87,3 +87,22 @@ def test_a_second_call_is_quick() -> None:
 def install(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "distill.backends.install_horovod"]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_mpi_without_headers_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Debian's openmpi-bin, whose mpicxx compiles nothing."""
+    monkeypatch.setenv("PATH", folder_with(tmp_path / "bare", mpicxx="echo mpi.h: not found >&2; exit 1"))
+    assert not _has_mpi()
+    monkeypatch.setenv("PATH", folder_with(tmp_path / "whole", mpicxx="exit 0"))
+    assert _has_mpi()
+
+
+def test_gpus_that_are_not_here_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.utils.cpp_extension
+
+    for part in ("include/cuda_runtime.h", "bin/nvcc"):
+        (tmp_path / part).parent.mkdir()
+        (tmp_path / part).touch()
+    monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "80,90")
+    assert _cuda_settings()["HOROVOD_BUILD_CUDA_CC_LIST"] == "80,90"

@@ -1,7 +1,8 @@
 """Build Horovod from PyPI's source for the torch that is installed here: `python -m distill.backends.install_horovod`.
 
 Horovod 0.28.1 asks its compiler for C++14 or C++17, which the headers of torch >= 2.13 (C++20) refuse. Its sources stay
-as they are: CMake learns through a toolchain file of ours that all three mean C++20.
+as they are: CMake learns through a toolchain file of ours that all three mean C++20. Where there is a GPU it gets NCCL;
+HOROVOD_BUILD_CUDA_CC_LIST=80,90 builds for these GPUs where there is none, as in a container image.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from pathlib import Path
 
 VERSION = "0.28.1"
 NEEDED = ["setuptools", "wheel", "packaging", "psutil", "pyyaml", "cloudpickle"]
+CAPABILITIES = "HOROVOD_BUILD_CUDA_CC_LIST"
 CMAKE_MINIMUM = (3, 15)  # the first to include a file after every project() call
 TOOLCHAIN = """\
 set(CMAKE_PROJECT_INCLUDE "{folder}/standard.cmake")
@@ -48,7 +50,7 @@ def main() -> int:
     except ImportError:
         print("Horovod is built against torch, which is not installed: pip install torch", file=sys.stderr)
         return 1
-    gpu = torch.cuda.is_available()
+    gpu = torch.cuda.is_available() or bool(os.environ.get(CAPABILITIES))
     wanted = f"for torch {torch.__version__}, {'NCCL and Gloo' if gpu else 'Gloo'}"
     if _works(gpu):
         print(f"Horovod is here, {wanted}.")
@@ -78,7 +80,8 @@ def _works(gpu: bool) -> bool:
 
 def _built_wheel(gpu: bool, torch_version: str) -> Path:
     """The wheel for this Python and torch, from the cache or built now (about 3 minutes on two cores)."""
-    what = f"{VERSION} {sys.version} {platform.machine()} {torch_version} {gpu} {_has_mpi()}"
+    gpus = f"{gpu}{os.environ.get(CAPABILITIES, '')}"
+    what = f"{VERSION} {sys.version} {platform.machine()} {torch_version} {gpus} {_has_mpi()}"
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "distill" / "horovod"
     folder = cache / hashlib.sha256(what.encode()).hexdigest()[:16]
     if not any(folder.glob("*.whl")):
@@ -141,13 +144,13 @@ def _cuda_settings() -> dict[str, str]:
     home = next((place for place in places if Path(place, "include", "cuda_runtime.h").exists()), None)
     if home is None or not Path(home, "bin", "nvcc").exists():
         raise CannotBuild(
-            f"there are GPUs here, for which Horovod needs the CUDA toolkit (nvcc; torch has version "
-            f"{torch.version.cuda}): install it or set CUDA_HOME; CUDA_VISIBLE_DEVICES= builds without"
+            f"for GPUs Horovod needs the CUDA toolkit (nvcc; torch has version {torch.version.cuda}): install it or "
+            "set CUDA_HOME; CUDA_VISIBLE_DEVICES= builds without"
         )
-    capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    here = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     return {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
-        "HOROVOD_BUILD_CUDA_CC_LIST": ",".join(f"{major}{minor}" for major, minor in sorted(capabilities)),
+        CAPABILITIES: os.environ.get(CAPABILITIES) or ",".join(f"{major}{minor}" for major, minor in sorted(here)),
         # Horovod, torch and CMake each look in a place of their own.
         **dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDAToolkit_ROOT"), home),
         "PATH": f"{home}/bin{os.pathsep}{os.environ['PATH']}",
@@ -196,7 +199,11 @@ def _new_enough(cmake: str | None) -> str | None:
 
 
 def _has_mpi() -> bool:
-    return shutil.which("mpicxx") is not None
+    """Whether MPI programs compile here: Debian's openmpi-bin alone has the compiler without its headers."""
+    if shutil.which("mpicxx") is None:
+        return False
+    probe = ["mpicxx", "-fsyntax-only", "-x", "c++", "-"]
+    return subprocess.run(probe, input="#include <mpi.h>\n", capture_output=True, text=True).returncode == 0
 
 
 def _pip(*arguments: str, environment: dict[str, str] | None = None) -> None:
