@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -81,8 +81,8 @@ class Ddp(Workers):
     def _sum(self, tensor: Tensor) -> None:
         dist.all_reduce(tensor)
 
-    def _sum_parts(self, parts: Sequence[Tensor]) -> None:
-        self._rings.sum(parts)
+    def _begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
+        return self._rings.begin_sum(parts)
 
     def _broadcast(self, data: Tensor) -> None:
         dist.broadcast(data, 0)

@@ -1,5 +1,6 @@
 """Several rings at once: process groups of torch.distributed with connections of their own, and how many to take."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -11,7 +12,8 @@ from distill.errors import SettingError
 CANDIDATES = (1, 2, 4)
 GAIN = 1.1  # more than one ring has to be this many times faster than one
 CLOSE = 1.03  # among those, the fewest rings within this factor of the fastest
-ROUNDS = 3  # the first one opens connections and does not count
+LEAST_ROUNDS, MOST_ROUNDS = 2, 15  # and one before them, which opens connections and does not count
+SECONDS = 2.0  # of measuring: on a fast network more rounds fit in, and chance decides less
 
 
 def parse_rings(text: str) -> int | None:
@@ -30,13 +32,18 @@ class TorchRings:
         limit = timedelta(seconds=timeout)
         self._groups = [dist.group.WORLD, *(dist.new_group(timeout=limit) for _ in range(number - 1))]
 
-    def sum(self, parts: Sequence[Tensor]) -> None:
-        """Sum contiguous tensors over all ranks, in place and at the same time, part i on ring i modulo rings."""
-        works = []
-        for i, part in enumerate(parts):
-            works.append(dist.all_reduce(part, group=self._groups[i % len(self._groups)], async_op=True))
-        for work in works:
-            work.wait()
+    def begin_sum(self, parts: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; gives how to wait."""
+        works = [
+            dist.all_reduce(part, group=self._groups[i % len(self._groups)], async_op=True)
+            for i, part in enumerate(parts)
+        ]
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+
+        return wait
 
     def keep(self, number: int) -> None:
         """Close all but the first `number` rings."""
@@ -50,13 +57,16 @@ def choose_rings(seconds: Callable[[int], float]) -> tuple[int, dict[int, float]
 
     `seconds(rings)` measures one exchange and gives the same number on all ranks.
     """
-    best = dict.fromkeys(CANDIDATES, float("inf"))
-    for i in range(ROUNDS):
-        for rings in CANDIDATES:
-            taken = seconds(rings)
-            if i > 0:
-                best[rings] = min(best[rings], taken)
-    fastest = min(best.values())
-    if best[1] < GAIN * fastest:
-        return 1, best
-    return min(rings for rings in CANDIDATES if best[rings] <= CLOSE * fastest), best
+    times: dict[int, list[float]] = {rings: [] for rings in CANDIDATES}
+    for i in range(MOST_ROUNDS + 1):
+        taken = {rings: seconds(rings) for rings in CANDIDATES}
+        if i > 0:
+            for rings in CANDIDATES:
+                times[rings].append(taken[rings])
+        if i >= LEAST_ROUNDS and sum(map(sum, times.values())) >= SECONDS:
+            break
+    typical = {rings: statistics.median_low(times[rings]) for rings in CANDIDATES}
+    fastest = min(typical.values())
+    if typical[1] < GAIN * fastest:
+        return 1, typical
+    return min(rings for rings in CANDIDATES if typical[rings] <= CLOSE * fastest), typical

@@ -3,20 +3,19 @@
 import pickle
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from distill.backends.bucket import MAX_RIDERS, Bucket
 from distill.backends.place import Place
 from distill.backends.rings import choose_rings, parse_rings
 from distill.config import Backend
 from distill.errors import RankLost
 
-MAX_RIDERS = 63  # numbers that travel at the tail of the gradients
-ALIGNMENT = 16  # elements: each gradient starts on a cache line
 LARGEST_TRIAL = 8 * 2**20  # elements that `rings=auto` exchanges to measure
 
 
@@ -35,9 +34,10 @@ class Workers:
     """The ranks of one run, seen from one of them.
 
     The gradients of all trainable parameters are views into one flat fp32 bucket, so that backward adds to the bucket
-    and one exchange sums the whole gradient over the ranks. Losses are already divided by the global number of their
-    targets, therefore ranks are always summed and never averaged. All methods raise RankLost when another rank is gone,
-    or has not answered for `backend.timeout` seconds.
+    and one exchange sums the whole gradient over the ranks, with a collective call for each of the bucket's few
+    segments. Losses are already divided by the global number of their targets, therefore ranks are always summed and
+    never averaged. All methods raise RankLost when another rank is gone, or has not answered for `backend.timeout`
+    seconds.
 
     Attributes:
         name: single, ddp or horovod.
@@ -50,7 +50,7 @@ class Workers:
         num_syncs: exchanges of the gradient so far.
         num_collectives: calls of the communication library so far, of any kind.
         bytes_sent: bytes this rank handed to those calls; a ring carries 2 (size - 1) / size times that per rank.
-        gradients: the flat bucket after `prepare`, padding included (always zero).
+        gradients: all of them after `prepare`, flat, padding included (always zero).
     """
 
     name: str
@@ -66,8 +66,8 @@ class Workers:
         self.ring_seconds: dict[int, float] = {}
         self.num_syncs = self.num_collectives = self.bytes_sent = 0
         self.gradients = torch.empty(0)
-        self._flat = torch.empty(0)
-        self._views: list[tuple[nn.Parameter, Tensor]] = []
+        self._bucket = Bucket([], device)
+        self._under_way: list[Callable[[], None]] = []  # what to wait for: one entry per segment that was started
 
     def prepare(self, model: nn.Module) -> None:
         """Give every rank the weights and buffers of rank 0 and lay the gradients of `model` into the bucket.
@@ -78,39 +78,33 @@ class Workers:
         """
         self._broadcast_all([*model.parameters(), *model.buffers()])
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        starts, length = [], 0
-        for parameter in parameters:
-            if parameter.dtype != torch.float32:
-                raise ValueError(f"trainable weights have to be float32, not {parameter.dtype}")
-            starts.append(length)
-            length += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
-        self._flat = torch.zeros(length + MAX_RIDERS + 1, device=self.device)
-        self.gradients = self._flat[:length]
-        self._views = []
-        for start, parameter in zip(starts, parameters, strict=True):
-            parameter.grad = self._flat[start : start + parameter.numel()].view_as(parameter)
-            self._views.append((parameter, parameter.grad))
+        self._bucket, self._under_way = Bucket(parameters, self.device), []
+        self.gradients = self._bucket.gradients
         if self._measure_rings:
             self._choose_rings()
             self._measure_rings = False
 
     def zero_gradients(self) -> None:
         """Set all gradients to zero in place; they have to stay the views that `prepare` made."""
-        self._flat.zero_()
+        self._bucket.flat.zero_()
 
     @contextmanager
     def sync(self, last: bool) -> Iterator[None]:
-        """Wrap forward and backward of one micro-batch; `last` is true for the last one of the window.
+        """Wrap forward and the one backward of a micro-batch; `last` is true for the last one of the window.
 
-        With `sync=window` nothing happens here. With `sync=every` the gradients are exchanged after each micro-batch,
-        for comparison; the exchange of the last one is that of `sum_gradients`.
+        With `sync=window` the exchange begins during the last backward, segment by segment. With `sync=every` the
+        gradients are exchanged after each micro-batch, for comparison; the exchange of the last one is that of
+        `sum_gradients`.
         """
+        every = self.settings.sync == "every"
+        self._bucket.on_completion(self._start if last and self.size > 1 and not every else None)
         yield
-        if self.size > 1 and self.settings.sync == "every" and not last:
+        self._bucket.on_completion(None)
+        if self.size > 1 and every and not last:
             self._exchange()
             # The bucket now holds the same sum on all ranks and takes part in the next exchange: as its mean.
             self.gradients.div_(self.size)
-            self._flat[-MAX_RIDERS - 1 :].zero_()
+            self._bucket.riders.zero_()
 
     def sum_gradients(self, riders: Tensor | None = None) -> Tensor | None:
         """Sum the gradients over all ranks, once per window, and with them `riders`.
@@ -123,22 +117,22 @@ class Workers:
         Returns:
             The riders summed over all ranks, [n] float32.
         """
-        if any(parameter.grad is not view for parameter, view in self._views):
+        if not self._bucket.is_whole():
             raise RuntimeError("a gradient left the bucket: use zero_gradients(), never set_to_none=True")
         count = 0 if riders is None else len(riders)
         assert count <= MAX_RIDERS, "too many riders"
-        tail = self._flat[len(self.gradients) :]
+        places = self._bucket.riders
         if self.size == 1:
-            return None if riders is None else riders.to(self._flat, copy=True)
+            return None if riders is None else riders.to(places, copy=True)
         while True:
-            tail.zero_()
+            places.zero_()
             if riders is not None:
-                tail[:count] = riders
-            tail[-1] = 1  # "this rank has no further micro-batch": counts the ranks that are through
+                places[:count] = riders
+            places[-1] = 1  # "this rank has no further micro-batch": counts the ranks that are through
             self._exchange()
             # Ranks may have fewer micro-batches than others; with sync=every they go along until all are through.
-            if self.settings.sync == "window" or int(tail[-1]) == self.size:
-                return None if riders is None else tail[:count].clone()
+            if self.settings.sync == "window" or int(places[-1]) == self.size:
+                return None if riders is None else places[:count].clone()
             self.gradients.div_(self.size)
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -194,8 +188,11 @@ class Workers:
         """Sum a contiguous tensor of any type over all ranks, in place."""
         raise NotImplementedError
 
-    def _sum_parts(self, parts: Sequence[Tensor]) -> None:
-        """Sum the contiguous parts of the bucket over all ranks, in place, on as many rings as there are in force."""
+    def _begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
+        """Begin to sum contiguous parts of the bucket over all ranks, in place, part i on ring i; gives how to wait.
+
+        `name` is the same for the same part of every exchange.
+        """
         raise NotImplementedError
 
     def _broadcast(self, data: Tensor) -> None:
@@ -207,32 +204,48 @@ class Workers:
         raise NotImplementedError
 
     def _exchange(self) -> None:
-        """Sum bucket and tail over the ranks, in place, cut into one stripe per ring."""
+        """Sum the bucket over the ranks, in place: start the segments that are not under way yet, then wait for all."""
         self.num_syncs += 1
-        tail = self._flat[len(self.gradients) :]
+        for number in range(len(self._under_way), len(self._bucket.segments)):
+            self._start(number)
+        with others_needed():
+            for wait in self._under_way:
+                wait()
+        self._under_way = []
+
+    def _start(self, number: int) -> None:
+        """Begin the exchange of a segment, cut into one stripe per ring."""
+        values = self._bucket.flat[self._bucket.segments[number]]
+        parts = list(values.chunk(self.rings))
+        gradients = wire = None
         if self.settings.compression == "bf16":
             # Counts and losses stay exact: bfloat16 ends at 256 for consecutive integers.
-            wire = self.gradients.bfloat16()
-            parts = [*wire.chunk(self.rings), tail]
-        else:
-            parts = list(self._flat.chunk(self.rings))
+            riders = self._bucket.riders if number == len(self._bucket.segments) - 1 else values[:0]
+            gradients = values[len(riders) :]
+            wire = gradients.bfloat16()
+            parts = [*wire.chunk(self.rings), *([riders] if len(riders) else [])]
         for part in parts:
             self._count(part)
         with others_needed():
-            self._sum_parts(parts)
-        if self.settings.compression == "bf16":
-            self.gradients.copy_(wire)
+            wait = self._begin_sum(parts, f"gradients/{number}")
+
+        def finish() -> None:
+            wait()
+            if gradients is not None and wire is not None:
+                gradients.copy_(wire)
+
+        self._under_way.append(finish)
 
     def _choose_rings(self) -> None:
         """Measure one, two and four rings on (a part of) the bucket, which is still all zeros, and take what pays."""
-        trial = self._flat[:LARGEST_TRIAL]
+        trial = self._bucket.flat[:LARGEST_TRIAL]
         if self.settings.compression == "bf16":
             trial = trial.bfloat16()
 
         def seconds(rings: int) -> float:
             self.barrier()
             start = time.perf_counter()
-            self._sum_parts(trial.chunk(rings))
+            self._begin_sum(trial.chunk(rings), f"trial/{rings}")()
             return float(self.sum(torch.tensor(time.perf_counter() - start, dtype=torch.float64))) / self.size
 
         self.rings, self.ring_seconds = choose_rings(seconds)
