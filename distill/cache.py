@@ -16,8 +16,8 @@ from distill.config import Corpus
 from distill.errors import SettingError
 
 
-def folder_of(cache: str, room: str, key: str) -> Path:
-    """The path `<cache>/<room>/<key>`, whose parent exists then.
+def folder_of(cache: str, room: str, key: str, setting: str = "corpus.cache") -> Path:
+    """The path `<cache>/<room>/<key>`, whose parent exists then. `setting` is what error lines call `cache`.
 
     Raises:
         SettingError: the cache cannot be written.
@@ -26,19 +26,21 @@ def folder_of(cache: str, room: str, key: str) -> Path:
     try:
         room_.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingError(f"corpus.cache={cache}: cannot be made ({error.strerror}); give another") from error
+        raise SettingError(f"{setting}={cache}: cannot be made ({error.strerror}); give another") from error
     if not os.access(room_, os.W_OK):
-        raise SettingError(f"corpus.cache={cache}: cannot be written; give another folder")
+        raise SettingError(f"{setting}={cache}: cannot be written; give another folder")
     return room_ / key
 
 
 @contextmanager
-def once(path: Path, log: Callable[[str], None] = print) -> Iterator[bool]:
+def once(path: Path, log: Callable[[str], None] = print, is_made: Callable[[], bool] | None = None) -> Iterator[bool]:
     """Whether `path` is still to be made. While one process makes it, others that ask wait, and then find it.
 
-    The lock goes with the process that holds it, so that a killed one blocks nobody.
+    It is made when it exists, or when `is_made` says so. The lock goes with the process that holds it, so that a killed
+    one blocks nobody.
     """
-    if path.exists():
+    is_made = is_made or path.exists
+    if is_made():
         yield False
         return
     with open(f"{path}.lock", "w") as lock:
@@ -47,7 +49,7 @@ def once(path: Path, log: Callable[[str], None] = print) -> Iterator[bool]:
         except BlockingIOError:
             log(f"another process is making {path}; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield not path.exists()
+        yield not is_made()
 
 
 def num_workers(corpus: Corpus) -> int:

@@ -18,6 +18,7 @@ from distill.cache import folder_of, num_workers, once, workers
 from distill.config import Corpus, Kind, Missing, Source
 from distill.corpus import HeldOut, Shard, describe, documents, fingerprint, held_out, locate, shards
 from distill.errors import SettingError
+from distill.local_copy import local_copy
 from distill.packing import PARTS, SHORTEST, Packing, pack
 
 if TYPE_CHECKING:
@@ -66,13 +67,13 @@ def prepare(
 ) -> Tokens:
     """Rows of `corpus` (`part` "train" or "heldout"), or of an evaluation `source` (`part` "all"), from the cache.
 
-    What is not in the cache is built, both parts in one pass. `sequence_length`, `cross_documents`, `unreadable`,
-    `cache` and `workers` are those of `corpus` in either case. `setting` is what error lines call the source, such as
-    `evaluate.sources.imdb`.
+    What is not in the cache is built, both parts in one pass, and read from `corpus.local` where that is given.
+    `sequence_length`, `cross_documents`, `unreadable`, `cache`, `local` and `workers` are those of `corpus` in either
+    case. `setting` is what error lines call the source, such as `evaluate.sources.imdb`.
 
     Raises:
         SettingError: the source is not to be had, a file cannot be read and `corpus.unreadable=stop`, the tokenizer
-            lacks a special token, or there is not one row.
+            lacks a special token, there is not one row, or a folder cannot be written.
     """
     assert part in (*PARTS, "all") and (source is None or part == "all")
     if part == "heldout" and not corpus.heldout:
@@ -92,6 +93,8 @@ def prepare(
                 seconds = _build(build, work, packing, corpus, pool, log, progress)
                 meta = _publish(folder, build, len(work), packing, seconds)
                 log(f"prepared {_num_tokens(meta):,} tokens in {seconds:.1f} s: {_rate(meta):,.0f} tokens a second")
+    if corpus.local is not None:
+        folder = local_copy(folder, corpus.local, log)
     tokens = _load(folder, part, corpus, packing, name, setting, str(sources[0].path or sources[0].hub))
     for line in tokens.skipped[:10]:
         log(f"skipped {line}")

@@ -1,13 +1,22 @@
-"""The main job with two ranks: started by itself, one run folder, the same student and scores as one process."""
+"""The main job with several ranks: started by itself, one run folder, the same student and scores as one process."""
 
 import importlib.util
 import signal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tiny
 import torch
+from distributed import run_ranks
 from job import command
 from test_main_job import Shelf, metrics, results, shelf, wait_for, weights  # noqa: F401 - the fixture
+
+from distill.backends import build
+from distill.config import Backend, Evaluate, PseudoPerplexity
+from distill.evaluate import MASKING, EvaluationSet, Evaluator
+from distill.masking import masker
 
 BACKENDS = [
     "ddp",
@@ -69,3 +78,48 @@ def test_bad_settings_end_all_ranks_with_one_line(shelf: Shelf, tmp_path: Path) 
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert sum(line.startswith("distill: ") for line in errors.splitlines()) == 1, errors
+
+
+NUM_ROWS = (16, 7, 2, 1)  # of the sets below: 3 divides none of them, the last two have fewer rows than there are ranks
+
+
+def scores(settings: Backend) -> dict[str, Any]:
+    """Every measure on every set, on one rank; a third of the positions for pseudo-perplexity, drawn as in a run."""
+    torch.set_num_threads(1)
+    backend = build(settings)
+    student, teacher = tiny.make_model("distilbert", 2), tiny.make_model("distilbert", 2)
+    with torch.no_grad():  # alike enough to agree here and there
+        teacher.vocab_projector.bias.add_(torch.randn(tiny.VOCAB, generator=torch.Generator().manual_seed(8)))
+    rows = [tiny.make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
+    sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
+    measured: dict[str, Any] = {}
+    for share in (1.0, 0.3):
+        asked = Evaluate(batch_size=4, pseudo_perplexity=PseudoPerplexity(share, 5))
+        rule = masker(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
+        evaluator = Evaluator(asked, rule, tiny.PAD, tiny.VOCAB, "fp32", backend)
+        for measure, values in evaluator.score(student, "student", sets).items():
+            measured |= {f"{measure} {share} {name}": value for name, value in values.items()}
+        for name, values in evaluator.agree(student, teacher, sets).items():
+            measured |= {f"{measure} {share} {name}": value for measure, value in values.items()}
+        measured |= {f"described {share} {data.name}": evaluator.describe(data) for data in sets}
+    backend.close()
+    return measured
+
+
+@pytest.fixture(scope="module")
+def scores_alone() -> dict[str, Any]:
+    return scores(Backend(device="cpu"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_scores_do_not_hang_on_the_number_of_ranks(size: int, scores_alone: dict[str, Any], tmp_path: Path) -> None:
+    settings = Backend(name="ddp", device="cpu", threads=1, timeout=60.0)
+    assert sum(name.startswith("pseudo_perplexity") for name in scores_alone) == 2 * len(NUM_ROWS)
+    assert 0 < scores_alone["top1 1.0 16 rows"] < 1
+    for of_rank in run_ranks(size, tmp_path, scores, settings):
+        assert of_rank.keys() == scores_alone.keys()
+        for name, value in scores_alone.items():
+            if name.startswith("described"):
+                assert of_rank[name] == value, name
+            else:
+                assert of_rank[name] == pytest.approx(value, rel=1e-5, nan_ok=True), name

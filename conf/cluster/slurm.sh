@@ -1,0 +1,40 @@
+#!/bin/bash
+# The main job on several nodes of a Slurm cluster, one rank per GPU.
+#
+#   sbatch conf/cluster/slurm.sh                            from the checkout, which lies where all nodes see it
+#   BACKEND=ddp BOOKS=/data/books sbatch conf/cluster/slurm.sh seed=1      settings of Distill are handed on
+#
+# Before: `make horovod` on a node like those of the job (for backend=ddp any `make` target). scale=paper fetches its
+# teacher from the Hugging Face Hub. Where the nodes have no internet, run once on the login node
+#   HF_HOME=runs/hub .venv/bin/hf download google-bert/bert-base-uncased --include '*.json' '*.txt' '*.safetensors'
+# and submit with HF_HUB_OFFLINE=1 in the environment.
+#
+# Change: the #SBATCH lines. On nodes without GPUs take out --gpus-per-node and give a rank to each socket, such as
+# --ntasks-per-node=2 --ntasks-per-socket=1 --cpus-per-task=16. Do not use --gpus-per-task: a rank picks its GPU itself
+# and expects to see all of its node. Where Horovod was built with MPI, srun also needs --mpi=pmix.
+# The same number of rows is to enter a step whatever the number of ranks: rows = train.batch_size x train.accumulate x
+# ranks. Submit the same line again and the run goes on.
+#SBATCH --job-name=distill
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=8
+#SBATCH --time=24:00:00
+#SBATCH --signal=TERM@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=distill-%j.log
+set -euo pipefail
+
+export HF_HOME="${HF_HOME:-$PWD/runs/hub}"
+
+# srun no longer takes over --cpus-per-task by itself. The threads are named because each task is bound to cores of its
+# own, which Distill would share out once more. Host and port of rank 0 follow from Slurm's own variables.
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    .venv/bin/python -m distill +recipe=distilbert_gutenberg scale=paper \
+    backend="${BACKEND:-horovod}" \
+    backend.threads="$SLURM_CPUS_PER_TASK" \
+    corpus.path="${BOOKS:-$PWD/books}" \
+    corpus.cache="$PWD/runs/cache" \
+    corpus.local="${TMPDIR:-/tmp}/distill-$USER" \
+    "$@"
