@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from distill.backends import Workers
 from distill.batches import Batch, make_batch, some_rows
 from distill.config import Config, Evaluate, Kind, Masking, Missing
 from distill.errors import SettingError
+from distill.masked_copies import Copies, hidden_at_masks
 from distill.masking import Masker
 from distill.models import hidden_states, logits
 from distill.precision import autocast
@@ -31,6 +33,7 @@ from distill.tokens import prepare
 SEED = 0
 MASKING = Masking(share=0.15, mask=0.8, keep=0.1, smoothing=0.0)
 SPEED_ROUNDS = 5
+COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one forward
 
 
 @dataclass(frozen=True)
@@ -146,14 +149,11 @@ class Evaluator:
         positions is scored, drawn position by position.
         """
         metric = self._metric()
-        with _scoring(model):
-            for ids, columns, targets in self._masked_copies(data, done):
-                attention = ids != self.pad_id
-                hidden = self._hidden(model, ids, None if bool(attention.all()) else attention)
+        # One context around all: autocast then casts a trained weight once, not in each forward.
+        with _scoring(model), autocast(self.precision, self.backend.device):
+            for copies, targets in self._masked_copies(data, done):
                 # Only the masked position reaches the vocabulary-sized head.
-                rows = hidden[torch.arange(len(ids), device=ids.device), columns]
-                with autocast(self.precision, ids.device):
-                    scores = logits(model, rows, self.vocab)
+                scores = logits(model, hidden_at_masks(model, copies), self.vocab)
                 metric.update(scores.double()[None], targets[None])
         return self._mean_exp(metric)
 
@@ -208,24 +208,31 @@ class Evaluator:
             )
             done(len(numbers))
 
-    def _masked_copies(
-        self, data: EvaluationSet, done: Callable[[int], None]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Copies of rows with one position masked: ids [B, S], the position [B], the token that was there [B]."""
-        places = self.pseudo_positions(data)[self.backend.rank :: self.backend.size]
+    def _masked_copies(self, data: EvaluationSet, done: Callable[[int], None]) -> Iterator[tuple[Copies, torch.Tensor]]:
+        """This rank's batches of copies, each with the tokens that its masks hide, [B]; of alike length, longest first.
+
+        A batch holds `pseudo_perplexity.batch_size` copies, fewer of rows longer than 128: the memory is bounded.
+        """
         width = data.rows.shape[1]
-        lengths = (data.rows != self.pad_id).sum(1)[places // width]
-        places = places[np.argsort(-lengths, kind="stable")]
-        lengths = -np.sort(-lengths)
-        for start in range(0, len(places), self.settings.pseudo_perplexity.batch_size):
-            chunk = places[start : start + self.settings.pseudo_perplexity.batch_size]
-            ids = data.rows[chunk // width].astype(np.int64)[:, : int(lengths[start])]
-            columns = chunk % width
-            targets = ids[np.arange(len(chunk)), columns]
-            ids[np.arange(len(chunk)), columns] = self.masker.mask_id
-            device = self.backend.device
-            yield tuple(torch.from_numpy(a).to(device) for a in (ids, columns, targets))  # type: ignore[misc]
-            done(len(chunk))
+        lengths = (data.rows != self.pad_id).sum(1)
+        places = self.pseudo_positions(data)
+        # Copies of one row stay side by side, and so share what can be computed once per row.
+        places = places[np.argsort(-lengths[places // width], kind="stable")]
+        sizes = self.settings.pseudo_perplexity.batch_size * COPY // np.maximum(lengths[places // width], COPY)
+        starts = [0]
+        while starts[-1] < len(places):
+            starts.append(starts[-1] + max(int(sizes[starts[-1]]), 1))
+        for start, end in list(pairwise(starts))[self.backend.rank :: self.backend.size]:
+            numbers, row = np.unique(places[start:end] // width, return_inverse=True)
+            column = places[start:end] % width
+            rows = data.rows[numbers, : lengths[numbers].max()].astype(np.int64)
+            attention = None if (rows != self.pad_id).all() else self._tensor(rows != self.pad_id)
+            copies = Copies(self._tensor(rows), attention, self._tensor(row), self._tensor(column), self.masker.mask_id)
+            yield copies, self._tensor(rows[row, column])
+            done(len(row))
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.backend.device)
 
     @contextmanager
     def _progress(self, label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:

@@ -9,6 +9,8 @@ import pytest
 import tiny
 import torch
 from tiny import MASK, PAD, SPECIAL, VOCAB, make_model, make_rows
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from distill.backends.single import Single
 from distill.config import Backend, Config, Corpus, Evaluate, Kind, Missing, PseudoPerplexity, Source, Teacher
@@ -91,6 +93,41 @@ def test_scores_hang_neither_on_batch_size_nor_on_padding(tokenizer: Any, family
         for (value, positions), (value_expected, positions_expected) in zip(got, expected, strict=True):
             assert positions == positions_expected
             assert value == pytest.approx(value_expected, rel=2e-6)
+
+
+def test_ranks_share_the_positions(tokenizer: Any) -> None:
+    whole, count = make(tokenizer).pseudo_perplexity(MODEL, SET, silent)
+    parts = []
+    for rank in range(3):
+        evaluator = make(tokenizer, copies=8)
+        evaluator.backend.rank, evaluator.backend.size = rank, 3
+        evaluator.backend.sum = lambda sums: sums  # type: ignore[method-assign]  # the rank's own share
+        parts.append(evaluator.pseudo_perplexity(MODEL, SET, silent))
+    assert sum(n for _, n in parts) == count and max(n for _, n in parts) - min(n for _, n in parts) <= 8
+    assert sum(n * math.log(value) for value, n in parts) / count == pytest.approx(math.log(whole), rel=1e-6)
+
+
+class Largest(TorchDispatchMode):
+    """Sees the elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [out] if isinstance(out, torch.Tensor) else [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        self.elements = max([self.elements, *(x.numel() for x in made)])
+        return out
+
+
+def test_pseudo_perplexity_needs_no_more_memory_for_long_or_many_rows(tokenizer: Any) -> None:
+    vocab, model = 4096, make_model("distilbert", 2, vocab=4096, max_position_embeddings=512)
+    elements = []
+    for length, count in ((128, 1), (512, 1), (512, 2)):
+        with Largest() as largest:
+            data = EvaluationSet("long", "", make_rows(count, length), 1)
+            make(tokenizer, share=0.1, copies=8).pseudo_perplexity(model, data, silent)
+        elements.append(largest.elements)
+    assert elements[0] == elements[1] == elements[2] < 128 * vocab, "no tensor of even one copy's whole logits"
 
 
 def test_the_mask_is_fixed_and_takes_all_tokens_alike(tokenizer: Any) -> None:
@@ -192,6 +229,8 @@ def test_hopeless_models_have_a_large_score_and_broken_ones_none(tokenizer: Any)
 
 def test_bf16_is_near_fp32(tokenizer: Any) -> None:
     exact_, rough = (make(tokenizer, precision=p).perplexity(MODEL, SET, silent)[0] for p in ("fp32", "bf16"))
+    assert rough == pytest.approx(exact_, rel=0.05) and rough != exact_
+    exact_, rough = (make(tokenizer, precision=p).pseudo_perplexity(MODEL, SET, silent)[0] for p in ("fp32", "bf16"))
     assert rough == pytest.approx(exact_, rel=0.05) and rough != exact_
 
 
