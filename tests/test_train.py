@@ -161,7 +161,7 @@ def test_two_processes_train_and_score_as_one(
 
 
 def test_one_collective_call_a_step(two_ranks: list[Any]) -> None:
-    """Gradients, losses and the next counts together; before the first step its counts, after the last a wish to stop."""
+    """Gradients, losses, the next counts together; before the first step its counts, after the last a wish to stop."""
     for rank in two_ranks:
         assert rank["collectives"] == len(rank["losses"]) + 2
 

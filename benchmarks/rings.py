@@ -1,0 +1,122 @@
+"""Seconds of one exchange of the gradients: rings x engine x network x format on the wire, and what `rings=auto` takes.
+
+    python benchmarks/rings.py                                   # loopback, 2 ranks
+    sudo python benchmarks/rings.py --networks loopback,1gbit,capped --size 4
+
+Every engine's numbers of rings take turns in one run; a time is the slowest rank's, and medians are compared. `auto` is
+what `backend.rings=auto` chose in runs of its own, and how far the time with that number is from the best one's.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from distill import backends
+from distill.backends import Workers
+from distill.config import Backend
+
+ENGINES = ("ddp", "horovod")
+
+
+def _model(megabytes: float) -> nn.Module:
+    return nn.ParameterList([nn.Parameter(torch.ones(int(megabytes * 1e6 / 4)))])
+
+
+def _seconds(workers: Workers) -> float:
+    """The slowest rank's time of one exchange."""
+    workers.barrier()
+    began = time.perf_counter()
+    workers.sum_gradients()
+    own = torch.zeros(workers.size, dtype=torch.float64)
+    own[workers.rank] = time.perf_counter() - began
+    return float(workers.sum(own).max())
+
+
+def _exchanges(workers: Workers, numbers: list[int], megabytes: float, rounds: int) -> dict[str, list[float]]:
+    """On one rank: seconds by `<rings>` and `<rings> bf16`, in turns."""
+    workers.prepare(_model(megabytes))
+    variants = [(number, "none") for number in numbers] + [(number, "bf16") for number in numbers if number > 1]
+    times: dict[str, list[float]] = {}
+    for turn in range(rounds + 1):
+        for number, compression in variants:
+            workers.rings, workers.settings.compression = number, compression
+            taken = _seconds(workers)
+            if turn:  # the first round opens connections
+                times.setdefault(f"{number}{' bf16' * (compression == 'bf16')}", []).append(taken)
+    return times
+
+
+def _automatic(workers: Workers, megabytes: float) -> dict[str, Any]:
+    """On one rank: what `rings=auto` chose and measured."""
+    began = time.perf_counter()
+    workers.prepare(_model(megabytes))
+    return {
+        "rings": workers.rings,
+        "seconds": workers.ring_seconds,
+        "spent": time.perf_counter() - began,
+    }
+
+
+def _rank(options: argparse.Namespace) -> None:
+    numbers = [int(number) for number in options.rings.split(",")]
+    asked = "auto" if options.rank == "auto" else str(max(numbers))
+    workers = backends.build(Backend(name=options.engines, device="cpu", rings=asked, timeout=120.0))
+    if options.rank == "auto":
+        result: Any = _automatic(workers, options.megabytes)
+    else:
+        result = _exchanges(workers, numbers, options.megabytes, options.rounds)
+    print(json.dumps(result), flush=True)
+    workers.close()
+    os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default="loopback", help="of loopback, 1gbit, 1gbit-far, capped")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--rings", default="1,2,4,8")
+    parser.add_argument("--size", type=int, default=2, help="ranks")
+    parser.add_argument("--megabytes", type=float, default=64.0, help="of gradients")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--autos", type=int, default=3, help="runs with rings=auto")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _options()
+    if options.rank:
+        _rank(options)
+    from cluster import NETWORKS, Cluster
+    from machine import save, table
+
+    results, rows = [], []
+    for network in options.networks.split(","):
+        for engine in options.engines.split(","):
+            with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
+                arguments = ["--engines", engine, "--megabytes", options.megabytes, "--rounds", options.rounds]
+                times = cluster.run_json("rings.py", *arguments, "--rings", options.rings, "--rank", "exchanges")
+                autos = [cluster.run_json("rings.py", *arguments, "--rank", "auto") for _ in range(options.autos)]
+            medians = {name: statistics.median(values) for name, values in times.items()}
+            best = min(value for name, value in medians.items() if name in ("1", "2", "4"))
+            chosen = [f"{auto['rings']} ({medians[str(auto['rings'])] / best - 1:+.0%})" for auto in autos]
+            results.append({"network": network, "engine": engine, "seconds": times, "medians": medians, "auto": autos})
+            names = list(medians)
+            rows.append([network, engine, *[f"{medians[name]:.3f}" for name in names], ", ".join(chosen)])
+            print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+    print(f"\n{options.size} ranks, {options.megabytes:g} MB of gradients, seconds by rings (medians)\n")
+    print(table(["network", "engine", *names, "auto"], rows))
+    save(options.json, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Steps with delayed sync against an exchange per micro-batch, and both against DDP's and Horovod's own wrappers.
+
+    python benchmarks/sync.py                                        # loopback, 2 ranks
+    sudo python benchmarks/sync.py --networks loopback,1gbit         # and between emulated hosts
+
+Every variant trains its own copy of one BERT (cross-entropy, AdamW) on the same batches; within an engine all variants
+take turns in one run. `none` exchanges nothing at all: what is left when communication costs nothing.
+
+    ours window    one flat bucket, one exchange per step, as `python -m distill` trains
+    ours late      the same, but the exchange begins only after the last backward
+    ours every     one exchange per micro-batch: the same with `backend.sync=every`
+    wrapper window DistributedDataParallel with no_sync(); hvd.DistributedOptimizer with backward_passes_per_step
+    wrapper every  DistributedDataParallel as it is; hvd.DistributedOptimizer synchronized after each backward
+"""
+
+import argparse
+import contextlib
+import copy
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from distill import backends
+from distill.backends import Workers
+from distill.config import Backend
+
+VOCABULARY = 6144
+ENGINES = ("ddp", "horovod")
+VARIANTS = ("none", "ours window", "ours late", "ours every", "wrapper window", "wrapper every")
+
+# One optimizer step on these micro-batches, [rows, tokens] each.
+Step = Callable[[list[torch.Tensor]], None]
+
+
+def make_model(width: int, layers: int) -> Any:
+    torch.manual_seed(0)
+    heads = width // 64
+    sizes: dict[str, Any] = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width}
+    return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, **sizes))
+
+
+def loss_of(model: Any, ids: torch.Tensor, share: float) -> torch.Tensor:
+    return model(input_ids=ids, labels=ids).loss * share
+
+
+def optimizer_of(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+
+def none(model: Any, workers: Workers) -> Step:
+    alone = copy.copy(workers)
+    alone.size = 1  # the same step, exchanging with nobody
+    return ours(model, alone, "window")
+
+
+def ours(model: Any, workers: Workers, how: str) -> Step:
+    workers = copy.copy(workers)  # a bucket of its own on the same connections
+    workers.settings = replace(workers.settings, sync="every" if how == "every" else "window")
+    workers.prepare(model)
+    optimizer = optimizer_of(model)
+
+    def step(window: list[torch.Tensor]) -> None:
+        workers.zero_gradients()
+        total = torch.zeros(1)
+        for i, ids in enumerate(window):
+            with workers.sync(last=i == len(window) - 1 and how != "late"):
+                loss = loss_of(model, ids, 1 / len(window))
+                loss.backward()
+            total += loss.detach()
+        workers.sum_gradients(total)
+        optimizer.step()
+
+    return step
+
+
+def ddp(model: Any, every: bool) -> Step:
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = optimizer_of(wrapped)
+
+    def step(window: list[torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        for i, ids in enumerate(window):
+            with contextlib.nullcontext() if every or i == len(window) - 1 else wrapped.no_sync():
+                loss_of(wrapped, ids, 1 / len(window)).backward()
+        optimizer.step()
+
+    return step
+
+
+def horovod(model: Any, every: bool, accumulate: int) -> Step:
+    import horovod.torch as hvd
+
+    optimizer = hvd.DistributedOptimizer(
+        optimizer_of(model), model.named_parameters(), backward_passes_per_step=1 if every else accumulate
+    )
+
+    def step(window: list[torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        for ids in window:
+            loss_of(model, ids, 1 / len(window)).backward()
+            if every:
+                optimizer.synchronize()
+        with optimizer.skip_synchronize() if every else contextlib.nullcontext():
+            optimizer.step()
+
+    return step
+
+
+def build(variant: str, workers: Workers, options: argparse.Namespace) -> Step:
+    model = make_model(options.width, options.layers)
+    if variant == "none":
+        return none(model, workers)
+    who, how = variant.split()
+    if who == "ours":
+        return ours(model, workers, how)
+    if workers.name == "ddp":
+        return ddp(model, how == "every")
+    return horovod(model, how == "every", options.accumulate)
+
+
+def _rank(options: argparse.Namespace) -> None:
+    """Seconds by variant; a variant's turn is `steps` steps, from barrier to barrier."""
+    # Between emulated hosts each is the only rank of its host, yet all share this machine's cores.
+    settings = Backend(name=options.engines, device="cpu", threads=1, timeout=300.0, rings=options.rings)
+    workers = backends.build(settings)
+    variants = options.variants.split(",")
+    steps = {variant: build(variant, workers, options) for variant in variants}
+    torch.manual_seed(workers.rank)
+    window = [torch.randint(VOCABULARY, (options.rows, options.tokens)) for _ in range(options.accumulate)]
+    times: dict[str, list[float]] = {variant: [] for variant in variants}
+    for turn in range(options.rounds + 1):
+        for variant in variants if turn % 2 else variants[::-1]:
+            workers.barrier()
+            began = time.perf_counter()
+            for _ in range(options.steps if turn else 1):
+                steps[variant](window)
+            workers.barrier()
+            if turn:
+                times[variant].append((time.perf_counter() - began) / options.steps)
+    print(json.dumps(times), flush=True)
+    workers.close()
+    os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default="loopback", help="of loopback, 1gbit, 1gbit-far, capped")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--size", type=int, default=2, help="ranks")
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=10, help="10 x 384: 20 M parameters")
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=64, help="of a row")
+    parser.add_argument("--accumulate", type=int, default=50, help="micro-batches per step")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a turn")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rings", default="1")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _options()
+    if options.rank:
+        _rank(options)
+    from cluster import NETWORKS, Cluster
+    from machine import save, table
+
+    names = ("width", "layers", "rows", "tokens", "accumulate", "steps", "rounds", "rings", "variants")
+    given = [part for name in names for part in (f"--{name}", getattr(options, name))]
+    results, rows = [], []
+    for network in options.networks.split(","):
+        for engine in options.engines.split(","):
+            with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
+                times = cluster.run_json("sync.py", *given, "--engines", engine, "--rank", HOROVOD_CYCLE_TIME="1")
+            medians = {variant: statistics.median(values) for variant, values in times.items()}
+            results.append({"network": network, "engine": engine, "seconds": times, "medians": medians})
+            for variant, seconds in medians.items():
+                row = [f"{network}, {engine}", variant, f"{seconds:.2f}"]
+                row += [f"{seconds / medians['none']:.3f}" if "none" in medians else "-"]
+                row += [f"{medians[many] / seconds:.2f}" if (many := "ours every") in medians else "-"]
+                rows.append(row)
+                print(" ".join(row), file=sys.stderr, flush=True)
+    what = (
+        f"{options.layers} x {options.width}, {options.accumulate} micro-batches of {options.rows} x {options.tokens}"
+    )
+    print(f"\n{options.size} ranks, BERT {what}; seconds per step (medians of {options.rounds})\n")
+    print(table(["network, engine", "variant", "s/step", "over none", "times as fast as ours every"], rows))
+    save(options.json, {"settings": vars(options) | {"json": None}, "measured": results})
+
+
+if __name__ == "__main__":
+    main()

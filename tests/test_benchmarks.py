@@ -1,0 +1,91 @@
+"""The benchmark scripts run, at sizes that say nothing about speed; the cost model gives what was published."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
+ENGINES = "ddp,horovod" if HAS_HOROVOD else "ddp"
+
+sys.path.insert(0, str(FOLDER))
+
+
+def script(name: str, tmp_path: Path, *arguments: str) -> tuple[str, Any]:
+    """What a script prints, and the results it writes."""
+    command = [sys.executable, str(FOLDER / name), *arguments, "--json", str(tmp_path / "results.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["machine"]["torch"]
+    return done.stdout, content["results"]
+
+
+def test_sync(tmp_path: Path) -> None:
+    sizes = ("--width", "64", "--layers", "1", "--tokens", "8", "--accumulate", "2", "--rounds", "1")
+    _, results = script("sync.py", tmp_path, *sizes, "--engines", ENGINES)
+    for measured in results["measured"]:
+        assert set(measured["medians"]) >= {"none", "ours window", "ours every", "wrapper window", "wrapper every"}
+
+
+def test_rings(tmp_path: Path) -> None:
+    _, results = script("rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1", "--autos", "1")
+    for measured in results:
+        assert {"1", "2", "4", "8", "2 bf16"} <= set(measured["seconds"])
+        assert measured["auto"][0]["rings"] in (1, 2, 4)
+
+
+def test_scaling_and_its_model() -> None:
+    scaling = __import__("scaling")
+    told = {case: (float(model), published) for case, model, published in scaling.projection()}
+    assert told["8 nodes, Horovod"][0] == pytest.approx(37, rel=0.02)
+    assert told["8 nodes, Horovod, multi-ring"][0] == pytest.approx(32, rel=0.08)
+    exact = scaling.Model(compute=0.5, latency=0.001, transfer=0.8)
+    results = [
+        {"size": size, "accumulate": many, "seconds": exact.step(size, many)} for size in (1, 2, 4) for many in (1, 50)
+    ]
+    found = scaling.fit(results, latency=0.001)
+    assert (found.compute, found.transfer) == (pytest.approx(0.5), pytest.approx(0.8))
+    assert found.efficiency(4, 50) > found.efficiency(4, 1)
+
+
+def test_emulated_hosts_are_slow_and_leave_nothing_behind() -> None:
+    cluster = __import__("cluster")
+    if (reason := cluster.why_not()) is not None:
+        pytest.skip(f"no emulated hosts: {reason}")
+    code = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(500_000)
+dist.all_reduce(x)
+began = time.perf_counter(); dist.all_reduce(x); taken = time.perf_counter() - began
+if dist.get_rank() == 0: print(taken, float(x[0]))
+dist.barrier(); os._exit(0)
+"""
+    with cluster.Cluster(2, cluster.Network(100, 500), share=0.5, limit=120) as two:
+        names = [two._name(rank) for rank in range(2)]
+        seconds, value = map(float, two.run([sys.executable, "-c", code]).split())
+    assert value == 4 and seconds >= 2e6 * 8 / 100e6  # 2 MB cross each link once in each direction
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert not any(name in left for name in names)
+
+
+def test_a_rank_that_fails_ends_the_others() -> None:
+    cluster = __import__("cluster")
+    code = "import os, sys, time; sys.exit('no luck') if os.environ['RANK'] == '1' else time.sleep(60)"
+    with cluster.Cluster(2) as two, pytest.raises(RuntimeError, match="rank 1 ended with status 1: no luck"):
+        two.run([sys.executable, "-c", code])
+
+
+@pytest.mark.slow
+def test_the_distilbert_benchmark(tmp_path: Path) -> None:
+    folder = ("--loopback", "--rows", "192", "--epochs", "1", "--folder", str(tmp_path / "runs"))
+    printed, results = script("distilbert_benchmark.py", tmp_path, *folder)
+    losses = [row["result"]["history"][0]["loss"]["total"] for row in results]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
+    assert printed.count("| row |") == 4
