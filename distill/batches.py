@@ -1,6 +1,6 @@
 """The training rows in their order: every window of micro-batches is a pure function of its step.
 
-Shapes: B rows of a micro-batch, S positions.
+Shapes: B rows of a micro-batch, S positions, N positions with soft targets, K kept entries of the teacher.
 """
 
 import os
@@ -26,6 +26,8 @@ class Batch(NamedTuple):
     masked: torch.Tensor  # [num_targets] int64, flat places to predict
     real: torch.Tensor | None  # [num_positions] int64, flat places that are no padding; None when all are
     attention: torch.Tensor | None  # [B, S] bool, False at padding; None when there is none
+    top_ids: torch.Tensor | None = None  # [N, K] int32, the teacher's largest entries; None when it is asked live
+    top_log_probs: torch.Tensor | None = None  # [N, K + 1] float16, theirs and, last, that of all others together
 
     @property
     def num_targets(self) -> int:
@@ -68,6 +70,12 @@ def some_rows(rows: np.ndarray, most: int | None, purpose: str) -> np.ndarray:
     return rows[np.sort(shuffled(np.arange(most), len(rows), key(0, purpose)))]
 
 
+def num_workers(asked: int | None, local_size: int) -> int:
+    """Threads that prepare batches: those asked for, else one for every four cores of this rank, from 1 to 4."""
+    cores = len(os.sched_getaffinity(0)) // local_size
+    return min(4, max(1, cores // 4)) if asked is None else asked
+
+
 @dataclass(frozen=True)
 class Batches:
     """Shuffled, masked, shared between the ranks.
@@ -85,6 +93,9 @@ class Batches:
     seed: int
     rank: int = 0
     size: int = 1
+    workers: int = 1  # threads that prepare windows ahead; 0: the loop prepares its own
+    # A teacher cache: row numbers -> `top_ids` and `top_log_probs` of all their positions that carry soft targets.
+    taught: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
 
     @property
     def rows_per_step(self) -> int:
@@ -101,26 +112,35 @@ class Batches:
         places = np.arange(first, min(first + self.rows_per_step, len(self.rows)))[self.rank :: self.size]
         numbers = shuffled(places, len(self.rows), key(self.seed, "order", epoch))
         return [
-            self._batch(numbers[start : start + self.batch_size], epoch)
+            self.batch(numbers[start : start + self.batch_size], epoch)
             for start in range(0, len(numbers), self.batch_size)
         ]
 
-    def _batch(self, numbers: np.ndarray, epoch: int) -> Batch:
+    def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
+        """The rows of these numbers with their masks of an epoch; static masks are those of epoch 0."""
         ids = self.rows[numbers].astype(np.int64)
-        return make_batch(ids, key(self.seed, "mask", epoch, numbers), self.masker, self.pad_id)
+        row_keys = key(self.seed, "mask", 0 if self.masker.settings.static else epoch, numbers)
+        batch = make_batch(ids, row_keys, self.masker, self.pad_id)
+        if self.taught is None:
+            return batch
+        top_ids, top_log_probs = map(torch.from_numpy, self.taught(numbers))
+        return batch._replace(top_ids=top_ids, top_log_probs=top_log_probs)
 
     def stream(self, start: int, stop: int, device: torch.device) -> Iterator[list[Batch]]:
-        """The windows of the steps [start, stop), prepared ahead in threads (and in pinned memory for CUDA)."""
+        """The windows of the steps [start, stop), prepared ahead in `workers` threads (in pinned memory for CUDA)."""
 
         def prepare(step: int) -> list[Batch]:
             window = self.window(step)
             return [batch.pinned() for batch in window] if device.type == "cuda" else window
 
-        threads = min(WINDOWS_AHEAD, max(1, len(os.sched_getaffinity(0)) // 4))
-        with ThreadPoolExecutor(threads, thread_name_prefix="batches") as pool:
-            ahead = [pool.submit(prepare, step) for step in range(start, min(start + WINDOWS_AHEAD, stop))]
+        if not self.workers:
+            yield from ([batch.to(device) for batch in prepare(step)] for step in range(start, stop))
+            return
+        in_hand = max(WINDOWS_AHEAD, self.workers)
+        with ThreadPoolExecutor(self.workers, thread_name_prefix="batches") as pool:
+            ahead = [pool.submit(prepare, step) for step in range(start, min(start + in_hand, stop))]
             for step in range(start, stop):
                 window = ahead.pop(0).result()
-                if step + WINDOWS_AHEAD < stop:
-                    ahead.append(pool.submit(prepare, step + WINDOWS_AHEAD))
+                if step + in_hand < stop:
+                    ahead.append(pool.submit(prepare, step + in_hand))
                 yield [batch.to(device) for batch in window]

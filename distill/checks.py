@@ -12,11 +12,13 @@ SCHEDULES = ("linear", "cosine", "constant")
 def check(config: Config) -> None:
     """Raises SettingError for the first setting that is out of range or at odds with another."""
     _check_objective(config)
+    _check_teacher_cache(config)
     _check_training(config)
     _check_evaluation(config)
     _check_corpus(config)
     for name in ("student", "teacher", "evaluate"):
-        _choose(f"precision.{name}", getattr(config.precision, name), FORMATS)
+        formats = (*FORMATS, "int8") if name == "teacher" else FORMATS
+        _choose(f"precision.{name}", getattr(config.precision, name), formats)
     _choose("schedule.kind", config.schedule.kind, SCHEDULES)
     _choose("teacher.kind", config.teacher.kind, ("embedded", "pretrained", "none"))
     _choose("student.kind", config.student.kind, ("layers", "config", "pretrained", "custom"))
@@ -69,12 +71,35 @@ def _check_objective(config: Config) -> None:
     _at_least("objective.masking.smoothing", masking.smoothing, 0)
 
 
+def _check_teacher_cache(config: Config) -> None:
+    settings, objective = config.teacher.cache, config.objective
+    _above_zero("teacher.cache.gigabytes", settings.gigabytes)
+    if settings.top_k is None:
+        return
+    _at_least("teacher.cache.top_k", settings.top_k, 1)
+    asks = f"teacher.cache.top_k={settings.top_k}"
+    if objective.soft.weight == 0:
+        raise SettingError(f"{asks}, but objective.soft.weight=0 wants no soft targets: set top_k to null")
+    if not objective.masking.static:
+        raise SettingError(f"{asks} needs the same masks in every epoch: set objective.masking.static=true")
+    if objective.cosine.weight > 0:
+        raise SettingError(
+            f"{asks}, but objective.cosine.weight={objective.cosine.weight} needs the teacher's hidden states, which "
+            "are not cached: set objective.cosine.weight=0"
+        )
+    if objective.soft.cutoff > 0:
+        raise SettingError(
+            f"{asks} already cuts the teacher off: set objective.soft.cutoff={objective.soft.cutoff} to 0"
+        )
+
+
 def _check_training(config: Config) -> None:
     settings = config.train
     if not 0 <= config.seed < 2**63:
         raise SettingError(f"seed={config.seed} must be from 0 to 2^63 - 1")
     for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "epochs", "steps"):
         _at_least(f"train.{name}", getattr(settings, name), 1)
+    _at_least("train.workers", settings.workers, 0)
     _above_zero("train.minutes", settings.minutes)
     if settings.epochs is None and settings.steps is None and settings.minutes is None:
         raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")

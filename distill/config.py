@@ -74,7 +74,16 @@ class Corpus(Source):
     rows: int | None = None  # train on at most this many rows, a seeded choice
     vocab_size: int = 6144  # of the tokenizer, when there is none to take over
     cache: str = "~/.cache/distill"
+    local: str | None = None  # folder on storage of each node itself; token caches are copied there once per node
     workers: int | None = None  # processes that prepare tokens; null: one per core
+
+
+@dataclass
+class TeacherCache:
+    """The teacher's answers on disk, for runs that see the same masked rows several times."""
+
+    top_k: int | None = None  # keep this many of its probabilities per position; null: ask the teacher live
+    gigabytes: float = 8.0  # largest size on disk; more is refused before the teacher is asked
 
 
 @dataclass
@@ -85,6 +94,7 @@ class Teacher:
     path: str | None = None  # folder, run folder, or name on the Hub
     revision: str | None = None
     trust_remote_code: bool = False
+    cache: TeacherCache = field(default_factory=TeacherCache)
 
 
 @dataclass
@@ -124,13 +134,15 @@ class Masking:
     keep: float = 0.1  # of the chosen: left as they are; the rest get a random token
     smoothing: float = 0.7  # chosen with p ~ max(count, 1)^-smoothing; 0: all alike
     whole_words: bool = False
+    static: bool = False  # the same masks in every epoch
 
 
 @dataclass
 class Objective:
     """total = soft.weight * soft + mlm.weight * mlm + cosine.weight * cosine."""
 
-    kernel: str = "auto"  # plain: readable; fused: one visit, no [rows, vocabulary] tensor kept; auto: fused
+    # plain: readable; fused: one visit, no [rows, vocabulary] tensor kept; auto: fused, compiled where the run is long
+    kernel: str = "auto"
     temperature: float = 2.0
     soft: Soft = field(default_factory=Soft)
     mlm: Term = field(default_factory=lambda: Term(2.0))
@@ -169,12 +181,13 @@ class Train:
     save_every: int = 100  # steps
     keep: int = 2  # checkpoints
     max_nonfinite: int = 10  # skipped steps in a row before the run stops
+    workers: int | None = None  # threads that prepare batches ahead; 0: none, in the loop; null: by this rank's cores
 
 
 @dataclass
 class PseudoPerplexity:
     share: float = 0.1  # seeded share of the positions that are scored; 1: all, 0: none
-    batch_size: int = 64  # masked copies in one forward
+    batch_size: int = 32  # masked copies in one forward; of rows longer than 128 as many as have that many positions
 
 
 @dataclass
@@ -205,7 +218,10 @@ class Backend:
 
 @dataclass
 class Precision:
-    """Number format of each model's forward: fp32 or bf16 (autocast). Weights stay in fp32."""
+    """Number format of each model's forward: fp32 or bf16 (autocast). Weights stay in fp32.
+
+    The teacher in training can be int8 too (`distill.int8`); as an evaluated model it never is.
+    """
 
     student: str = "fp32"
     teacher: str = "fp32"

@@ -1,11 +1,12 @@
 """Soft targets and masked words in one visit to the rows: loss and gradients chunk by chunk, no [N, V] tensor kept.
 
-Shape legend: N rows, n rows of one chunk or block, E width of a head's input, V vocabulary. The plain path that this
-agrees with, in value and gradient, is `distill.losses` on full logits.
+Shape legend: N rows, n rows of one chunk or block, E width of a head's input, V vocabulary, K kept entries. The plain
+path that this agrees with, in value and gradient, is `distill.losses` on full logits.
 
 With z = student logits / T, q = softmax(z), p = softmax(teacher logits / T), the soft term T^2 * KL(p || q) has the
 gradient T * (q - p) with respect to the student's logits; entries in the tail bucket, of joint masses P and Q, have
-T * (q - P * q / Q) instead. Masked words have softmax(logits) - one_hot(target).
+T * (q - P * q / Q) instead, be the bucket what a cut-off leaves or what a teacher's K largest entries leave. Masked
+words have softmax(logits) - one_hot(target).
 """
 
 import functools
@@ -21,23 +22,36 @@ from torch.utils.dlpack import from_dlpack
 
 NO_TARGET = -100
 BLOCK_BYTES = 1 << 20  # of values that the elementwise part visits at once: they stay in the processor's cache
+COLUMNS = 2048  # of the head that one fp32 product on the CPU makes: wider ones were a third slower (MKL, 512 rows)
 
 
 class Head(NamedTuple):
     """A linear output embedding and its input: rows [N, E], weight [V, E], bias [V] or None.
 
     `dtype` is the format of the matrix operations; None takes it from autocast where that is on, else from the tensors.
+    `rounded` [V, E] is the weight in that format, where the caller has it.
     """
 
     rows: Tensor
     weight: Tensor
     bias: Tensor | None = None
     dtype: torch.dtype | None = None
+    rounded: Tensor | None = None
+
+
+class TopK(NamedTuple):
+    """A teacher known by its largest entries: ids [N, K] (any integers), log_probs [N, K + 1], the last of all others.
+
+    The log-probabilities hold at the run's temperature; they may be rounded, as they are normalised on use. K < V.
+    """
+
+    ids: Tensor
+    log_probs: Tensor
 
 
 def soft_and_mlm(
     student: Head,
-    teacher: Head | None,
+    teacher: Head | TopK | None,
     targets: Tensor | None,
     *,
     soft_scale: float | Tensor = 1.0,
@@ -51,15 +65,17 @@ def soft_and_mlm(
 ) -> tuple[Tensor, Tensor]:
     """soft_scale * sum of `losses.soft` + mlm_scale * sum of `losses.mlm`, and both unscaled sums.
 
-    Without `teacher` there is no soft term, without `targets` (int64 [N], -100: no target) no mlm term; `soft_rows`
-    (bool [N]) restricts the soft term. Only the first `vocab` entries of either head count. `budget` bounds, in bytes,
-    the logits that exist at once. `compiled` runs the elementwise part through torch.compile, if a compiler is there.
-    Elementwise work is done in fp32 (float64 for float64 inputs) whatever the format of the matrix operations.
+    With a `TopK` teacher the soft term is `losses.soft_topk`, which knows no cut-off. Without `teacher` there is no
+    soft term, without `targets` (int64 [N], -100: no target) no mlm term; `soft_rows` (bool [N]) restricts the soft
+    term. Only the first `vocab` entries of either head count. `budget` bounds, in bytes, the logits that exist at once.
+    `compiled` runs the elementwise part through torch.compile, if a compiler is there. Elementwise work is done in fp32
+    (float64 for float64 inputs) whatever the format of the matrix operations.
 
     Returns the loss (scalar, differentiable in the student's rows, weight and bias) and sums [2] (soft, mlm), detached.
     """
     student = student._replace(dtype=_matrix_dtype(student))
-    teacher = teacher and teacher._replace(dtype=_matrix_dtype(teacher))
+    if isinstance(teacher, Head):
+        teacher = teacher._replace(dtype=_matrix_dtype(teacher))
     accurate, device = torch.promote_types(_matrix_dtype(student), torch.float32), student.rows.device
     visit = _Visit(
         teacher=teacher,
@@ -81,7 +97,7 @@ def soft_and_mlm(
 class _Visit:
     """What one visit needs besides the student's tensors, which autograd has to see."""
 
-    teacher: Head | None
+    teacher: Head | TopK | None
     targets: Tensor | None
     soft_rows: Tensor | None
     scale: Tensor  # [2]: of the summed soft term, of the summed mlm term; its dtype is that of the elementwise part
@@ -118,19 +134,20 @@ def _walk(student: Head, visit: _Visit, wanted: list[bool]) -> tuple[Tensor, lis
     order, groups = _arrange(student.rows, visit)
     chunk, block = _chunk_rows(groups, visit), _block_rows(visit)
     ours = _Logits(student, order, visit.vocab, chunk)
-    theirs = _Logits(visit.teacher, order, visit.vocab, chunk) if visit.teacher else None
+    theirs = _Teacher(visit.teacher, order, visit.vocab, chunk)
     targets, soft_rows = (_pick(values, order) for values in (visit.targets, visit.soft_rows))
     gradients = _Gradients(student, ours, visit.scale.dtype, wanted)
     sums = visit.scale.new_zeros(2)
     for group in groups:
         for start, stop in _pieces(group.start, group.stop, chunk):
             logits = ours(start, stop)
-            teacher_logits = theirs(start, stop) if theirs and group.soft else None
+            taught, kept = theirs(start, stop) if group.soft else (None, None)
             for low, high in _pieces(start, stop, block):
                 here = slice(low - start, high - start)
                 sums += visit.terms(
                     logits[here],
-                    teacher_logits[here] if teacher_logits is not None else None,
+                    taught[here] if taught is not None else None,
+                    kept[here] if kept is not None else None,
                     targets[low:high, None] if targets is not None and low < group.mlm_stop else None,
                     soft_rows[low:high, None] if soft_rows is not None and order is None else None,
                     visit.scale,
@@ -143,7 +160,8 @@ def _walk(student: Head, visit: _Visit, wanted: list[bool]) -> tuple[Tensor, lis
 
 def terms(
     logits: Tensor,
-    teacher_logits: Tensor | None,
+    taught: Tensor | None,
+    kept: Tensor | None,
     targets: Tensor | None,
     soft_rows: Tensor | None,
     scale: Tensor,
@@ -152,18 +170,24 @@ def terms(
 ) -> Tensor:
     """Both losses [2, n] of a block's rows; `logits` [n, V] is overwritten with the gradient of the scaled loss.
 
-    teacher_logits [n, V], targets [n, 1], soft_rows (bool [n, 1]): None where the block has no such term or limit.
+    taught: the teacher's logits [n, V], or log-probabilities [n, K + 1] where `kept` [n, K] says of which entries;
+    targets [n, 1], soft_rows (bool [n, 1]). Each is None where the block has no such term or limit.
     The sums over the rows are left to the caller: with them inside, inductor's CPU code generation fails (torch 2.13).
     """
     z = logits.to(scale.dtype) / temperature
     top = z.amax(-1, keepdim=True)
-    v = (z - top).exp()  # exponentials are the cost: both terms share this one
+    # Exponentials are the cost: both terms share these. Kept entries need their own; then soft rows alone want no more.
+    v = (z - top).exp() if kept is None or targets is not None else z
     soft = mlm = torch.zeros_like(top)
     gradient = torch.zeros_like(top)
-    if teacher_logits is not None:
-        y = teacher_logits.to(scale.dtype) / temperature
+    if taught is not None:
+        y = taught.to(scale.dtype)
         on = torch.ones_like(top) if soft_rows is None else soft_rows.to(scale.dtype)
-        loss, gradient = _soft(z, top, v, y, scale[0] * temperature * on, cutoff)
+        weight = scale[0] * temperature * on
+        if kept is None:
+            loss, gradient = _soft(z, top, v, y / temperature, weight, cutoff)
+        else:
+            loss, gradient = _soft_topk(z, y.log_softmax(-1), kept.long(), weight)
         soft = temperature**2 * loss * on
     if targets is not None:
         w = v if temperature == 1 else v.square() if temperature == 2 else ((z - top) * temperature).exp()
@@ -198,6 +222,21 @@ def _soft_with_tail(
     ratio = (log_mass_p - log_mass_q).masked_fill(log_mass_p == -torch.inf, 0)
     loss = (p * (log_p - log_q)).masked_fill(~kept, 0).sum(-1, keepdim=True) + log_mass_p.exp() * ratio
     return loss, weight * (log_q.exp() - torch.where(kept, p, (log_q + ratio).exp()))
+
+
+def _soft_topk(z: Tensor, log_p: Tensor, ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for a teacher known by log_p [n, K + 1] of the entries ids [n, K] and, last, of all others together.
+
+    The others' exponentials are taken from the largest of themselves, so that a tiny mass Q keeps its digits.
+    """
+    rest = z.scatter(1, ids, -torch.inf)
+    rest_top = rest.amax(-1, keepdim=True)
+    u = (rest - rest_top).exp()
+    mass_u = u.sum(-1, keepdim=True)
+    log_q = torch.cat([z.gather(1, ids), rest_top + mass_u.log()], 1).log_softmax(-1)
+    p, difference = log_p.exp(), weight * (log_q.exp() - log_p.exp())
+    loss = (p * (log_p - log_q)).sum(-1, keepdim=True)
+    return loss, (u * (difference[:, -1:] / mass_u)).scatter(1, ids, difference[:, :-1])
 
 
 def _mlm(x: Tensor, top: Tensor, w: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +297,7 @@ def _pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 def _chunk_rows(groups: list[_Group], visit: _Visit) -> int:
     """Rows per chunk: as many as the budget allows, but the chunks of the larger group all alike."""
     num_rows = max(group.stop - group.start for group in groups)
-    heads = [visit.dtype] if visit.teacher is None else [visit.dtype, _matrix_dtype(visit.teacher)]
+    heads = [visit.dtype, *([_matrix_dtype(visit.teacher)] if isinstance(visit.teacher, Head) else [])]
     row_bytes = visit.vocab * sum(dtype.itemsize for dtype in heads)
     num_chunks = min(num_rows, math.ceil(num_rows * row_bytes / visit.budget))
     return math.ceil(num_rows / max(1, num_chunks)) or 1
@@ -277,15 +316,37 @@ class _Logits:
     def __init__(self, head: Head, order: Tensor | None, vocab: int, chunk: int) -> None:
         dtype = _matrix_dtype(head)
         self.rows = (head.rows if order is None else head.rows[order]).to(dtype)
-        self.weight = head.weight[:vocab].to(dtype)
+        self.weight = (head.weight if head.rounded is None else head.rounded)[:vocab].to(dtype)
         self.bias = None if head.bias is None else head.bias[:vocab].to(dtype)
+        splits = dtype == torch.float32 and self.rows.device.type == "cpu"
+        self.columns = list(_pieces(0, vocab, COLUMNS if splits else vocab))
         self.buffer = torch.empty(chunk, vocab, dtype=dtype, device=self.rows.device)
 
     def __call__(self, start: int, stop: int) -> Tensor:
-        out = self.buffer[: stop - start]
-        if self.bias is None:
-            return torch.mm(self.rows[start:stop], self.weight.t(), out=out)
-        return torch.addmm(self.bias, self.rows[start:stop], self.weight.t(), out=out)
+        rows, out = self.rows[start:stop], self.buffer[: stop - start]
+        for low, high in self.columns:
+            weight = self.weight[low:high].t()
+            if self.bias is None:
+                torch.mm(rows, weight, out=out[:, low:high])
+            else:
+                torch.addmm(self.bias[low:high], rows, weight, out=out[:, low:high])
+        return out
+
+
+class _Teacher:
+    """What `terms` wants to know of the teacher for a chunk of rows: logits, or log-probabilities and their ids."""
+
+    def __init__(self, teacher: Head | TopK | None, order: Tensor | None, vocab: int, chunk: int) -> None:
+        self.logits = _Logits(teacher, order, vocab, chunk) if isinstance(teacher, Head) else None
+        top = teacher if isinstance(teacher, TopK) else None
+        self.ids, self.log_probs = (_pick(top.ids, order), _pick(top.log_probs, order)) if top else (None, None)
+
+    def __call__(self, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
+        if self.logits is not None:
+            return self.logits(start, stop), None
+        if self.ids is None or self.log_probs is None:
+            return None, None
+        return self.log_probs[start:stop], self.ids[start:stop]
 
 
 class _Gradients:

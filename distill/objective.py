@@ -11,11 +11,19 @@ from distill import losses
 from distill.batches import Batch
 from distill.config import Objective as Settings
 from distill.config import Precision, Rows
-from distill.fused import Head, soft_and_mlm
+from distill.fused import Head, TopK, soft_and_mlm
 from distill.models import head_rows, hidden_states, output_embedding
 from distill.precision import autocast
 
 TERMS = ("soft", "mlm", "cosine")
+MANY_LOGITS = 4e9  # of a run on the CPU: from here on torch.compile wins back the seconds that it takes to start
+
+
+def pays_to_compile(settings: Settings, precision: Precision, device: torch.device, num_logits: float) -> bool:
+    """Whether a run that visits `num_logits` of the student compiles the elementwise part of its objective."""
+    if settings.kernel != "auto" or precision.compile:
+        return precision.compile
+    return device.type == "cuda" or num_logits >= MANY_LOGITS
 
 
 class Objective:
@@ -25,10 +33,12 @@ class Objective:
     same for every split of the step's rows, and padding or uneven masks weigh nothing.
     """
 
-    def __init__(self, settings: Settings, precision: Precision, vocab: int) -> None:
-        self.settings, self.precision, self.vocab = settings, precision, vocab
+    def __init__(self, settings: Settings, precision: Precision, vocab: int, compiled: bool = False) -> None:
+        """`compiled`: the fused kernel's elementwise part goes through torch.compile, where there is a compiler."""
+        self.settings, self.precision, self.vocab, self.compiled = settings, precision, vocab, compiled
         self.weights = torch.tensor([settings.soft.weight, settings.mlm.weight, settings.cosine.weight])
         self.needs_teacher = settings.soft.weight > 0 or settings.cosine.weight > 0
+        self._rounded = _Rounded()
 
     def counts(self, window: list[Batch]) -> torch.Tensor:
         """Positions that carry each term in these micro-batches: [3] float64, in the order of `TERMS`."""
@@ -52,20 +62,23 @@ class Objective:
         with autocast(self.precision.student, device):
             hidden = hidden_states(student, batch.inputs, batch.attention).flatten(0, 1)
             ours = Head(head_rows(student, self._select(hidden, batch)), *output_embedding(student))
-            dtype = ours.rows.dtype if self.precision.student == "fp32" else torch.bfloat16
+        dtype = ours.rows.dtype if self.precision.student == "fp32" else torch.bfloat16
+        ours = ours._replace(dtype=dtype, rounded=self._rounded(ours.weight, dtype))
         taught, theirs = self._ask(teacher, batch)
         targets = self._select(batch.targets[:, None], batch)[:, 0]
         scales = (self.weights / counts.clamp(min=1)).to(device, torch.promote_types(hidden.dtype, torch.float32))
         terms = self._plain if settings.kernel == "plain" else self._fused
-        loss, sums = terms(ours._replace(dtype=dtype), theirs, targets if settings.mlm.weight > 0 else None, scales)
+        loss, sums = terms(ours, theirs, targets if settings.mlm.weight > 0 else None, scales)
         directions = torch.zeros((), device=device)
         if taught is not None and settings.cosine.weight > 0:
             directions = losses.cosine(_real(hidden, batch), _real(taught, batch)).sum()
             loss = loss + scales[2] * directions
         return loss, torch.cat([sums, directions.detach()[None]])
 
-    def _ask(self, teacher: Any | None, batch: Batch) -> tuple[torch.Tensor | None, Head | None]:
-        """The teacher's last hidden state [B * S, H] and, where soft targets are wanted, its head."""
+    def _ask(self, teacher: Any | None, batch: Batch) -> tuple[torch.Tensor | None, Head | TopK | None]:
+        """The teacher's last hidden state [B * S, H] and, where soft targets are wanted, its head or what is cached."""
+        if batch.top_ids is not None and batch.top_log_probs is not None:
+            return None, TopK(batch.top_ids, batch.top_log_probs)
         if teacher is None or not self.needs_teacher:
             return None, None
         with torch.no_grad(), autocast(self.precision.teacher, batch.inputs.device):
@@ -77,7 +90,7 @@ class Objective:
             return hidden, Head(rows, *output_embedding(teacher), dtype)
 
     def _fused(
-        self, ours: Head, theirs: Head | None, targets: torch.Tensor | None, scales: torch.Tensor
+        self, ours: Head, theirs: Head | TopK | None, targets: torch.Tensor | None, scales: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return soft_and_mlm(
             ours,
@@ -88,18 +101,20 @@ class Objective:
             temperature=self.settings.temperature,
             cutoff=self.settings.soft.cutoff,
             vocab=self.vocab,
-            compiled=self.precision.compile,
+            compiled=self.compiled,
         )
 
     def _plain(
-        self, ours: Head, theirs: Head | None, targets: torch.Tensor | None, scales: torch.Tensor
+        self, ours: Head, theirs: Head | TopK | None, targets: torch.Tensor | None, scales: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The reference: all logits of both models, then the terms as `distill.losses` writes them."""
         logits = self._logits(ours)
         sums = torch.zeros(2, device=logits.device, dtype=scales.dtype)
-        if theirs is not None:
-            teacher_logits = self._logits(theirs)
-            sums[0] = losses.soft(logits, teacher_logits, self.settings.temperature, self.settings.soft.cutoff).sum()
+        temperature = self.settings.temperature
+        if isinstance(theirs, TopK):
+            sums[0] = losses.soft_topk(logits, theirs.ids, theirs.log_probs, temperature).sum()
+        elif theirs is not None:
+            sums[0] = losses.soft(logits, self._logits(theirs), temperature, self.settings.soft.cutoff).sum()
         if targets is not None:
             sums[1] = losses.mlm(logits, targets).sum()
         return (scales[:2] * sums).sum(), sums.detach()
@@ -113,6 +128,20 @@ class Objective:
         if self.settings.soft.weight > 0 and self.settings.soft.rows is Rows.all:
             return _real(values, batch)
         return values.index_select(0, batch.masked)
+
+
+class _Rounded:
+    """A trained weight in another format, made anew only when it has changed: once per step."""
+
+    def __init__(self) -> None:
+        self._source: tuple[int, int, torch.dtype] | None = None
+        self._value = torch.empty(0)
+
+    def __call__(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        source = (id(weight), weight._version, dtype)
+        if source != self._source:
+            self._source, self._value = source, weight.detach().to(dtype)
+        return self._value
 
 
 def _real(values: torch.Tensor, batch: Batch) -> torch.Tensor:

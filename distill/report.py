@@ -1,7 +1,6 @@
 """Writes what a run did for people to read: report.html, its twin report.md, and the student's model card."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], 
         Section("", _headline(results)),
         Section("Size, speed and quality", _models(results, pictures)),
         Section("Epoch by epoch", _epochs(results, pictures)),
-        Section("How training went", _training(results, metrics, pictures)),
+        Section("How training went", _training(results, pictures)),
         Section("What it was trained and tested on", _data(results)),
         Section("To run it again", _again(results, config_yaml)),
     ]
@@ -135,7 +134,7 @@ def _measure(results: dict[str, Any], measure: str, student: dict[str, Any], twi
     return Table(["Epoch", *(name for _, name, _ in columns)], rows, title=MEASURES[measure], groups=groups)
 
 
-def _training(results: dict[str, Any], metrics: list[dict[str, Any]], pictures: dict[str, Picture]) -> list[Block]:
+def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
     training, backend = results.get("training") or {}, results.get("backend") or {}
     epochs, rings = training.get("epochs"), backend.get("rings") or {}
     final = training.get("final_loss") or {}
@@ -147,7 +146,7 @@ def _training(results: dict[str, Any], metrics: list[dict[str, Any]], pictures: 
         ("Tokens", number(training.get("tokens"))),
         ("Time", _time(training.get("seconds"))),
         ("Throughput", _with_unit(training.get("tokens_per_second"), "tokens/s")),
-        ("Waiting for data", _waiting(metrics)),
+        ("Waiting for data", _waiting(training.get("data_wait"))),
         ("Final loss", ", ".join(losses)),
         ("Skipped steps", _skipped(training.get("skipped_steps"))),
         ("Backend", ", ".join(filter(None, [backend.get("name"), _with_unit(backend.get("ranks"), "rank(s)")]))),
@@ -162,15 +161,8 @@ def _training(results: dict[str, Any], metrics: list[dict[str, Any]], pictures: 
     return drawn + _facts("Training", facts)
 
 
-def _waiting(metrics: list[dict[str, Any]]) -> str | None:
-    """Share of the training time that went by waiting for batches: `data_wait` weighted by the time it stands for."""
-    lines = [line for line in metrics if usable(line.get("data_wait")) and usable(line.get("seconds"))]
-    ends = [0.0, *(line["seconds"] for line in lines)]
-    if ends[-1] <= 0:
-        return None
-    spans = (end - begin for begin, end in pairwise(ends))
-    waited = sum(line["data_wait"] * span for line, span in zip(lines, spans, strict=True))
-    return f"{percent(waited / ends[-1], 1)} of the time"
+def _waiting(share: Any) -> str | None:
+    return f"{percent(share, 1)} of the time" if usable(share) else None
 
 
 def _time(seconds: Any) -> str | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from distill.train import ENDLESS, plan
 
 # Groups and settings on which the trained student does not depend, so a resumed run may change them.
 INCIDENTAL = ("corpus", "evaluate", "backend", "precision", "tracker", "scale", "resume")
-INCIDENTAL_TRAIN = ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite")
+INCIDENTAL_TRAIN = ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "workers")
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
 
 
@@ -36,6 +37,7 @@ def identity(config: Config, tokens: Tokens, batches: Batches) -> dict[str, Any]
     by their product, because the same rows in one step give the same step.
     """
     settings = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
+    settings["teacher"]["cache"].pop("gigabytes")  # only says whether the run may start
     settings["train"] = {name: value for name, value in settings["train"].items() if name not in INCIDENTAL_TRAIN}
     corpus = {"corpus.rows": tokens.digest, "corpus.num_rows": len(batches.rows)}
     return {**_flat(settings), **corpus, "train.rows_per_step": batches.rows_per_step}
@@ -55,11 +57,22 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def notes(config: Config, tokens: Tokens) -> list[str]:
     """What the report has to say besides corpus, teacher and scale, which it names itself."""
     lines = [] if config.scale == "paper" else [PAPER]
+    if config.precision.teacher == "int8":
+        lines.append("In training the teacher's encoder ran in int8; its scores here are those of the teacher itself.")
     if tokens.skipped:
         lines.append(
             f"{len(tokens.skipped)} files could not be read and were skipped: {', '.join(tokens.skipped[:5])}."
         )
     return lines
+
+
+def cache_note(facts: dict[str, Any]) -> str:
+    """What the report has to say of soft targets that were read from a cache."""
+    return (
+        f"Soft targets were read from a cache of the teacher's {facts['top_k']} likeliest tokens at each position, "
+        f"which hold {facts['kept_mass']:.1%} of its probability at the temperature; all others share one entry "
+        f"({facts['bytes_per_token']:.1f} bytes a token, {facts['bytes'] / 1e6:,.1f} MB)."
+    )
 
 
 def banner(
@@ -138,13 +151,30 @@ def corpus_block(tokens: Tokens, batches: Batches) -> dict[str, Any]:
     }
 
 
-def training_block(state: State, batches: Batches, history: list[dict[str, Any]], ended_by: str) -> dict[str, Any]:
+def data_wait(metrics: list[dict[str, Any]]) -> float | None:
+    """Share of the training time that went by waiting for batches: `data_wait` weighted by the time it stands for."""
+    ends = [0.0, *(line["seconds"] for line in metrics)]
+    if ends[-1] <= 0:
+        return None
+    waited = [line["data_wait"] * (end - begin) for line, (begin, end) in zip(metrics, pairwise(ends), strict=True)]
+    return float(sum(waited) / ends[-1])
+
+
+def training_block(
+    state: State,
+    batches: Batches,
+    history: list[dict[str, Any]],
+    metrics: list[dict[str, Any]],
+    ended_by: str,
+) -> dict[str, Any]:
     return {
         "steps": state.step,
         "epochs": state.step / batches.steps_per_epoch,
         "tokens": state.tokens,
         "seconds": state.seconds,
         "tokens_per_second": state.tokens / max(state.seconds, 1e-9),
+        "data_wait": data_wait(metrics),
+        "workers": batches.workers,
         "final_loss": history[-1]["loss"] if history else {},
         "skipped_steps": state.skipped,
         "ended_by": ended_by,

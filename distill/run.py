@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from distill import backends, optim, report, results, summary, trackers
+from distill import backends, frozen, int8, optim, report, results, summary, teacher_cache, teacher_pass, trackers
 from distill.backends import Workers
-from distill.batches import Batches, some_rows
+from distill.batches import Batches, num_workers, some_rows
 from distill.checkpoint import State, export
 from distill.checks import check
-from distill.config import Config, Tracker
+from distill.config import Config, Rows, Tracker
 from distill.evaluate import MASKING, EvaluationSet, Evaluator, load_sets
 from distill.masking import masker
 from distill.models import check_pair, check_tokenizers, load_pretrained, load_teacher, load_tokenizer
-from distill.objective import Objective
+from distill.objective import Objective, pays_to_compile
 from distill.progress import Progress, say
 from distill.run_folder import RunFolder
 from distill.student import make_student, tokenizer_of
@@ -48,6 +48,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     with ExitStack() as held:
         backend = held.enter_context(backends.build(config.backend))
         tell = say if backend.rank == 0 else _say_nothing
+        if config.precision.teacher == "int8":
+            int8.check(backend.device)
         teacher, teacher_name, student, tokenizer = load_models(config, tell)
         if twin is not None:
             path_of_twin = str(config.evaluate.twin)
@@ -61,9 +63,14 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             tell(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
 
+        cached = config.teacher.cache.top_k is not None
+        cache = teacher_cache.find(config, teacher, tokens, batches, len(tokenizer)) if cached else None
         for model in filter(None, (teacher, student)):
             model.to(backend.device)
-            if config.precision.compile:
+        # Only training asks this copy: the report is about the teacher itself.
+        in_training = teacher and frozen.for_training(teacher, config.precision, backend.device)
+        if config.precision.compile:
+            for model in filter(None, (in_training, student)):
                 model.base_model.compile()
         backend.prepare(student)
         optimizer = optim.build(student, config.optimizer)
@@ -73,18 +80,28 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         tell(results.banner(config, recipe, tokens, batches, models, teacher_name, notes))
         if state.step:
             tell(f"  going on after step {state.step:,}")
-        objective = Objective(config.objective, config.precision, len(tokenizer))
+        if cache is not None:
+            teacher_pass.build(cache, config, in_training, batches, backend)
+            batches = replace(batches, taught=cache.read)
+            notes.append(results.cache_note(cache.facts()))
+            tell(f"  {notes[-1]}")
+        objective = make_objective(config, batches, len(tokenizer), backend.device)
         rule = masker(MASKING, tokenizer, tokens.counts)
         evaluator = Evaluator(
             config.evaluate, rule, tokenizer.pad_token_id, len(tokenizer), config.precision.evaluate, backend
         )
         watch = Watch(config, folder, recipe, backend, batches, student, evaluator, sets, state)
         asked = teacher if objective.needs_teacher else None  # a twin only starts from its layers
+        live = None if cached or asked is None else in_training
         ended_by = train(
-            student, asked, batches, objective, optimizer, backend, state, config.train, config.schedule,
-            config.optimizer, folder.checkpoints, watch.log, watch.end_of_epoch,
+            student, live, batches, objective, optimizer, backend, state, config.train,
+            config.schedule, config.optimizer, folder.checkpoints, watch.log, watch.end_of_epoch,
         )  # fmt: skip
         watch.close()
+        judged = judge(watch, {"teacher": (teacher_name, asked), "student": (type(student).__name__, student)}, twin)
+        if cache is not None:
+            judged["teacher"]["cache"] = cache.facts()
+        metrics = trackers.read(folder.metrics_path) if backend.rank == 0 else []
         content = {
             "recipe": recipe,
             "scale": config.scale,
@@ -92,8 +109,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             "notes": notes,
             "finished": True,
             "corpus": results.corpus_block(tokens, batches),
-            **judge(watch, {"teacher": (teacher_name, asked), "student": (type(student).__name__, student)}, twin),
-            "training": results.training_block(state, batches, watch.history(), ended_by),
+            **judged,
+            "training": results.training_block(state, batches, watch.history(), metrics, ended_by),
             "backend": results.backend_block(backend, config, state),
             "environment": results.environment(backend.device),
             "history": watch.history(),
@@ -101,7 +118,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         }
         if backend.rank == 0:
             export(student, tokenizer, path / "student", report.model_card(content))
-            report.write(path, content, trackers.read(folder.metrics_path), resolved)
+            report.write(path, content, metrics, resolved)
             folder.write_results(content)
             tell(f"{summary.findings(content)}\nReport: {path / 'report.html'}   Student: {path / 'student'}")
         backend.barrier()
@@ -132,7 +149,16 @@ def make_batches(config: Config, tokens: Tokens, tokenizer: PreTrainedTokenizerB
         config.seed,
         backend.rank,
         backend.size,
+        num_workers(config.train.workers, backend.local_size),
     )
+
+
+def make_objective(config: Config, batches: Batches, vocab: int, device: torch.device) -> Objective:
+    """The objective, compiled where the run is long enough; a resumed run decides as the first one did."""
+    positions = plan(config.train, batches.steps_per_epoch) * batches.rows_per_step * batches.rows.shape[1]
+    share = config.objective.masking.share if config.objective.soft.rows is Rows.masked else 1.0
+    compiled = pays_to_compile(config.objective, config.precision, device, share * positions * vocab)
+    return Objective(config.objective, config.precision, vocab, compiled)
 
 
 class Watch:

@@ -1,6 +1,7 @@
 """Batches: the same rows in a step for every split, each row once an epoch, and windows without memory."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from tiny import LENGTH, PAD, VOCAB, make_masker, make_rows
 
-from distill.batches import Batch, Batches, make_batch, some_rows
+from distill.batches import Batch, Batches, make_batch, num_workers, some_rows
 from distill.masking import IGNORE
 from distill.seed import key
 
@@ -81,6 +82,27 @@ def test_epochs_differ_in_order_and_masks_but_not_in_rows(tokenizer: Any) -> Non
     assert not torch.equal(first.inputs, make(tokenizer, 53, 1, seed=1).window(0)[0].inputs)
 
 
+def test_static_masks_are_the_same_in_every_epoch(tokenizer: Any) -> None:
+    batches = Batches(ROWS, make_masker(tokenizer, ROWS, static=True), PAD, 53, 1, 0)
+    first, second = batches.window(0), batches.window(1)
+    assert lines([first]) == lines([second]) and not torch.equal(first[0].inputs, second[0].inputs)
+    assert lines([first]) == lines([make(tokenizer, 53, 1).window(0)])
+
+
+def test_what_the_teacher_said_comes_with_the_rows(tokenizer: Any) -> None:
+    def taught(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return numbers[:, None].astype(np.int32), np.zeros((len(numbers), 2), np.float16)
+
+    batches = replace(make(tokenizer), taught=taught)
+    window = next(batches.stream(0, 1, CPU))
+    plain = make(tokenizer).window(0)
+    for batch, without in zip(window, plain, strict=True):
+        assert batch.top_ids is not None and batch.top_log_probs is not None and without.top_ids is None
+        targets = batch.targets.view(batch.inputs.shape)
+        rows = torch.where(targets == IGNORE, batch.inputs, targets)
+        assert rows.tolist() == ROWS[batch.top_ids[:, 0].numpy()].tolist()
+
+
 def same(one: list[Batch], other: list[Batch]) -> bool:
     return len(one) == len(other) and all(
         (a is None and b is None) or torch.equal(a, b)  # type: ignore[arg-type]
@@ -89,8 +111,9 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
     )
 
 
-def test_window_has_no_memory_and_stream_gives_the_windows(tokenizer: Any) -> None:
-    batches = make(tokenizer)
+@pytest.mark.parametrize("workers", [0, 1, 2, 7])
+def test_window_has_no_memory_and_stream_gives_the_windows(tokenizer: Any, workers: int) -> None:
+    batches = replace(make(tokenizer), workers=workers)
     backwards = {step: batches.window(step) for step in reversed(range(16))}
     for start, stop in ((0, 16), (5, 16), (13, 14), (4, 4)):
         streamed = list(batches.stream(start, stop, CPU))
@@ -99,11 +122,12 @@ def test_window_has_no_memory_and_stream_gives_the_windows(tokenizer: Any) -> No
             assert same(window, backwards[step])
 
 
-def test_stream_can_be_left_early_and_hands_on_errors(tokenizer: Any) -> None:
-    stream = make(tokenizer).stream(0, 10**9, CPU)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stream_can_be_left_early_and_hands_on_errors(tokenizer: Any, workers: int) -> None:
+    stream = replace(make(tokenizer), workers=workers).stream(0, 10**9, CPU)
     next(stream)
     stream.close()
-    broken = make(tokenizer)
+    broken = replace(make(tokenizer), workers=workers)
     object.__setattr__(broken, "rows", np.full((53, LENGTH), VOCAB + 5))  # ids that the masker does not know
     with pytest.raises(IndexError):
         next(broken.stream(0, 3, CPU))
@@ -130,3 +154,10 @@ def test_some_rows_is_a_fixed_choice_in_the_old_order() -> None:
     assert np.array_equal(chosen, some_rows(numbers, 10, "training rows"))
     assert not np.array_equal(chosen, some_rows(numbers, 10, "other rows"))
     assert some_rows(numbers, None, "x") is numbers and some_rows(numbers, 100, "x") is numbers
+
+
+def test_workers_follow_the_cores_of_a_rank_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, local_size, expected in ((2, 1, 1), (16, 1, 4), (16, 2, 2), (16, 8, 1), (4, 8, 1), (128, 1, 4)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        assert num_workers(None, local_size) == expected
+        assert num_workers(0, local_size) == 0 and num_workers(9, local_size) == 9

@@ -56,6 +56,7 @@ BAD = [
     ("train.save_every", 0),
     ("train.keep", 0),
     ("train.max_nonfinite", 0),
+    ("train.workers", -1),
     ("optimizer.lr", 0.0),
     ("optimizer.lr", math.nan),
     ("optimizer.eps", 0.0),
@@ -67,7 +68,9 @@ BAD = [
     ("schedule.floor", -0.1),
     ("student.dropout", 1.5),
     ("precision.student", "fp8"),
+    ("precision.student", "int8"),
     ("precision.teacher", "fp16"),
+    ("precision.evaluate", "int8"),
     ("precision.evaluate", "half"),
     ("tracker.mode", "telepathy"),
     ("evaluate.rows", 0),
@@ -82,6 +85,8 @@ BAD = [
     ("corpus.share", 2.0),
     ("corpus.heldout", 1.0),
     ("teacher.kind", "borrowed"),
+    ("teacher.cache.top_k", 0),
+    ("teacher.cache.gigabytes", 0.0),
     ("student.kind", "grown"),
     ("tracker.kind", "pigeon"),
 ]
@@ -108,6 +113,8 @@ GOOD = [
     ("evaluate.rows", 1),
     ("evaluate.pseudo_perplexity.share", 0.0),
     ("precision.student", "bf16"),
+    ("precision.teacher", "int8"),
+    ("train.workers", 0),
     ("schedule.kind", "cosine"),
 ]
 
@@ -157,3 +164,30 @@ def test_shares_of_evaluation_sources() -> None:
     config = make()
     config.evaluate.sources["imdb"] = Source(Kind.imdb, share=-1.0)
     assert "evaluate.sources.imdb.share=-1.0" in refused(config)
+
+
+def cached() -> Config:
+    config = make()
+    config.teacher.cache.top_k = 8
+    config.objective.masking.static = True
+    config.objective.cosine.weight = 0.0
+    return config
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "cure"),
+    [
+        ("objective.masking.static", False, "objective.masking.static=true"),
+        ("objective.cosine.weight", 1.0, "objective.cosine.weight=0"),
+        ("objective.soft.weight", 0.0, "top_k to null"),
+        ("objective.soft.cutoff", 0.01, "objective.soft.cutoff=0.01 to 0"),
+    ],
+)
+def test_a_teacher_cache_and_what_it_cannot_hold(setting: str, value: Any, cure: str) -> None:
+    check(cached())
+    config = cached()
+    change(config, setting, value)
+    text = refused(config)
+    assert "teacher.cache.top_k=8" in text and cure in text
+    config.teacher.cache.top_k = None
+    check(config)

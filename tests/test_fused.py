@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distill import fused, losses
-from distill.fused import NO_TARGET, Head, soft_and_mlm
+from distill.fused import NO_TARGET, Head, TopK, soft_and_mlm
 
 VOCAB, WIDTH, TEACHER_WIDTH = 1271, 24, 32
 BOTH_HEADS = VOCAB * 4 * 2  # bytes of one row's logits in fp32
@@ -28,12 +28,20 @@ class Problem:
     cutoff: float = 0.0
     temperature: float = 2.0
     vocab: int = VOCAB
+    kept: int | None = None  # the teacher is known by so many of its entries, rounded
+
+    def top_k(self) -> TopK:
+        ids, log_probs = losses.strongest(linear(*self.teacher[:3])[:, : self.vocab], self.kept or 0, self.temperature)
+        return TopK(ids.int(), log_probs.half())
 
     def plain(self) -> tuple[Tensor, Tensor]:
         soft = mlm = self.student.rows.new_zeros(())
         logits = linear(*self.student[:3])[:, : self.vocab]
         if self.teacher is not None:
-            values = losses.soft(logits, linear(*self.teacher[:3])[:, : self.vocab], self.temperature, self.cutoff)
+            if self.kept is None:
+                values = losses.soft(logits, linear(*self.teacher[:3])[:, : self.vocab], self.temperature, self.cutoff)
+            else:
+                values = losses.soft_topk(logits, *self.top_k(), self.temperature)
             soft = values.sum() if self.soft_rows is None else values[self.soft_rows].sum()
         if self.targets is not None:
             mlm = losses.mlm(logits, self.targets).sum()
@@ -44,7 +52,7 @@ class Problem:
     ) -> tuple[Tensor, ...]:
         return soft_and_mlm(
             student or self.student,
-            self.teacher,
+            self.teacher if self.kept is None else self.top_k(),
             self.targets,
             soft_scale=0.3,
             mlm_scale=torch.tensor(0.07, dtype=torch.float64),
@@ -120,6 +128,39 @@ def test_rows_carry_any_mixture_of_terms(masked: float, soft: float | None, temp
     case = problem(masked=masked, soft=soft)
     case.temperature = temperature
     agree(case, budget=10 * BOTH_HEADS)
+
+
+@pytest.mark.parametrize("kept", [1, 8, 128, VOCAB - 1])
+@pytest.mark.parametrize("soft", [None, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 3.7])
+def test_a_teacher_known_by_its_largest_entries(kept: int, soft: float | None, temperature: float) -> None:
+    case = problem(soft=soft)
+    case.kept, case.temperature = kept, temperature
+    agree(case, upstream=-2.5, budget=10 * BOTH_HEADS)
+
+
+def test_a_teacher_known_by_its_largest_entries_alone() -> None:
+    """Without masked words, without rows, at extreme logits; gradients by differences."""
+    for rows in (0, 1, 41):
+        case = problem(rows)
+        case.targets, case.kept = None, 8
+        agree(case)
+    case.student = case.student._replace(rows=(case.student.rows.detach() * 1e4).requires_grad_())
+    agree(case, relative=2e-3)
+    case = problem(5, torch.float64, masked=0.5, soft=0.7, vocab=13)
+    case.kept = 4
+    assert torch.autograd.gradcheck(lambda *t: case.fused(student=Head(*t), budget=2 * 13 * 16)[0], case.student[:3])
+    agree(case, relative=1e-13)
+
+
+def test_almost_all_entries_give_the_result_of_the_live_teacher() -> None:
+    case = problem()
+    live, live_sums = case.plain()
+    case.kept = VOCAB - 1
+    loss, sums = case.fused()
+    torch.testing.assert_close((loss, sums), (live, live_sums), rtol=2e-3, atol=1e-4)
+    for mine, reference in zip(gradients(loss, case.student), gradients(live, case.student), strict=True):
+        assert (mine - reference).norm() < 2e-3 * reference.norm()
 
 
 def test_terms_and_bias_may_be_absent() -> None:
@@ -257,6 +298,9 @@ def test_compiled_gives_the_plain_result() -> None:
         warnings.simplefilter("error", UserWarning)  # falling back would be said by a warning
         for rows_per_chunk in (8, 41):
             agree(problem(), budget=rows_per_chunk * BOTH_HEADS, compiled=True)
+        case = problem()
+        case.kept = 8
+        agree(case, budget=8 * BOTH_HEADS, compiled=True)
 
 
 def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

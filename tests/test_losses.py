@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -26,6 +27,22 @@ def soft_loop(student: Tensor, teacher: Tensor, temperature: float, cutoff: floa
         values[n] = temperature**2 * (math.fsum(terms) + tail)
         for v, (x, y, c) in enumerate(zip(p, q, cut, strict=True)):
             gradients[n, v] = temperature * (y - (tail_p * y / tail_q if c else x))
+    return values, gradients
+
+
+def topk_loop(student: Tensor, ids: Tensor, log_probs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The same for a teacher of whom the kept entries and the mass of all others are known."""
+    values, gradients = torch.zeros(len(student), dtype=torch.float64), torch.zeros(student.shape, dtype=torch.float64)
+    rows = zip(student.double().tolist(), ids.tolist(), log_probs.double().tolist(), strict=True)
+    for n, (s, kept, logs) in enumerate(rows):
+        whole = math.fsum(math.exp(x) for x in logs)
+        p = dict(zip(kept, (math.exp(x) / whole for x in logs), strict=False))
+        q, tail_p = distribution(s, temperature), math.exp(logs[-1]) / whole
+        tail_q = math.fsum(y for v, y in enumerate(q) if v not in p)
+        inside = math.fsum(x * math.log(x / q[v]) for v, x in p.items() if x > 0)
+        values[n] = temperature**2 * (inside + (tail_p * math.log(tail_p / tail_q) if tail_p > 0 else 0))
+        for v, y in enumerate(q):
+            gradients[n, v] = temperature * (y - (p[v] if v in p else tail_p * y / tail_q))
     return values, gradients
 
 
@@ -93,6 +110,51 @@ def test_soft_is_the_formula(dtype: torch.dtype, shape: tuple[int, int], cutoff:
         agree(lambda x, t=temperature: losses.soft(x, teacher, t, cutoff), student, want, relative)
 
 
+@pytest.mark.parametrize("kept", [1, 3, -1])
+@pytest.mark.parametrize("shape", [(1, 2), (3, 7), (13, 301)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_soft_topk_is_the_formula(dtype: torch.dtype, shape: tuple[int, int], kept: int) -> None:
+    student, teacher = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)
+    kept = min(kept % shape[1], shape[1] - 1)
+    for temperature in (1.0, 2.0, 3.7):
+        ids, exact = losses.strongest(teacher, kept, temperature)
+        for log_probs in (exact, exact.half()):
+            want = topk_loop(student, ids, log_probs, temperature)
+            relative = 1e-11 if dtype == torch.float64 else 2e-5
+            term = partial(losses.soft_topk, ids=ids.int(), log_probs=log_probs, temperature=temperature)
+            agree(term, student, want, relative)
+
+
+def test_strongest_is_sorted_and_complete() -> None:
+    teacher = draw(41, 1271, dtype=torch.float32)
+    ids, log_probs = losses.strongest(teacher, 8, 2.0)
+    probabilities = (teacher / 2).softmax(-1)
+    assert ids.shape == (41, 8) and log_probs.shape == (41, 9) and log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs[:, :8].exp(), probabilities.sort(descending=True)[0][:, :8])
+    torch.testing.assert_close(probabilities.gather(1, ids), log_probs[:, :8].exp())
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(41))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_soft_topk_with_all_but_one_entry_is_soft(temperature: float) -> None:
+    """The bucket of one entry is that entry; rounding to float16 costs no more than its digits."""
+    teacher = draw(41, 97, dtype=torch.float32)
+    ids, log_probs = losses.strongest(teacher, 96, temperature)
+    results = []
+    for term in (
+        lambda x: losses.soft(x, teacher, temperature),
+        lambda x: losses.soft_topk(x, ids, log_probs, temperature),
+        lambda x: losses.soft_topk(x, ids, log_probs.half(), temperature),
+    ):
+        torch.manual_seed(1)
+        student = draw(41, 97, dtype=torch.float32).requires_grad_()
+        values = term(student)
+        values.sum().backward()
+        results.append((values.detach(), student.grad))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results[2], results[0], rtol=3e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_mlm_is_the_formula(shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -125,6 +187,8 @@ def test_bf16_is_computed_in_fp32() -> None:
 def test_gradients_by_differences(cutoff: float) -> None:
     student, teacher = draw(4, 9, scale=1.0).requires_grad_(), draw(4, 9, scale=1.0)
     assert torch.autograd.gradcheck(lambda x: losses.soft(x, teacher, 1.7, cutoff), student)
+    kept = losses.strongest(teacher, 3, 1.7)
+    assert torch.autograd.gradcheck(lambda x: losses.soft_topk(x, *kept, 1.7), student)
     assert torch.autograd.gradcheck(lambda x: losses.cosine(x, teacher), student)
     assert torch.autograd.gradcheck(lambda x: losses.mlm(x, torch.tensor([0, -100, 8, 3])), student)
 
@@ -133,7 +197,9 @@ def test_gradients_by_differences(cutoff: float) -> None:
 def test_no_rows(cutoff: float) -> None:
     empty = torch.zeros(0, 7, requires_grad=True)
     targets = torch.zeros(0, dtype=torch.int64)
-    for values in (losses.soft(empty, empty.detach(), 2.0, cutoff), losses.mlm(empty, targets)):
+    kept = losses.strongest(empty.detach(), 3, 2.0)
+    soft, topk = losses.soft(empty, empty.detach(), 2.0, cutoff), losses.soft_topk(empty, *kept, 2.0)
+    for values in (soft, topk, losses.mlm(empty, targets)):
         assert values.shape == (0,)
         values.sum().backward()
     assert losses.cosine(empty, empty).shape == (0,)
@@ -161,6 +227,15 @@ def test_a_tiny_tail_keeps_its_digits() -> None:
     want = tail * (math.log(tail) - (math.log(2) - 200)) + (1 - tail) * math.log(1 - tail)
     assert values.item() == pytest.approx(want, rel=1e-6)
     values.backward()
+    torch.testing.assert_close(student.grad, torch.tensor([[tail, -tail / 2, -tail / 2]]))
+
+
+def test_a_tiny_tail_of_kept_entries_keeps_its_digits() -> None:
+    teacher, student = torch.tensor([[0.0, -3.0, -3.0]]), torch.tensor([[0.0, -200.0, -200.0]], requires_grad=True)
+    values = losses.soft_topk(student, *losses.strongest(teacher, 1, 1.0), 1.0)
+    values.backward()
+    torch.testing.assert_close(values.detach(), losses.soft(student.detach(), teacher, 1.0, 0.1))
+    tail = 2 * math.exp(-3) / (1 + 2 * math.exp(-3))
     torch.testing.assert_close(student.grad, torch.tensor([[tail, -tail / 2, -tail / 2]]))
 
 

@@ -37,11 +37,22 @@ BAD = {
         ["evaluate.sets=[books]", "evaluate.missing=stop"],
         ["evaluate.sets", "evaluate.sources.books.path", "DISTILL_DATA"],
     ),
+    "no local storage": (["corpus.local=/proc/nowhere"], ["corpus.local=/proc/nowhere", "give another"]),
     "no such twin": (["evaluate.twin=/no/run"], ["evaluate.twin=/no/run"]),
     "no such checkpoint": (["resume=/no/checkpoint"], ["resume=/no/checkpoint"]),
     "no teacher": (["teacher.path=/no/model"], ["teacher.path=/no/model"]),
     "teacher asked for but none": (["teacher=none"], ["teacher.kind=none", "objective=mlm"]),
+    "teacher cache with moving masks": (["teacher.cache.top_k=8"], ["teacher.cache.top_k=8", "static=true"]),
+    "teacher cache of the whole vocabulary": (
+        ["teacher.cache.top_k=99999", "objective.masking.static=true", "objective.cosine.weight=0"],
+        ["teacher.cache.top_k=99999", "vocabulary"],
+    ),
+    "teacher cache too large": (
+        ["teacher.cache={top_k:8,gigabytes:1e-6}", "objective.masking.static=true", "objective.cosine.weight=0"],
+        ["teacher.cache.gigabytes=1e-06", "top_k=8", "allow that much"],
+    ),
     "unknown number format": (["precision.student=fp7"], ["precision.student=fp7", "bf16"]),
+    "format that no student has": (["precision.student=int8"], ["precision.student=int8", "fp32, bf16"]),
     "unknown backend": (["backend.name=pigeon"], ["backend.name=pigeon", "horovod"]),
     "unknown family": (["student.architecture=gpt2"], ["student.architecture=gpt2"]),
 }

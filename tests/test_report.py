@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from distill import page, plots, report, summary
+from distill.results import data_wait
 
 SETS = ("heldout", "wikitext2")
 CONFIG = "train:\n  epochs: 3\n  note: '<b>&'\n"
@@ -69,6 +70,7 @@ def sample_results() -> dict[str, Any]:
             "tokens": 370_368,
             "seconds": 213.9,
             "tokens_per_second": 1731.5,
+            "data_wait": 0.0301,
             "final_loss": {"total": 9.421, "soft": 1.253, "mlm": 3.714, "cosine": 0.1423},
             "skipped_steps": 2,
             "ended_by": "epochs",
@@ -360,3 +362,9 @@ def test_smoothing_is_the_centred_mean() -> None:
     assert smooth == pytest.approx([3.0, 8 / 3, 14 / 5, 20 / 5, 21 / 5, 16 / 3, 2.0])
     assert plots.smoothed(values, 0) == pytest.approx(values)
     assert plots.smoothed([], 5) == []
+
+
+def test_the_share_of_waiting_is_weighted_by_time() -> None:
+    lines = [{"seconds": 1.0, "data_wait": 0.4}, {"seconds": 4.0, "data_wait": 0.1}]
+    assert data_wait(lines) == pytest.approx((0.4 * 1 + 0.1 * 3) / 4)
+    assert data_wait([]) is None

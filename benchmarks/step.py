@@ -1,0 +1,282 @@
+"""Our distillation step against a plain re-implementation of the DistilBERT example's, and against its own floor.
+
+    python benchmarks/step.py                        # the shapes of this device
+    python benchmarks/step.py --shapes small --threads 1
+
+The plain step asks both models for all logits and hidden states, selects positions with boolean masks and reduces with
+torch's own losses. Both train the same models on the same batches: soft targets (T = 2), masked words, cosine,
+gradients accumulated over `--accumulate` micro-batches, clipping, AdamW. All variants of a shape take turns; times are
+medians per micro-batch. The floor is the matrix work that no arrangement of this step can avoid, at the matrix rate
+measured in the same run: encoder layers (teacher forward, student forward and backward), attention, and the heads at
+the rows that carry a term.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from machine import save, table
+from torch.nn.functional import cosine_embedding_loss, cross_entropy, kl_div
+from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertForMaskedLM
+
+from distill import frozen, optim
+from distill.backends.single import Single
+from distill.batches import Batch, make_batch
+from distill.config import Backend, Masking, Objective, Optimizer, Precision, Rows
+from distill.masking import IGNORE, Masker
+from distill.objective import Objective as CombinedObjective
+from distill.precision import autocast
+
+TEMPERATURE, WEIGHTS = 2.0, (5.0, 2.0, 1.0)
+
+
+class Shape(NamedTuple):
+    teacher_layers: int
+    student_layers: int
+    width: int
+    vocabulary: int
+    rows: int
+    tokens: int
+
+    def __str__(self) -> str:
+        models = f"{self.teacher_layers}x{self.width} -> {self.student_layers}x{self.width}"
+        return f"{models}, V {self.vocabulary}, {self.rows} x {self.tokens}"
+
+
+SHAPES = {
+    "base": Shape(12, 6, 768, 30522, 8, 128),
+    "small": Shape(4, 2, 256, 8192, 16, 128),
+    "embedded": Shape(4, 2, 192, 6144, 16, 128),
+    "base-512": Shape(12, 6, 768, 30522, 16, 512),
+}
+
+
+class Variant(NamedTuple):
+    name: str
+    rows: Rows
+    precision: Precision
+    plain: bool = False
+
+
+def variants(device: torch.device, more: bool) -> list[Variant]:
+    """The plain step comes first for each choice of rows: the others are compared with it."""
+    found = []
+    for rows in (Rows.all, Rows.masked):
+        fp32, bf16 = Precision(), Precision(student="bf16", teacher="bf16")
+        found += [
+            Variant("plain fp32", rows, fp32, plain=True),
+            Variant("plain bf16", rows, bf16, plain=True),
+            Variant("ours fp32", rows, fp32),
+            Variant("ours bf16", rows, bf16),
+            Variant("ours bf16, eager objective", rows, bf16),
+        ]
+        if device.type == "cpu":
+            found.append(Variant("ours bf16, int8 teacher", rows, Precision(student="bf16", teacher="int8")))
+        if more:
+            found.append(Variant("ours bf16, models compiled", rows, Precision(student="bf16", teacher="bf16", compile=True)))
+    return found
+
+
+def models(shape: Shape, device: torch.device) -> tuple[Any, Any]:
+    """A frozen BERT and a DistilBERT, both with random weights: time does not depend on them."""
+    torch.manual_seed(0)
+    common: dict[str, Any] = {"vocab_size": shape.vocabulary, "max_position_embeddings": 512}
+    heads, inner = max(1, shape.width // 64), 4 * shape.width
+    teacher = BertForMaskedLM(
+        BertConfig(
+            hidden_size=shape.width,
+            num_hidden_layers=shape.teacher_layers,
+            num_attention_heads=heads,
+            intermediate_size=inner,
+            **common,
+        )
+    )
+    student = DistilBertForMaskedLM(
+        DistilBertConfig(dim=shape.width, n_layers=shape.student_layers, n_heads=heads, hidden_dim=inner, **common)
+    )
+    return teacher.to(device).eval().requires_grad_(False), student.to(device).train()
+
+
+def batches(shape: Shape, count: int, device: torch.device) -> list[Batch]:
+    """Full rows of random tokens, 15 % of them to be predicted, as in training."""
+    ordinary = np.arange(shape.vocabulary) >= 5
+    masker = Masker(Masking(), 4, ordinary, np.ones(shape.vocabulary), np.zeros(shape.vocabulary, bool))
+    random = np.random.default_rng(0)
+    made = []
+    for i in range(count):
+        ids = random.integers(5, shape.vocabulary, (shape.rows, shape.tokens))
+        keys = np.arange(i * shape.rows, (i + 1) * shape.rows, dtype=np.uint64)
+        made.append(make_batch(ids, keys, masker, pad_id=0).to(device))
+    return made
+
+
+def plain_loss(student: Any, teacher: Any, batch: Batch, variant: Variant) -> torch.Tensor:
+    """The example's loss of one micro-batch, means over its own positions."""
+    attention = torch.ones_like(batch.inputs)
+    with torch.no_grad(), autocast(variant.precision.teacher, batch.inputs.device):
+        taught = teacher(input_ids=batch.inputs, attention_mask=attention, output_hidden_states=True)
+    with autocast(variant.precision.student, batch.inputs.device):
+        made = student(input_ids=batch.inputs, attention_mask=attention, output_hidden_states=True)
+    ours, theirs = made.logits.float(), taught.logits.float()
+    targets = batch.targets.view_as(batch.inputs)
+    chosen = (targets != IGNORE) if variant.rows is Rows.masked else attention.bool()
+    where = chosen[..., None].expand_as(ours)
+    ours_chosen = ours.masked_select(where).view(-1, ours.shape[-1])
+    theirs_chosen = theirs.masked_select(where).view(-1, ours.shape[-1])
+    log_q, p = (ours_chosen / TEMPERATURE).log_softmax(-1), (theirs_chosen / TEMPERATURE).softmax(-1)
+    soft = kl_div(log_q, p, reduction="batchmean") * TEMPERATURE**2
+    mlm = cross_entropy(ours.view(-1, ours.shape[-1]), targets.view(-1))
+    hidden = [output.hidden_states[-1].float() for output in (made, taught)]
+    rows = [h.masked_select(attention.bool()[..., None].expand_as(h)).view(-1, h.shape[-1]) for h in hidden]
+    cosine = cosine_embedding_loss(*rows, torch.ones(len(rows[0]), device=rows[0].device))
+    return WEIGHTS[0] * soft + WEIGHTS[1] * mlm + WEIGHTS[2] * cosine
+
+
+def plain_step(shape: Shape, variant: Variant, device: torch.device) -> Callable[[list[Batch]], None]:
+    teacher, student = models(shape, device)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=5e-4, eps=1e-6, betas=(0.9, 0.98))
+
+    def step(window: list[Batch]) -> None:
+        for batch in window:
+            (plain_loss(student, teacher, batch, variant) / len(window)).backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), 5.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def our_step(shape: Shape, variant: Variant, device: torch.device) -> Callable[[list[Batch]], None]:
+    """What `distill.train` does in a step, with its own parts."""
+    teacher, student = models(shape, device)
+    settings = Objective()
+    settings.soft.rows = variant.rows
+    compiled = "eager" not in variant.name
+    objective = CombinedObjective(settings, variant.precision, shape.vocabulary, compiled)
+    teacher = frozen.for_training(teacher, variant.precision, device)
+    if variant.precision.compile:
+        for model in (teacher, student):
+            model.base_model.compile()
+    backend = Single(Backend(device=str(device)))
+    backend.prepare(student)
+    optimizer = optim.build(student, Optimizer())
+
+    def step(window: list[Batch]) -> None:
+        counts = objective.counts(window)
+        sums = torch.zeros(3, device=device)
+        backend.zero_gradients()
+        for batch in window:
+            loss, parts = objective(student, teacher, batch, counts)
+            loss.backward()
+            sums += parts
+        riders = backend.sum_gradients(sums)
+        optim.clip(student, 5.0)
+        assert riders is not None and len(riders.tolist()) == 3
+        optimizer.step()
+
+    return step
+
+
+def matrix_rate(shape: Shape, dtype: torch.dtype, device: torch.device) -> float:
+    """Operations per second of the fastest of the step's own large matrix products."""
+    tokens, width, best = shape.rows * shape.tokens, shape.width, 0.0
+    for inner, outer in ((width, 4 * width), (4 * width, width), (width, shape.vocabulary)):
+        a, b = (torch.randn(size, dtype=dtype, device=device) for size in ((tokens, inner), (outer, inner)))
+        for _ in range(5):
+            wait(device)
+            began = time.perf_counter()
+            a @ b.t()
+            wait(device)
+            best = max(best, 2 * tokens * inner * outer / (time.perf_counter() - began))
+    return best
+
+
+def operations(shape: Shape, rows: Rows) -> float:
+    """Matrix operations of one micro-batch: a forward is 1, a forward with its backward 3."""
+    tokens, width = shape.rows * shape.tokens, shape.width
+    layer = 24 * width**2 + 4 * shape.tokens * width
+    chosen = tokens if rows is Rows.all else round(0.15 * tokens)
+    head = 2 * width * (shape.vocabulary + width)
+    return float(tokens * layer * (shape.teacher_layers + 3 * shape.student_layers) + chosen * head * (1 + 3))
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    window = batches(shape, options.accumulate, device)
+    chosen = [v for v in variants(device, options.compile) if options.only in v.name]
+    steps = [(plain_step if variant.plain else our_step)(shape, variant, device) for variant in chosen]
+    seconds: list[list[float]] = [[] for _ in chosen]
+    for _ in range(options.rounds + 1):
+        for step, times in zip(steps, seconds, strict=True):
+            wait(device)
+            began = time.perf_counter()
+            step(window)
+            wait(device)
+            times.append((time.perf_counter() - began) / len(window))
+    rates = {dtype: matrix_rate(shape, dtype, device) for dtype in (torch.float32, torch.bfloat16)}
+    results = []
+    for variant, times in zip(chosen, seconds, strict=True):
+        dtype = torch.float32 if variant.precision.student == "fp32" else torch.bfloat16
+        results.append(
+            {
+                "shape": str(shape),
+                "rows": variant.rows.value,
+                "variant": variant.name,
+                "seconds": statistics.median(times[1:]),  # the first round warms up
+                "all": times[1:],
+                "floor": operations(shape, variant.rows) / rates[dtype],
+                "rate": rates[dtype],
+            }
+        )
+    return results
+
+
+def lines(results: list[dict[str, Any]]) -> list[list[str]]:
+    plain = {r["rows"]: r["seconds"] for r in results if r["variant"] == "plain fp32"}
+    return [
+        [
+            f"{r['shape']}, {r['rows']} rows",
+            r["variant"],
+            f"{1000 * r['seconds']:.0f}",
+            f"{plain[r['rows']] / r['seconds']:.2f}" if r["rows"] in plain else "-",
+            f"{r['floor'] / r['seconds']:.0%}",
+            f"{r['rate'] / 1e9:.0f}",
+        ]
+        for r in results
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shapes", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--accumulate", type=int, default=8, help="micro-batches per step")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--only", default="", help="variants whose name has this in it")
+    parser.add_argument("--compile", action="store_true", help="also with precision.compile=true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    shapes = options.shapes or ("base-512,base" if device.type == "cuda" else "base,small,embedded")
+    results: list[dict[str, Any]] = []
+    for name in shapes.split(","):
+        results += measure(SHAPES[name], options, device)
+    print("milliseconds per micro-batch; matrix rate in Gop/s, fp32 or bf16 as the student's\n")
+    print(table(["shape", "step", "ms", "times as fast as plain fp32", "of the floor", "rate"], lines(results)))
+    save(options.json, results)
+
+
+if __name__ == "__main__":
+    main()

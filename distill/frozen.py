@@ -1,0 +1,71 @@
+"""The frozen teacher as training asks it: linear layers rounded and laid out once instead of in every forward."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from distill import int8
+from distill.config import Precision
+from distill.models import TRANSFORMS
+
+
+class PackedLinear(nn.Module):
+    """A linear layer on the CPU whose weight lies as oneDNN's kernels want it, in fp32 or bf16.
+
+    Torch's own layer lays the weight out anew in every call, and under autocast rounds it anew, since autocast only
+    keeps the copies of weights that are trained.
+    """
+
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(dtype))
+        self.bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in] -> [..., out]"""
+        # The operator that torch.compile makes of frozen linear layers; it is the same in torch 2.11 to 2.13.
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "")
+
+
+def for_training(teacher: Any, precision: Precision, device: torch.device) -> Any:
+    """A copy of `teacher`, which is in evaluation mode, for training's forward passes under `precision.teacher`.
+
+    Nothing but linear layers is copied. Families that are not known are given back as they are: they may use their
+    layers' weights in ways of their own. int8 takes any family.
+    """
+    if precision.teacher == "int8":
+        laid_out = int8.quantize(teacher)
+    elif getattr(teacher.config, "model_type", None) not in TRANSFORMS:
+        return teacher
+    else:
+        laid_out = copy.deepcopy(teacher, {id(tensor): tensor for tensor in teacher.parameters()})
+    dtype = torch.float32 if precision.teacher == "fp32" else torch.bfloat16
+    # Inductor lays out what it compiles itself.
+    packs = device.type == "cpu" and not precision.compile and _can_pack(dtype)
+    head = laid_out.get_output_embeddings()
+    for parent in list(laid_out.modules()):
+        for name, layer in list(parent.named_children()):
+            # What inherits from a linear layer may compute something else; the head is multiplied by the objective.
+            if type(layer) is nn.Linear:
+                new = PackedLinear(layer, dtype) if packs and layer is not head else _rounded(layer, dtype)
+                setattr(parent, name, new)
+    return laid_out
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _rounded(layer: nn.Linear, dtype: torch.dtype) -> nn.Linear:
+    """A layer with the same weights in `dtype`; the very same tensors where they have it already."""
+    new = nn.Linear(1, 1, bias=layer.bias is not None)
+    new.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
+    if layer.bias is not None:
+        new.bias = nn.Parameter(layer.bias.detach().to(dtype), requires_grad=False)
+    new.in_features, new.out_features = layer.in_features, layer.out_features
+    return new.eval()
