@@ -30,7 +30,7 @@ from distill.batches import Batch, make_batch
 from distill.config import Backend, Masking, Objective, Optimizer, Precision, Rows
 from distill.masking import IGNORE, Masker
 from distill.objective import Objective as CombinedObjective
-from distill.precision import autocast
+from distill.precision import autocast, casts_kept
 
 TEMPERATURE, WEIGHTS = 2.0, (5.0, 2.0, 1.0)
 
@@ -170,10 +170,11 @@ def our_step(shape: Shape, variant: Variant, device: torch.device) -> Callable[[
         counts = objective.counts(window)
         sums = torch.zeros(3, device=device)
         backend.zero_gradients()
-        for batch in window:
-            loss, parts = objective(student, teacher, batch, counts)
-            loss.backward()
-            sums += parts
+        with casts_kept(device):
+            for batch in window:
+                loss, parts = objective(student, teacher, batch, counts)
+                loss.backward()
+                sums += parts
         riders = backend.sum_gradients(sums)
         optim.clip(student, 5.0)
         assert riders is not None and len(riders.tolist()) == 3

@@ -13,7 +13,7 @@ from distill.config import Objective as Settings
 from distill.config import Precision, Rows
 from distill.fused import Head, TopK, soft_and_mlm
 from distill.models import head_rows, hidden_states, output_embedding
-from distill.precision import autocast
+from distill.precision import autocast, rounded
 
 TERMS = ("soft", "mlm", "cosine")
 MANY_LOGITS = 4e9  # of a run on the CPU: from here on torch.compile wins back the seconds that it takes to start
@@ -38,7 +38,6 @@ class Objective:
         self.settings, self.precision, self.vocab, self.compiled = settings, precision, vocab, compiled
         self.weights = torch.tensor([settings.soft.weight, settings.mlm.weight, settings.cosine.weight])
         self.needs_teacher = settings.soft.weight > 0 or settings.cosine.weight > 0
-        self._rounded = _Rounded()
 
     def counts(self, window: list[Batch]) -> torch.Tensor:
         """Positions that carry each term in these micro-batches: [3] float64, in the order of `TERMS`."""
@@ -63,7 +62,7 @@ class Objective:
             hidden = hidden_states(student, batch.inputs, batch.attention).flatten(0, 1)
             ours = Head(head_rows(student, self._select(hidden, batch)), *output_embedding(student))
         dtype = ours.rows.dtype if self.precision.student == "fp32" else torch.bfloat16
-        ours = ours._replace(dtype=dtype, rounded=self._rounded(ours.weight, dtype))
+        ours = ours._replace(dtype=dtype, rounded=rounded(ours.weight, dtype))
         taught, theirs = self._ask(teacher, batch)
         targets = self._select(batch.targets[:, None], batch)[:, 0]
         scales = (self.weights / counts.clamp(min=1)).to(device, torch.promote_types(hidden.dtype, torch.float32))
@@ -128,20 +127,6 @@ class Objective:
         if self.settings.soft.weight > 0 and self.settings.soft.rows is Rows.all:
             return _real(values, batch)
         return values.index_select(0, batch.masked)
-
-
-class _Rounded:
-    """A trained weight in another format, made anew only when it has changed: once per step."""
-
-    def __init__(self) -> None:
-        self._source: tuple[int, int, torch.dtype] | None = None
-        self._value = torch.empty(0)
-
-    def __call__(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        source = (id(weight), weight._version, dtype)
-        if source != self._source:
-            self._source, self._value = source, weight.detach().to(dtype)
-        return self._value
 
 
 def _real(values: torch.Tensor, batch: Batch) -> torch.Tensor:

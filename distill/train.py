@@ -16,6 +16,7 @@ from distill.config import Optimizer, Schedule, Train
 from distill.errors import Diverged, Interrupted
 from distill.objective import TERMS, Objective
 from distill.optim import clip, factor, set_learning_rate
+from distill.precision import casts_kept
 from distill.seed import key
 
 ENDLESS = 10**9  # steps of a run that only the clock ends
@@ -86,11 +87,12 @@ def train(
             torch.manual_seed(int(key(batches.seed, "dropout", state.step, backend.rank) >> 1))
             sums, syncs = torch.zeros(3, device=backend.device), backend.num_syncs
             backend.zero_gradients()
-            for number, batch in enumerate(window):
-                with backend.sync(last=number == len(window) - 1):
-                    loss, parts = objective(student, teacher, batch, counts)
-                    loss.backward()
-                sums += parts
+            with casts_kept(backend.device):
+                for number, batch in enumerate(window):
+                    with backend.sync(last=number == len(window) - 1):
+                        loss, parts = objective(student, teacher, batch, counts)
+                        loss.backward()
+                    sums += parts
             asked = time.monotonic()
             upcoming = next(windows, [])
             waited = time.monotonic() - asked

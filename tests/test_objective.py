@@ -1,5 +1,6 @@
 """The objective against its definition in float64 loops: value and gradient, and the same for every split."""
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from distill.batches import Batch, Batches, make_batch
 from distill.config import Objective as Settings
 from distill.config import Precision, Rows, Soft, Term
 from distill.masking import IGNORE
-from distill.objective import TERMS, Objective
+from distill.objective import TERMS, Objective, pays_to_compile
+from distill.precision import casts_kept, rounded
 from distill.seed import key
 
 # What the tests do in float64 still passes through a few sums in fp32.
@@ -170,6 +172,39 @@ def test_counts(tokenizer: Any) -> None:
         counts = Objective(Settings(soft=Soft(rows=rows)), Precision(), VOCAB).counts(batches)
         assert counts.dtype == torch.float64 and counts.tolist() == [soft, targets, positions]
     assert Objective(Settings(), Precision(), VOCAB).counts([]).tolist() == [0, 0, 0]
+
+
+def test_a_weight_is_rounded_once_per_step(tokenizer: Any, teacher: Any) -> None:
+    """The encoder's by autocast, the head's by the objective; the gradient stays what it is without, bit for bit."""
+    objective, batches = Objective(Settings(), Precision("bf16", "bf16"), VOCAB), window(tokenizer)
+    student = make_model("distilbert", 1, seed=2)
+    step(objective, student, teacher, batches)
+    expected = {name: grad.clone() for name, grad in gradient(student).items()}
+    casts = []
+    for keep in (contextlib.nullcontext(), casts_kept(torch.device("cpu"))):
+        for tensor in student.parameters():
+            tensor.grad = None
+        with torch.profiler.profile() as profile, keep:
+            step(objective, student, teacher, batches)
+        casts.append(sum(event.count for event in profile.key_averages() if event.key == "aten::_to_copy"))
+        assert all(torch.equal(grad, expected[name]) for name, grad in gradient(student).items())
+    linear = sum(isinstance(module, torch.nn.Linear) for module in student.modules())
+    assert len(batches) > 1 and casts[0] - casts[1] >= (len(batches) - 1) * (linear - 1)
+    weight = student.vocab_projector.weight
+    with casts_kept(torch.device("cpu")):
+        first = rounded(weight, torch.bfloat16)
+        assert rounded(weight, torch.bfloat16) is first
+    torch.optim.AdamW(student.parameters(), lr=0.1, fused=True).step()
+    with casts_kept(torch.device("cpu")):
+        assert torch.equal(rounded(weight, torch.bfloat16), weight.bfloat16())
+
+
+def test_long_runs_are_compiled_and_short_ones_are_not() -> None:
+    cpu, auto, fused = torch.device("cpu"), Settings(), Settings(kernel="fused")
+    assert [pays_to_compile(auto, Precision(), cpu, n) for n in (1e8, 1e11)] == [False, True]
+    assert pays_to_compile(auto, Precision(), torch.device("cuda"), 1.0)
+    assert not pays_to_compile(fused, Precision(), cpu, 1e12)
+    assert pays_to_compile(fused, Precision(compile=True), cpu, 1.0)
 
 
 @KERNELS
