@@ -78,7 +78,9 @@ def variants(device: torch.device, more: bool) -> list[Variant]:
         if device.type == "cpu":
             found.append(Variant("ours bf16, int8 teacher", rows, Precision(student="bf16", teacher="int8")))
         if more:
-            found.append(Variant("ours bf16, models compiled", rows, Precision(student="bf16", teacher="bf16", compile=True)))
+            found.append(
+                Variant("ours bf16, models compiled", rows, Precision(student="bf16", teacher="bf16", compile=True))
+            )
     return found
 
 

@@ -21,7 +21,7 @@ def casts_kept(device: torch.device) -> Iterator[None]:
     Weights must not change inside. (Their version would not tell: the fused AdamW leaves it as it is.)
     """
     global _kept
-    # Autocast drops its copies when the outermost of its contexts ends; this one is outermost, and itself casts nothing.
+    # Autocast drops its copies when the outermost of its contexts ends: this one, which itself casts nothing.
     with torch.autocast(device.type, enabled=False):
         _kept = {}
         try:

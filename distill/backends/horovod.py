@@ -117,8 +117,8 @@ class Horovod(Workers):
         self._wait(self._hvd.broadcast_async_(data, 0, name=f"broadcast/{len(data)}"))
 
     def _wait(self, handle: int) -> None:
-        # Horovod's own waiting asks without a pause, and takes the core from the threads that do what it waits for: with
-        # more ranks than cores 64 MB took up to 28 s instead of 0.2.
+        # Horovod's own waiting asks without a pause, and takes the core from the threads that do the work: with more
+        # ranks than cores 64 MB took up to 28 s instead of 0.2.
         while self.device.type == "cpu" and not self._hvd.poll(handle):
             time.sleep(POLL)
         self._hvd.synchronize(handle)
