@@ -15,7 +15,7 @@ from distill.backends import Workers
 from distill.batches import Batches, num_workers, some_rows
 from distill.checkpoint import State, export
 from distill.checks import check
-from distill.config import Config, Rows, Tracker
+from distill.config import Config, Precision, Rows, Tracker
 from distill.evaluate import MASKING, EvaluationSet, Evaluator, load_sets
 from distill.masking import masker
 from distill.models import check_pair, check_tokenizers, load_pretrained, load_teacher, load_tokenizer
@@ -51,9 +51,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         if config.precision.teacher == "int8":
             int8.check(backend.device)
         teacher, teacher_name, student, tokenizer = load_models(config, tell)
-        if twin is not None:
-            path_of_twin = str(config.evaluate.twin)
-            check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path_of_twin), f"evaluate.twin={path_of_twin}")
+        check_twin(config.evaluate.twin, tokenizer)
         tokens = prepare(config.corpus, tokenizer, "train", log=tell)
         sets, left_out = load_sets(config, tokenizer, tell)
         batches = make_batches(config, tokens, tokenizer, backend)
@@ -65,14 +63,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
 
         cached = config.teacher.cache.top_k is not None
         cache = teacher_cache.find(config, teacher, tokens, batches, len(tokenizer)) if cached else None
-        for model in filter(None, (teacher, student)):
-            model.to(backend.device)
-        # Only training asks this copy: the report is about the teacher itself.
-        in_training = teacher and frozen.for_training(teacher, config.precision, backend.device)
-        if config.precision.compile:
-            for model in filter(None, (in_training, student)):
-                model.base_model.compile()
-        backend.prepare(student)
+        in_training = place(teacher, student, config.precision, backend)
         optimizer = optim.build(student, config.optimizer)
         state = folder.begin(student, optimizer, resolved)
         notes = [*results.notes(config, tokens), *left_out]
@@ -86,10 +77,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             notes.append(results.cache_note(cache.facts()))
             tell(f"  {notes[-1]}")
         objective = make_objective(config, batches, len(tokenizer), backend.device)
-        rule = masker(MASKING, tokenizer, tokens.counts)
-        evaluator = Evaluator(
-            config.evaluate, rule, tokenizer.pad_token_id, len(tokenizer), config.precision.evaluate, backend
-        )
+        evaluator = make_evaluator(config, tokens, tokenizer, backend)
         watch = Watch(config, folder, recipe, backend, batches, student, evaluator, sets, state)
         asked = teacher if objective.needs_teacher else None  # a twin only starts from its layers
         live = None if cached or asked is None else in_training
@@ -117,10 +105,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             "identity": identity,
         }
         if backend.rank == 0:
-            export(student, tokenizer, path / "student", report.model_card(content))
-            report.write(path, content, metrics, resolved)
-            folder.write_results(content)
-            tell(f"{summary.findings(content)}\nReport: {path / 'report.html'}   Student: {path / 'student'}")
+            publish(folder, content, student, tokenizer, metrics, resolved)
         backend.barrier()
         return content
 
@@ -136,6 +121,35 @@ def load_models(config: Config, tell: Tell) -> tuple[Any | None, str, Any, PreTr
     student = make_student(config.student, teacher, tokenizer, config.corpus.sequence_length)
     check_pair(teacher, student, tokenizer, config.objective.cosine.weight > 0)
     return teacher, teacher_name, student, tokenizer
+
+
+def check_twin(path: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a twin of another vocabulary. Raises SettingError."""
+    if path is not None:
+        check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path), f"evaluate.twin={path}")
+
+
+def place(teacher: Any | None, student: Any, precision: Precision, backend: Workers) -> Any | None:
+    """Put both models on this rank's device and the student's gradients into the bucket.
+
+    Returns:
+        The teacher as training asks it. The report is about the teacher itself.
+    """
+    for model in filter(None, (teacher, student)):
+        model.to(backend.device)
+    in_training = teacher and frozen.for_training(teacher, precision, backend.device)
+    if precision.compile:
+        for model in filter(None, (in_training, student)):
+            model.base_model.compile()
+    backend.prepare(student)
+    return in_training
+
+
+def make_evaluator(config: Config, tokens: Tokens, tokenizer: PreTrainedTokenizerBase, backend: Workers) -> Evaluator:
+    """What scores models at the fixed masks of evaluation."""
+    rule = masker(MASKING, tokenizer, tokens.counts)
+    pad_id, vocab = tokenizer.pad_token_id, len(tokenizer)
+    return Evaluator(config.evaluate, rule, pad_id, vocab, config.precision.evaluate, backend)
 
 
 def make_batches(config: Config, tokens: Tokens, tokenizer: PreTrainedTokenizerBase, backend: Workers) -> Batches:
@@ -244,6 +258,22 @@ def judge(watch: "Watch", pair: dict[str, tuple[str, Any]], twin: dict[str, Any]
         "agreement": evaluator.agree(pair["student"][1], pair["teacher"][1], sets) if taught else None,
         "evaluation": {data.name: evaluator.describe(data) for data in sets},
     }
+
+
+def publish(
+    folder: RunFolder,
+    content: dict[str, Any],
+    student: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    metrics: list[dict[str, Any]],
+    resolved: str,
+) -> None:
+    """Write student, report and, last of all, results.json, which makes the run a finished one."""
+    path = folder.path
+    export(student, tokenizer, path / "student", report.model_card(content))
+    report.write(path, content, metrics, resolved)
+    folder.write_results(content)
+    say(f"{summary.findings(content)}\nReport: {path / 'report.html'}   Student: {path / 'student'}")
 
 
 def _say_nothing(text: str) -> None:
