@@ -1,6 +1,6 @@
 """The DistilBERT distributed-training benchmark at the scale of one machine: its seven rows, and the quality of each.
 
-    sudo python benchmarks/distilbert_benchmark.py           # emulated hosts; about 25 minutes on 2 cores
+    sudo python benchmarks/distilbert_benchmark.py           # emulated hosts; about 20 minutes on 2 cores
     python benchmarks/distilbert_benchmark.py --loopback     # without root: 1 and 2 processes of this machine
 
 Every row is a run of `python -m distill +recipe=distilbert_gutenberg` with the same global batch, so that all rows
@@ -122,7 +122,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--loopback", action="store_true", help="processes of this machine, no emulated hosts")
     parser.add_argument("--network", default="capped", choices=sorted(NETWORKS))
     parser.add_argument("--share", type=float, default=0.2, help="of a core, for each host")
-    parser.add_argument("--rows", type=int, default=576, help="of the corpus")
+    parser.add_argument("--rows", type=int, default=384, help="of the corpus")
     parser.add_argument("--tokens", type=int, default=64, help="of a row")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("runs/distilbert_benchmark"))

@@ -183,6 +183,7 @@ def main() -> None:
     for network in options.networks.split(","):
         for engine in options.engines.split(","):
             with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
+                # Horovod's own default, since its wrapper and `every` wait for a cycle in each micro-batch.
                 times = cluster.run_json("sync.py", *given, "--engines", engine, "--rank", HOROVOD_CYCLE_TIME="1")
             medians = {variant: statistics.median(values) for variant, values in times.items()}
             results.append({"network": network, "engine": engine, "seconds": times, "medians": medians})

@@ -248,18 +248,29 @@ def _mlm(x: Tensor, top: Tensor, w: Tensor, targets: Tensor, weight: Tensor) -> 
     return loss, torch.where(columns == targets, gradient - weight, gradient)
 
 
-@functools.cache
-def _compiler() -> Callable[..., Tensor]:
-    return torch.compile(terms, dynamic=True)
+class _Compiler:
+    """`terms` through torch.compile, until that fails: without a compiler every call would try again, for seconds."""
+
+    works = True
+
+    @functools.cached_property
+    def terms(self) -> Callable[..., Tensor]:
+        return torch.compile(terms, dynamic=True)
+
+
+_compiler = _Compiler()
 
 
 def _compiled_terms(logits: Tensor, *rest: Any) -> Tensor:
-    """`terms` through torch.compile; as it is, with a warning, where there is no compiler or it fails."""
+    """`terms` through torch.compile; as it is, after one warning, where there is no compiler or it fails."""
+    if not _compiler.works:
+        return terms(logits, *rest)
     # Slices would be compiled for every new offset; these are tensors of their own over the same memory.
     arguments = [from_dlpack(value) if isinstance(value, Tensor) else value for value in (logits, *rest)]
     try:
-        return _compiler()(*arguments)
+        return _compiler.terms(*arguments)
     except Exception as error:  # a missing compiler and inductor's faults have many faces, all before the first write
+        _compiler.works = False
         warnings.warn(f"the objective runs without torch.compile: {str(error).splitlines()[0]}", stacklevel=2)
         return terms(logits, *rest)
 
