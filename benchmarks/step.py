@@ -12,6 +12,7 @@ the rows that carry a term.
 """
 
 import argparse
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from machine import save, table
 from torch.nn.functional import cosine_embedding_loss, cross_entropy, kl_div
 from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertForMaskedLM
 
-from distill import frozen, optim
+from distill import dropout, frozen, memory, optim
 from distill.backends.single import Single
 from distill.batches import Batch, make_batch
 from distill.config import Backend, Masking, Objective, Optimizer, Precision, Rows
@@ -42,6 +43,10 @@ class Shape(NamedTuple):
     vocabulary: int
     rows: int
     tokens: int
+
+    @property
+    def heads(self) -> int:
+        return max(1, self.width // 64)
 
     def __str__(self) -> str:
         models = f"{self.teacher_layers}x{self.width} -> {self.student_layers}x{self.width}"
@@ -63,45 +68,47 @@ class Variant(NamedTuple):
     plain: bool = False
 
 
-def variants(device: torch.device, more: bool) -> list[Variant]:
-    """The plain step comes first for each choice of rows: the others are compared with it."""
-    found = []
-    for rows in (Rows.all, Rows.masked):
-        fp32, bf16 = Precision(), Precision(student="bf16", teacher="bf16")
-        found += [
-            Variant("plain fp32", rows, fp32, plain=True),
-            Variant("plain bf16", rows, bf16, plain=True),
-            Variant("ours fp32", rows, fp32),
-            Variant("ours bf16", rows, bf16),
-            Variant("ours bf16, eager objective", rows, bf16),
-        ]
-        if device.type == "cpu":
-            found.append(Variant("ours bf16, int8 teacher", rows, Precision(student="bf16", teacher="int8")))
-        if more:
-            found.append(
-                Variant("ours bf16, models compiled", rows, Precision(student="bf16", teacher="bf16", compile=True))
-            )
+def variants(rows: Rows, device: torch.device, more: bool) -> list[Variant]:
+    """The plain step comes first: the others are compared with it."""
+    fp32, bf16 = Precision(), Precision(student="bf16", teacher="bf16")
+    found = [
+        Variant("plain fp32", rows, fp32, plain=True),
+        Variant("plain bf16", rows, bf16, plain=True),
+        Variant("ours fp32", rows, fp32),
+        Variant("ours bf16", rows, bf16),
+        Variant("ours bf16, eager objective", rows, bf16),
+    ]
+    if device.type == "cpu":
+        found.append(Variant("ours bf16, int8 teacher", rows, Precision(student="bf16", teacher="int8")))
+    if more:
+        compiled = Precision(student="bf16", teacher="bf16", compile=True)
+        found.append(Variant("ours bf16, models compiled", rows, compiled))
     return found
 
 
-def models(shape: Shape, device: torch.device) -> tuple[Any, Any]:
-    """A frozen BERT and a DistilBERT, both with random weights: time does not depend on them."""
+def make_teacher(shape: Shape, device: torch.device) -> Any:
+    """A frozen BERT with random weights: time does not depend on them."""
     torch.manual_seed(0)
-    common: dict[str, Any] = {"vocab_size": shape.vocabulary, "max_position_embeddings": 512}
-    heads, inner = max(1, shape.width // 64), 4 * shape.width
-    teacher = BertForMaskedLM(
-        BertConfig(
-            hidden_size=shape.width,
-            num_hidden_layers=shape.teacher_layers,
-            num_attention_heads=heads,
-            intermediate_size=inner,
-            **common,
-        )
+    config = BertConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.teacher_layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.width,
     )
-    student = DistilBertForMaskedLM(
-        DistilBertConfig(dim=shape.width, n_layers=shape.student_layers, n_heads=heads, hidden_dim=inner, **common)
+    return BertForMaskedLM(config).to(device).eval().requires_grad_(False)
+
+
+def make_student(shape: Shape, device: torch.device) -> Any:
+    torch.manual_seed(1)
+    config = DistilBertConfig(
+        vocab_size=shape.vocabulary,
+        dim=shape.width,
+        n_layers=shape.student_layers,
+        n_heads=shape.heads,
+        hidden_dim=4 * shape.width,
     )
-    return teacher.to(device).eval().requires_grad_(False), student.to(device).train()
+    return DistilBertForMaskedLM(config).to(device).train()
 
 
 def batches(shape: Shape, count: int, device: torch.device) -> list[Batch]:
@@ -139,8 +146,7 @@ def plain_loss(student: Any, teacher: Any, batch: Batch, variant: Variant) -> to
     return WEIGHTS[0] * soft + WEIGHTS[1] * mlm + WEIGHTS[2] * cosine
 
 
-def plain_step(shape: Shape, variant: Variant, device: torch.device) -> Callable[[list[Batch]], None]:
-    teacher, student = models(shape, device)
+def plain_step(teacher: Any, student: Any, variant: Variant) -> Callable[[list[Batch]], None]:
     optimizer = torch.optim.AdamW(student.parameters(), lr=5e-4, eps=1e-6, betas=(0.9, 0.98))
 
     def step(window: list[Batch]) -> None:
@@ -153,14 +159,15 @@ def plain_step(shape: Shape, variant: Variant, device: torch.device) -> Callable
     return step
 
 
-def our_step(shape: Shape, variant: Variant, device: torch.device) -> Callable[[list[Batch]], None]:
+def our_step(teacher: Any, student: Any, variant: Variant) -> Callable[[list[Batch]], None]:
     """What `distill.train` does in a step, with its own parts."""
-    teacher, student = models(shape, device)
+    device = student.device
     settings = Objective()
     settings.soft.rows = variant.rows
     compiled = "eager" not in variant.name
-    objective = CombinedObjective(settings, variant.precision, shape.vocabulary, compiled)
+    objective = CombinedObjective(settings, variant.precision, student.config.vocab_size, compiled)
     teacher = frozen.for_training(teacher, variant.precision, device)
+    dropout.lighten(student, variant.precision, device)
     if variant.precision.compile:
         for model in (teacher, student):
             model.base_model.compile()
@@ -186,14 +193,15 @@ def our_step(shape: Shape, variant: Variant, device: torch.device) -> Callable[[
 
 
 def matrix_rate(shape: Shape, dtype: torch.dtype, device: torch.device) -> float:
-    """Operations per second of the fastest of the step's own large matrix products."""
+    """Operations per second of the fastest of the step's own large matrix products, each timed three times."""
     tokens, width, best = shape.rows * shape.tokens, shape.width, 0.0
     for inner, outer in ((width, 4 * width), (4 * width, width), (width, shape.vocabulary)):
         a, b = (torch.randn(size, dtype=dtype, device=device) for size in ((tokens, inner), (outer, inner)))
-        for _ in range(5):
+        out = torch.empty(tokens, outer, dtype=dtype, device=device)
+        for _ in range(3):
             wait(device)
             began = time.perf_counter()
-            a @ b.t()
+            torch.mm(a, b.t(), out=out)
             wait(device)
             best = max(best, 2 * tokens * inner * outer / (time.perf_counter() - began))
     return best
@@ -213,31 +221,38 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def measure(shape: Shape, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    window = batches(shape, options.accumulate, device)
-    chosen = [v for v in variants(device, options.compile) if options.only in v.name]
-    steps = [(plain_step if variant.plain else our_step)(shape, variant, device) for variant in chosen]
+def measure(shape: Shape, rows: Rows, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    window, teacher = batches(shape, options.accumulate, device), make_teacher(shape, device)
+    chosen = [v for v in variants(rows, device, options.compile) if re.search(options.only, v.name)]
+    steps = [
+        (plain_step if variant.plain else our_step)(teacher, make_student(shape, device), variant) for variant in chosen
+    ]
     seconds: list[list[float]] = [[] for _ in chosen]
+    rates: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
     for _ in range(options.rounds + 1):
-        for step, times in zip(steps, seconds, strict=True):
+        for dtype, found in rates.items():
+            found.append(matrix_rate(shape, dtype, device))
+        for variant, step, times in zip(chosen, steps, seconds, strict=True):
+            # Each with the malloc that it has by itself, and pages as after a while of that.
+            (memory.give_back_freed if variant.plain else memory.keep_freed)()
+            step(window[:1])
             wait(device)
             began = time.perf_counter()
             step(window)
             wait(device)
             times.append((time.perf_counter() - began) / len(window))
-    rates = {dtype: matrix_rate(shape, dtype, device) for dtype in (torch.float32, torch.bfloat16)}
     results = []
     for variant, times in zip(chosen, seconds, strict=True):
-        dtype = torch.float32 if variant.precision.student == "fp32" else torch.bfloat16
+        rate = statistics.median(rates[torch.float32 if variant.precision.student == "fp32" else torch.bfloat16])
         results.append(
             {
                 "shape": str(shape),
-                "rows": variant.rows.value,
+                "rows": rows.value,
                 "variant": variant.name,
                 "seconds": statistics.median(times[1:]),  # the first round warms up
                 "all": times[1:],
-                "floor": operations(shape, variant.rows) / rates[dtype],
-                "rate": rates[dtype],
+                "floor": operations(shape, rows) / rate,
+                "rate": rate,
             }
         )
     return results
@@ -265,7 +280,8 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=8, help="micro-batches per step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--only", default="", help="variants whose name has this in it")
+    parser.add_argument("--rows", default="all,masked", help="that carry soft targets")
+    parser.add_argument("--only", default="", help="variants whose name this regular expression finds")
     parser.add_argument("--compile", action="store_true", help="also with precision.compile=true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -275,7 +291,8 @@ def main() -> None:
     shapes = options.shapes or ("base-512,base" if device.type == "cuda" else "base,small,embedded")
     results: list[dict[str, Any]] = []
     for name in shapes.split(","):
-        results += measure(SHAPES[name], options, device)
+        for rows in options.rows.split(","):
+            results += measure(SHAPES[name], Rows(rows), options, device)
     print("milliseconds per micro-batch; matrix rate in Gop/s, fp32 or bf16 as the student's\n")
     print(table(["shape", "step", "ms", "times as fast as plain fp32", "of the floor", "rate"], lines(results)))
     save(options.json, results)

@@ -10,7 +10,20 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from distill import backends, frozen, int8, optim, report, results, summary, teacher_cache, teacher_pass, trackers
+from distill import (
+    backends,
+    dropout,
+    frozen,
+    int8,
+    memory,
+    optim,
+    report,
+    results,
+    summary,
+    teacher_cache,
+    teacher_pass,
+    trackers,
+)
 from distill.backends import Workers
 from distill.batches import Batches, num_workers, some_rows
 from distill.checkpoint import State, export
@@ -137,7 +150,10 @@ def place(teacher: Any | None, student: Any, precision: Precision, backend: Work
     """
     for model in filter(None, (teacher, student)):
         model.to(backend.device)
+    if backend.device.type == "cpu":
+        memory.keep_freed()
     in_training = teacher and frozen.for_training(teacher, precision, backend.device)
+    dropout.lighten(student, precision, backend.device)
     if precision.compile:
         for model in filter(None, (in_training, student)):
             model.base_model.compile()
