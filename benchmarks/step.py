@@ -25,13 +25,14 @@ from machine import save, table
 from torch.nn.functional import cosine_embedding_loss, cross_entropy, kl_div
 from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertForMaskedLM
 
-from distill import dropout, frozen, memory, optim
+from distill import memory, optim
 from distill.backends.single import Single
 from distill.batches import Batch, make_batch
 from distill.config import Backend, Masking, Objective, Optimizer, Precision, Rows
 from distill.masking import IGNORE, Masker
 from distill.objective import Objective as CombinedObjective
 from distill.precision import autocast, casts_kept
+from distill.prepare import place
 
 TEMPERATURE, WEIGHTS = 2.0, (5.0, 2.0, 1.0)
 
@@ -166,13 +167,8 @@ def our_step(teacher: Any, student: Any, variant: Variant) -> Callable[[list[Bat
     settings.soft.rows = variant.rows
     compiled = "eager" not in variant.name
     objective = CombinedObjective(settings, variant.precision, student.config.vocab_size, compiled)
-    teacher = frozen.for_training(teacher, variant.precision, device)
-    dropout.lighten(student, variant.precision, device)
-    if variant.precision.compile:
-        for model in (teacher, student):
-            model.base_model.compile()
     backend = Single(Backend(device=str(device)))
-    backend.prepare(student)
+    teacher = place(teacher, student, variant.precision, backend)
     optimizer = optim.build(student, Optimizer())
 
     def step(window: list[Batch]) -> None:

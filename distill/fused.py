@@ -22,6 +22,7 @@ from torch.utils.dlpack import from_dlpack
 
 NO_TARGET = -100
 BLOCK_BYTES = 1 << 20  # of values that the elementwise part visits at once: they stay in the processor's cache
+COMPILED_BLOCK_BYTES = 1 << 22  # it visits each row on its own; this makes fewer calls
 # On the CPU products with the vocabulary are made in pieces of it.
 COLUMNS = 512  # of fp32 logits: wider pieces were up to a third slower (MKL)
 GRADIENT_ROWS = 1024  # of the weight's gradient: a piece in bf16 is widened while it is in the cache
@@ -89,6 +90,7 @@ def soft_and_mlm(
         vocab=vocab or len(student.weight),
         budget=budget,
         dtype=_matrix_dtype(student),
+        rounded=student.rounded,
         with_gradient=torch.is_grad_enabled(),
         terms=_compiled_terms if compiled else terms,
     )
@@ -108,6 +110,7 @@ class _Visit:
     vocab: int
     budget: int
     dtype: torch.dtype  # of the student's matrix operations
+    rounded: Tensor | None  # the student's weight in it
     with_gradient: bool
     terms: Callable[..., Tensor]
 
@@ -119,7 +122,7 @@ class _SoftAndMlm(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, visit: _Visit) -> tuple[Tensor, Tensor]:
         wanted = [need and visit.with_gradient for need in ctx.needs_input_grad[:3]]
         with torch.autocast(rows.device.type, enabled=False):
-            sums, gradients = _walk(Head(rows, weight, bias, visit.dtype), visit, wanted)
+            sums, gradients = _walk(Head(rows, weight, bias, visit.dtype, visit.rounded), visit, wanted)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(sums)
         return (sums * visit.scale).sum(), sums
@@ -135,8 +138,8 @@ def _walk(student: Head, visit: _Visit, wanted: list[bool]) -> tuple[Tensor, lis
     """Visit all chunks: sums [2], and the gradients of the scaled loss for rows, weight and bias (None: not wanted)."""
     order, groups = _arrange(student.rows, visit)
     chunk, block = _chunk_rows(groups, visit), _block_rows(visit)
-    ours = _Logits(student, order, visit.vocab, chunk)
-    theirs = _Teacher(visit.teacher, order, visit.vocab, chunk)
+    ours = _Logits(student, order, visit, chunk)
+    theirs = _Teacher(visit.teacher, order, visit, chunk)
     targets, soft_rows = (_pick(values, order) for values in (visit.targets, visit.soft_rows))
     gradients = _Gradients(student, ours, visit.scale.dtype, wanted)
     sums = visit.scale.new_zeros(2)
@@ -148,7 +151,9 @@ def _walk(student: Head, visit: _Visit, wanted: list[bool]) -> tuple[Tensor, lis
                 here = slice(low - start, high - start)
                 sums += visit.terms(
                     logits[here],
+                    ours.bias,
                     taught[here] if taught is not None else None,
+                    theirs.bias,
                     kept[here] if kept is not None else None,
                     targets[low:high, None] if targets is not None and low < group.mlm_stop else None,
                     soft_rows[low:high, None] if soft_rows is not None and order is None else None,
@@ -162,7 +167,9 @@ def _walk(student: Head, visit: _Visit, wanted: list[bool]) -> tuple[Tensor, lis
 
 def terms(
     logits: Tensor,
+    bias: Tensor | None,
     taught: Tensor | None,
+    taught_bias: Tensor | None,
     kept: Tensor | None,
     targets: Tensor | None,
     soft_rows: Tensor | None,
@@ -172,18 +179,19 @@ def terms(
 ) -> Tensor:
     """Both losses [2, n] of a block's rows; `logits` [n, V] is overwritten with the gradient of the scaled loss.
 
+    bias, taught_bias [V]: of either head, still to be added to its logits (the product is spared a pass over memory).
     taught: the teacher's logits [n, V], or log-probabilities [n, K + 1] where `kept` [n, K] says of which entries;
     targets [n, 1], soft_rows (bool [n, 1]). Each is None where the block has no such term or limit.
     The sums over the rows are left to the caller: with them inside, inductor's CPU code generation fails (torch 2.13).
     """
-    z = logits.to(scale.dtype) / temperature
+    z = _biased(logits, bias, scale.dtype) / temperature
     top = z.amax(-1, keepdim=True)
     # Exponentials are the cost: both terms share these. Kept entries need their own; then soft rows alone want no more.
     v = (z - top).exp() if kept is None or targets is not None else z
     soft = mlm = torch.zeros_like(top)
     gradient = torch.zeros_like(top)
     if taught is not None:
-        y = taught.to(scale.dtype)
+        y = _biased(taught, taught_bias, scale.dtype)
         on = torch.ones_like(top) if soft_rows is None else soft_rows.to(scale.dtype)
         weight = scale[0] * temperature * on
         if kept is None:
@@ -199,6 +207,10 @@ def terms(
         gradient = gradient + mlm_gradient
     logits.copy_(gradient)
     return torch.stack([soft[:, 0], mlm[:, 0]])
+
+
+def _biased(logits: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return logits.to(dtype) if bias is None else logits.to(dtype) + bias
 
 
 def _soft(z: Tensor, top: Tensor, v: Tensor, y: Tensor, weight: Tensor, cutoff: float) -> tuple[Tensor, Tensor]:
@@ -320,37 +332,36 @@ def _block_rows(visit: _Visit) -> int:
     """Rows per elementwise block; a GPU has no use for blocks."""
     if visit.scale.device.type != "cpu":
         return 1 << 30
-    return max(1, BLOCK_BYTES // (visit.vocab * visit.scale.dtype.itemsize))
+    num_bytes = BLOCK_BYTES if visit.terms is terms else COMPILED_BLOCK_BYTES
+    return max(1, num_bytes // (visit.vocab * visit.scale.dtype.itemsize))
 
 
 class _Logits:
-    """Applies a head to chunks of its rows, into one buffer that every chunk uses again."""
+    """Applies a head's weight to chunks of its rows, into one buffer that every chunk uses again."""
 
-    def __init__(self, head: Head, order: Tensor | None, vocab: int, chunk: int) -> None:
-        dtype = _matrix_dtype(head)
+    def __init__(self, head: Head, order: Tensor | None, visit: _Visit, chunk: int) -> None:
+        dtype, vocab = _matrix_dtype(head), visit.vocab
         self.rows = (head.rows if order is None else head.rows[order]).to(dtype)
         self.weight = (head.weight if head.rounded is None else head.rounded)[:vocab].to(dtype)
-        self.bias = None if head.bias is None else head.bias[:vocab].to(dtype)
+        self.bias = None if head.bias is None else head.bias[:vocab].detach().to(visit.scale.dtype)
         splits = dtype == torch.float32 and self.rows.device.type == "cpu"
         self.columns = list(_pieces(0, vocab, COLUMNS if splits else vocab))
         self.buffer = torch.empty(chunk, vocab, dtype=dtype, device=self.rows.device)
 
     def __call__(self, start: int, stop: int) -> Tensor:
-        rows, out = self.rows[start:stop], self.buffer[: stop - start]
+        """[stop - start, vocab], without the bias."""
+        out = self.buffer[: stop - start]
         for low, high in self.columns:
-            weight = self.weight[low:high].t()
-            if self.bias is None:
-                torch.mm(rows, weight, out=out[:, low:high])
-            else:
-                torch.addmm(self.bias[low:high], rows, weight, out=out[:, low:high])
+            torch.mm(self.rows[start:stop], self.weight[low:high].t(), out=out[:, low:high])
         return out
 
 
 class _Teacher:
     """What `terms` wants to know of the teacher for a chunk of rows: logits, or log-probabilities and their ids."""
 
-    def __init__(self, teacher: Head | TopK | None, order: Tensor | None, vocab: int, chunk: int) -> None:
-        self.logits = _Logits(teacher, order, vocab, chunk) if isinstance(teacher, Head) else None
+    def __init__(self, teacher: Head | TopK | None, order: Tensor | None, visit: _Visit, chunk: int) -> None:
+        self.logits = _Logits(teacher, order, visit, chunk) if isinstance(teacher, Head) else None
+        self.bias = self.logits.bias if self.logits else None
         top = teacher if isinstance(teacher, TopK) else None
         self.ids, self.log_probs = (_pick(top.ids, order), _pick(top.log_probs, order)) if top else (None, None)
 

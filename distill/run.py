@@ -10,29 +10,17 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from distill import (
-    backends,
-    dropout,
-    frozen,
-    int8,
-    memory,
-    optim,
-    report,
-    results,
-    summary,
-    teacher_cache,
-    teacher_pass,
-    trackers,
-)
+from distill import backends, int8, optim, report, results, summary, teacher_cache, teacher_pass, trackers
 from distill.backends import Workers
 from distill.batches import Batches, num_workers, some_rows
 from distill.checkpoint import State, export
 from distill.checks import check
-from distill.config import Config, Precision, Rows, Tracker
+from distill.config import Config, Rows, Tracker
 from distill.evaluate import MASKING, EvaluationSet, Evaluator, load_sets
 from distill.masking import masker
 from distill.models import check_pair, check_tokenizers, load_pretrained, load_teacher, load_tokenizer
 from distill.objective import Objective, pays_to_compile
+from distill.prepare import place
 from distill.progress import Progress, say
 from distill.run_folder import RunFolder
 from distill.student import make_student, tokenizer_of
@@ -140,25 +128,6 @@ def check_twin(path: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a twin of another vocabulary. Raises SettingError."""
     if path is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path), f"evaluate.twin={path}")
-
-
-def place(teacher: Any | None, student: Any, precision: Precision, backend: Workers) -> Any | None:
-    """Put both models on this rank's device and the student's gradients into the bucket.
-
-    Returns:
-        The teacher as training asks it. The report is about the teacher itself.
-    """
-    for model in filter(None, (teacher, student)):
-        model.to(backend.device)
-    if backend.device.type == "cpu":
-        memory.keep_freed()
-    in_training = teacher and frozen.for_training(teacher, precision, backend.device)
-    dropout.lighten(student, precision, backend.device)
-    if precision.compile:
-        for model in filter(None, (in_training, student)):
-            model.base_model.compile()
-    backend.prepare(student)
-    return in_training
 
 
 def make_evaluator(config: Config, tokens: Tokens, tokenizer: PreTrainedTokenizerBase, backend: Workers) -> Evaluator:

@@ -317,3 +317,12 @@ def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
         agree(problem(), compiled=True, budget=2 * BOTH_HEADS)
     agree(problem(), compiled=True)
     assert len(tries) == 1, "each try takes seconds"
+
+
+def test_a_weight_that_is_rounded_already_is_not_rounded_again() -> None:
+    case = problem(dtype=torch.float32)
+    zeros = torch.zeros_like(case.student.weight, dtype=torch.bfloat16).detach()
+    case.student = case.student._replace(dtype=torch.bfloat16, rounded=zeros)
+    loss, _ = case.fused()
+    rows, weight, _ = gradients(loss, case.student)
+    assert rows.abs().max() == 0 and weight.abs().max() > 0

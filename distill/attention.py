@@ -1,0 +1,57 @@
+"""Attention on the CPU as batched products, where they are faster than torch's SDPA: in bf16, and under dropout."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from distill.dropout import factors
+from distill.models import TRANSFORMS
+
+NAME = "batched_products"  # of `attention`, in transformers' list
+MOST_SCORES = 1 << 27  # 256 MiB in bf16: from here on torch's kernels, which keep no scores
+
+
+def use_batched_products(model: Any) -> None:
+    """Let a model of a known family attend by `attention`; one that does not use SDPA is left as it is."""
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", None) in TRANSFORMS and getattr(config, "_attn_implementation", "") == "sdpa":
+        AttentionInterface.register(NAME, attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        model.set_attn_implementation(NAME)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query, key and value [B, heads, S, size] -> [B, S, heads, size].
+
+    attention_mask: None, or broadcastable to [B, heads, S, S]: bool (True: look here) or to be added to the scores.
+    """
+    num_scores = query.shape[:-1].numel() * key.shape[-2]
+    if dropout == 0 and (query.dtype != torch.bfloat16 or num_scores > MOST_SCORES):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, **others)
+    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    with torch.autocast(query.device.type, enabled=False):  # it would take the scores to fp32 and back
+        scores = (query * scale) @ key.mT
+        if attention_mask is not None:
+            if attention_mask.dtype == torch.bool:
+                # Not -inf: padding may have nowhere to look, and then would be nan.
+                scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+            else:
+                scores = scores + attention_mask
+        weights = scores.softmax(-1)
+        if dropout > 0:
+            weights = weights * factors(weights, dropout)
+        return (weights @ value).transpose(1, 2).contiguous(), None
