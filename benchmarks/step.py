@@ -5,17 +5,20 @@
 
 The plain step asks both models for all logits and hidden states, selects positions with boolean masks and reduces with
 torch's own losses. Both train the same models on the same batches: soft targets (T = 2), masked words, cosine,
-gradients accumulated over `--accumulate` micro-batches, clipping, AdamW. All variants of a shape take turns; times are
-medians per micro-batch. The floor is the matrix work that no arrangement of this step can avoid, at the matrix rate
-measured in the same run: encoder layers (teacher forward, student forward and backward), attention, and the heads at
-the rows that carry a term.
+gradients accumulated over `--accumulate` micro-batches, clipping, AdamW. Every variant has a process of its own and all
+take turns; times are medians per micro-batch. The floor is the matrix work that no arrangement of this step can avoid,
+at the matrix rate measured in the same run: encoder layers (teacher forward, student forward and backward), attention,
+and the heads at the rows that carry a term.
 """
 
 import argparse
+import multiprocessing
 import re
+import resource
 import statistics
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +28,7 @@ from machine import save, table
 from torch.nn.functional import cosine_embedding_loss, cross_entropy, kl_div
 from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertForMaskedLM
 
-from distill import memory, optim
+from distill import optim
 from distill.backends.single import Single
 from distill.batches import Batch, make_batch
 from distill.config import Backend, Masking, Objective, Optimizer, Precision, Rows
@@ -217,38 +220,58 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+def serve(calls: Connection, shape: Shape, variant: Variant, options: argparse.Namespace) -> None:
+    """One variant in a process of its own, as its user would run it: answers each call with a step's seconds."""
+    device = torch.device(options.device)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    window = batches(shape, options.accumulate, device)
+    teacher, student = make_teacher(shape, device), make_student(shape, device)
+    step = (plain_step if variant.plain else our_step)(teacher, student, variant)
+    for _ in range(2):  # compiles, and lets malloc find its size
+        step(window)
+    calls.send(0.0)
+    while calls.recv():
+        wait(device)
+        began = time.perf_counter()
+        step(window)
+        wait(device)
+        calls.send(time.perf_counter() - began)
+    on_gpu = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    calls.send(on_gpu or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
 def measure(shape: Shape, rows: Rows, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    window, teacher = batches(shape, options.accumulate, device), make_teacher(shape, device)
+    """All variants take turns, and between the rounds the matrix rate is measured."""
     chosen = [v for v in variants(rows, device, options.compile) if re.search(options.only, v.name)]
-    steps = [
-        (plain_step if variant.plain else our_step)(teacher, make_student(shape, device), variant) for variant in chosen
-    ]
+    spawn, calls = multiprocessing.get_context("spawn"), []
+    for variant in chosen:
+        ours, theirs = spawn.Pipe()
+        spawn.Process(target=serve, args=(theirs, shape, variant, options), daemon=True).start()
+        ours.recv()
+        calls.append(ours)
     seconds: list[list[float]] = [[] for _ in chosen]
     rates: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
-    for _ in range(options.rounds + 1):
+    for _ in range(options.rounds):
         for dtype, found in rates.items():
             found.append(matrix_rate(shape, dtype, device))
-        for variant, step, times in zip(chosen, steps, seconds, strict=True):
-            # Each with the malloc that it has by itself, and pages as after a while of that.
-            (memory.give_back_freed if variant.plain else memory.keep_freed)()
-            step(window[:1])
-            wait(device)
-            began = time.perf_counter()
-            step(window)
-            wait(device)
-            times.append((time.perf_counter() - began) / len(window))
+        for call, times in zip(calls, seconds, strict=True):
+            call.send(True)
+            times.append(call.recv() / options.accumulate)
     results = []
-    for variant, times in zip(chosen, seconds, strict=True):
+    for variant, times, call in zip(chosen, seconds, calls, strict=True):
+        call.send(False)
         rate = statistics.median(rates[torch.float32 if variant.precision.student == "fp32" else torch.bfloat16])
         results.append(
             {
                 "shape": str(shape),
                 "rows": rows.value,
                 "variant": variant.name,
-                "seconds": statistics.median(times[1:]),  # the first round warms up
-                "all": times[1:],
+                "seconds": statistics.median(times),
+                "all": times,
                 "floor": operations(shape, rows) / rate,
                 "rate": rate,
+                "peak": call.recv(),
             }
         )
     return results
@@ -264,6 +287,7 @@ def lines(results: list[dict[str, Any]]) -> list[list[str]]:
             f"{plain[r['rows']] / r['seconds']:.2f}" if r["rows"] in plain else "-",
             f"{r['floor'] / r['seconds']:.0%}",
             f"{r['rate'] / 1e9:.0f}",
+            f"{r['peak'] / 2**30:.1f}",
         ]
         for r in results
     ]
@@ -274,7 +298,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shapes", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--accumulate", type=int, default=8, help="micro-batches per step")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rows", default="all,masked", help="that carry soft targets")
     parser.add_argument("--only", default="", help="variants whose name this regular expression finds")
@@ -289,8 +313,10 @@ def main() -> None:
     for name in shapes.split(","):
         for rows in options.rows.split(","):
             results += measure(SHAPES[name], Rows(rows), options, device)
-    print("milliseconds per micro-batch; matrix rate in Gop/s, fp32 or bf16 as the student's\n")
-    print(table(["shape", "step", "ms", "times as fast as plain fp32", "of the floor", "rate"], lines(results)))
+    print(
+        "milliseconds per micro-batch; matrix rate in Gop/s, fp32 or bf16 as the student's; the process's peak memory\n"
+    )
+    print(table(["shape", "step", "ms", "times as fast as plain fp32", "of the floor", "rate", "GiB"], lines(results)))
     save(options.json, results)
 
 
