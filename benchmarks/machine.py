@@ -19,8 +19,15 @@ def machine() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers", "horovod")},
+        **{name: _version(name) for name in ("torch", "transformers", "horovod", "minicons")},
     }
+
+
+def title() -> str:
+    """The machine in a line."""
+    about = machine()
+    threads = f"{about['processor']}, {torch.get_num_threads()} threads"
+    return f"{about['gpu'] or threads}, torch {about['torch']}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

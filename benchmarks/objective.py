@@ -6,8 +6,6 @@ Times are medians of interleaved runs. The floor is the matrix work divided by t
 
 import argparse
 import ctypes
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from machine import save, title
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -168,15 +167,6 @@ def _status(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def machine(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    models = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return f"{models[0] if models else platform.processor()}, {torch.get_num_threads()} threads"
-
-
 def show(result: Result) -> str:
     plain_seconds, plain_bytes = result.seconds["plain"], result.peak_bytes["plain"]
     cells = [
@@ -198,7 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     given = [Shape(*map(int, shape.split("x"))) for shape in options.shapes or ()]
     shapes = given or (GPU_SHAPES if device == "cuda" else CPU_SHAPES)
-    print(f"{machine(device)}, torch {torch.__version__}")
+    print(title())
     measured = []
     for dtype in (getattr(torch, name) for name in options.dtypes):
         rate = matrix_rate(dtype, device)
@@ -214,9 +204,7 @@ def main() -> None:
             result.peak_bytes[name] = peak_bytes(partial(problem.run, path), device)
         print(show(result), flush=True)
     results = [{**asdict(result), "shape": result.shape._asdict()} for result, _ in measured]
-    if options.json:
-        record = {"machine": machine(device), "torch": torch.__version__, "results": results}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    save(options.json, results)
 
 
 if __name__ == "__main__":

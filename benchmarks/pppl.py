@@ -8,19 +8,17 @@ one of ours.
 """
 
 import argparse
-import json
-import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from objective import machine, matrix_rate, peak_bytes, timed
+from machine import save, title
+from objective import matrix_rate, peak_bytes, timed
 from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding
 
 from distill.backends.single import Single
@@ -214,7 +212,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="positions of a row")
     parser.add_argument("--batch-size", type=int, default=PseudoPerplexity().batch_size, help="copies in our forward")
     options = parser.parse_args()
-    print(f"{machine(device)}, torch {torch.__version__}")
+    print(title())
     with_minicons = has_minicons()
     rates = {"ours": matrix_rate(torch.float32, device), "ours bf16": matrix_rate(torch.bfloat16, device)}
     print(", ".join(f"{name}: {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items()))
@@ -233,21 +231,7 @@ def main() -> None:
         for name, path in paths.items():
             result.peak_bytes[name] = peak_bytes(path, device)
         print(show(result), flush=True)
-    if options.json:
-        record = {
-            "machine": machine(device),
-            "versions": {name: _version(name) for name in ("torch", "transformers", "minicons")}
-            | {"python": platform.python_version()},
-            "results": [asdict(result) for _, result in results],
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    save(options.json, [asdict(result) for _, result in results])
 
 
 if __name__ == "__main__":

@@ -39,19 +39,29 @@ def attention(
 
     attention_mask: None, or broadcastable to [B, heads, S, S]: bool (True: look here) or to be added to the scores.
     """
-    num_scores = query.shape[:-1].numel() * key.shape[-2]
-    if dropout == 0 and (query.dtype != torch.bfloat16 or num_scores > MOST_SCORES):
+    if dropout == 0 and not pays(query, key):
         return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, **others)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    return products(query, key, value, attention_mask, scale, dropout).transpose(1, 2).contiguous(), None
+
+
+def pays(query: Tensor, key: Tensor) -> bool:
+    """Whether `products` are faster than SDPA without dropout, and their scores [B, heads, S, S] not too large."""
+    num_scores = query.shape[:-1].numel() * key.shape[-2]
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MOST_SCORES
+
+
+def products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """softmax(scale * query key^T) value, with a part of the softmax dropped: [B, heads, S, size] in and out."""
     with torch.autocast(query.device.type, enabled=False):  # it would take the scores to fp32 and back
         scores = (query * scale) @ key.mT
-        if attention_mask is not None:
-            if attention_mask.dtype == torch.bool:
-                # Not -inf: padding may have nowhere to look, and then would be nan.
-                scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-            else:
-                scores = scores + attention_mask
+        if mask is not None:
+            # Not -inf: padding may have nowhere to look, and then would be nan.
+            hidden = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
         weights = scores.softmax(-1)
         if dropout > 0:
             weights = weights * factors(weights, dropout)
-        return (weights @ value).transpose(1, 2).contiguous(), None
+        return weights @ value

@@ -16,7 +16,7 @@ import torch
 from torchmetrics.text import Perplexity
 from transformers import PreTrainedTokenizerBase
 
-from distill import corpus
+from distill import corpus, frozen
 from distill.backends import Workers
 from distill.batches import Batch, make_batch, some_rows
 from distill.config import Config, Evaluate, Kind, Masking, Missing
@@ -135,9 +135,9 @@ class Evaluator:
         training task). `done` is told how many rows were scored since the last call.
         """
         metric = self._metric()
-        with _scoring(model):
+        with self._scoring(model) as laid_out:
             for batch in self._masked_batches(data, done):
-                scores = self._logits(model, batch, batch.masked)
+                scores = self._logits(laid_out, batch, batch.masked)
                 # In float64: torchmetrics takes the logarithm of a softmax, which in fp32 can be the logarithm of 0.
                 metric.update(scores.double()[None], batch.targets[batch.masked][None])
         return self._mean_exp(metric)
@@ -150,10 +150,10 @@ class Evaluator:
         """
         metric = self._metric()
         # One context around all: autocast then casts a trained weight once, not in each forward.
-        with _scoring(model), autocast(self.precision, self.backend.device):
+        with self._scoring(model) as laid_out, autocast(self.precision, self.backend.device):
             for copies, targets in self._masked_copies(data, done):
                 # Only the masked position reaches the vocabulary-sized head.
-                scores = logits(model, hidden_at_masks(model, copies), self.vocab)
+                scores = logits(laid_out, hidden_at_masks(laid_out, copies), self.vocab)
                 metric.update(scores.double()[None], targets[None])
         return self._mean_exp(metric)
 
@@ -162,9 +162,9 @@ class Evaluator:
     ) -> dict[str, float]:
         """At the positions of `perplexity`: share of equal first choices, and mean KL(teacher || student) in nats."""
         sums = torch.zeros(3, dtype=torch.float64, device=self.backend.device)
-        with _scoring(student):
+        with self._scoring(student) as one, self._scoring(teacher) as other:
             for batch in self._masked_batches(data, done):
-                ours, theirs = (self._logits(m, batch, batch.masked).float() for m in (student, teacher))
+                ours, theirs = (self._logits(m, batch, batch.masked).float() for m in (one, other))
                 log_q, log_p = ours.log_softmax(-1), theirs.log_softmax(-1)
                 sums[0] += (ours.argmax(-1) == theirs.argmax(-1)).sum()
                 sums[1] += (log_p.exp() * (log_p - log_q)).sum(-1).double().sum()
@@ -183,7 +183,7 @@ class Evaluator:
         seconds: list[list[float]] = [[] for _ in models]
         for _ in range(SPEED_ROUNDS + 1):
             for model, times in zip(models, seconds, strict=True):
-                with _scoring(model):
+                with _evaluating(model):
                     self._wait()
                     began = time.perf_counter()
                     self._logits(model, batch, everywhere)
@@ -271,13 +271,19 @@ class Evaluator:
         with np.errstate(over="ignore"):
             return (float(np.exp(total / count)) if count else float("nan")), int(count)
 
+    @contextmanager
+    def _scoring(self, model: Any) -> Iterator[Any]:
+        """Gives `model` in evaluation mode and without gradients, laid out for many forward passes."""
+        with _evaluating(model):
+            yield frozen.for_evaluation(model, self.precision, self.backend.device)
+
     def _wait(self) -> None:
         if self.backend.device.type == "cuda":
             torch.cuda.synchronize(self.backend.device)
 
 
 @contextmanager
-def _scoring(model: Any) -> Iterator[None]:
+def _evaluating(model: Any) -> Iterator[None]:
     """Evaluation mode without gradients, and back to the mode before."""
     training = model.training
     model.eval()

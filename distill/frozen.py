@@ -1,4 +1,4 @@
-"""The frozen teacher as training asks it: linear layers rounded and laid out once instead of in every forward."""
+"""Models that only go forward, on the CPU: linear layers rounded and laid out once instead of in every forward."""
 
 import copy
 from typing import Any
@@ -21,38 +21,63 @@ class PackedLinear(nn.Module):
     def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(dtype))
+        self.weight = layer.weight  # as it was, for whoever computes with it in another way
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(dtype))
         self.bias = None if layer.bias is None else layer.bias.detach().to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] -> [..., out]"""
         # The operator that torch.compile makes of frozen linear layers; it is the same in torch 2.11 to 2.13.
-        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
 
 
 def for_training(teacher: Any, precision: Precision, device: torch.device) -> Any:
     """A copy of `teacher`, which is in evaluation mode, for training's forward passes under `precision.teacher`.
 
-    Nothing but linear layers is copied. Families that are not known are given back as they are: they may use their
-    layers' weights in ways of their own. int8 takes any family.
+    Families that are not known are given back as they are; int8 takes any family.
     """
-    if precision.teacher == "int8":
-        laid_out = int8.quantize(teacher)
-    elif getattr(teacher.config, "model_type", None) not in TRANSFORMS:
-        return teacher
-    else:
-        laid_out = copy.deepcopy(teacher, {id(tensor): tensor for tensor in teacher.parameters()})
     dtype = torch.float32 if precision.teacher == "fp32" else torch.bfloat16
     # Inductor lays out what it compiles itself.
     packs = device.type == "cpu" and not precision.compile and _can_pack(dtype)
-    head = laid_out.get_output_embeddings()
-    for parent in list(laid_out.modules()):
+    if precision.teacher == "int8":
+        return _lay_out(int8.quantize(teacher), dtype, packs)
+    return _lay_out(_share(teacher), dtype, packs) if _is_known(teacher) else teacher
+
+
+def for_evaluation(model: Any, precision: str, device: torch.device) -> Any:
+    """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
+
+    It is the latter on a GPU, which lays out nothing, where torch.compile has laid out what it wants, and for families
+    that are not known.
+    """
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    if device.type != "cpu" or not _can_pack(dtype) or not _is_known(model):
+        return model
+    if model.base_model._compiled_call_impl is not None:
+        return model
+    return _lay_out(_share(model), dtype, packs=True)
+
+
+def _is_known(model: Any) -> bool:
+    """Others may use their layers' weights in ways of their own."""
+    return getattr(getattr(model, "config", None), "model_type", None) in TRANSFORMS
+
+
+def _share(model: Any) -> Any:
+    """A copy of the modules, over the same weights."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()})
+
+
+def _lay_out(model: Any, dtype: torch.dtype, packs: bool) -> Any:
+    """`model`, changed: every linear layer in `dtype`, and packed, but for the head."""
+    head = model.get_output_embeddings()
+    for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             # What inherits from a linear layer may compute something else; the head is multiplied by the objective.
             if type(layer) is nn.Linear:
                 new = PackedLinear(layer, dtype) if packs and layer is not head else _rounded(layer, dtype)
                 setattr(parent, name, new)
-    return laid_out
+    return model
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
@@ -63,7 +88,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 def _rounded(layer: nn.Linear, dtype: torch.dtype) -> nn.Linear:
     """A layer with the same weights in `dtype`; the very same tensors where they have it already."""
-    new = nn.Linear(1, 1, bias=layer.bias is not None)
+    new = nn.Linear(1, 1, bias=layer.bias is not None, device="meta")  # draws no random numbers
     new.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
     if layer.bias is not None:
         new.bias = nn.Parameter(layer.bias.detach().to(dtype), requires_grad=False)

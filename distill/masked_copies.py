@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import BertModel, DistilBertModel, RobertaModel
 
+from distill.attention import pays, products
+from distill.frozen import PackedLinear
 from distill.models import hidden_states
 
 
@@ -45,9 +47,9 @@ class Copies:
 class Layer:
     """An encoder layer without position terms in its attention, in the pieces that can be computed apart."""
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
+    query: nn.Linear | PackedLinear
+    key: nn.Linear | PackedLinear
+    value: nn.Linear | PackedLinear
     num_heads: int
     rest: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (attended, the layer's input) -> the layer's output
 
@@ -73,7 +75,7 @@ def _first(
     """x [B, S, H] and rows [R, S, H], the embeddings with and without masks -> the layer's output [B, S, H]."""
     masked = x[copies.places]
 
-    def project(linear: nn.Linear) -> torch.Tensor:
+    def project(linear: nn.Linear | PackedLinear) -> torch.Tensor:
         projected = linear(rows)[copies.row]
         projected[copies.places] = linear(masked)
         return projected
@@ -108,7 +110,11 @@ def _attend(
 ) -> torch.Tensor:
     """Softmax attention of every head, [B, S, H] each -> [B, S, H]."""
     query, key, value = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+    if pays(query, key):
+        attended = products(query, key, value, mask, query.shape[-1] ** -0.5)
+    else:
+        attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return attended.transpose(1, 2).flatten(2)
 
 
 def _layers(base: Any) -> list[Layer] | None:
@@ -119,8 +125,9 @@ def _layers(base: Any) -> list[Layer] | None:
         layers = [_distilbert(layer) for layer in base.transformer.layer]
     else:
         return None
-    # Whatever stands in for a plain linear layer (int8, adapters) has weights of another form.
-    plain = all(type(linear) is nn.Linear for layer in layers for linear in (layer.query, layer.key, layer.value))
+    # What else stands in for a linear layer (int8, adapters) has weights of another form.
+    known = (nn.Linear, PackedLinear)
+    plain = all(type(linear) in known for layer in layers for linear in (layer.query, layer.key, layer.value))
     return layers if plain and layers else None
 
 

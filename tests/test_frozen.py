@@ -8,7 +8,7 @@ import torch
 
 from distill import frozen
 from distill.config import Precision
-from distill.frozen import PackedLinear, for_training
+from distill.frozen import PackedLinear, for_evaluation, for_training
 from distill.models import TRANSFORMS, hidden_states, logits
 from distill.precision import autocast
 
@@ -54,3 +54,24 @@ def test_an_unknown_family_is_left_as_it_is() -> None:
     teacher = tiny.make_model("bert", 1).eval()
     teacher.config.model_type = "mine"
     assert for_training(teacher, Precision(teacher="bf16"), CPU) is teacher
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.03)])
+def test_evaluation_sees_the_present_weights(precision: str, tolerance: float) -> None:
+    student = tiny.make_model("distilbert", 2).eval()
+    for _ in range(2):
+        laid_out = for_evaluation(student, precision, CPU)
+        assert any(isinstance(module, PackedLinear) for module in laid_out.modules())
+        with torch.no_grad():
+            expected = answers(student, "fp32", True)
+            torch.testing.assert_close(answers(laid_out, precision, True), expected, rtol=tolerance, atol=tolerance)
+            for parameter in student.parameters():
+                parameter.add_(0.01)
+
+
+def test_what_evaluation_takes_as_it_is() -> None:
+    student = tiny.make_model("bert", 1).eval()
+    assert for_evaluation(student, "fp32", torch.device("cuda")) is student
+    assert for_evaluation(torch.nn.Linear(1, 1), "fp32", CPU).__class__ is torch.nn.Linear
+    student.base_model.compile()
+    assert for_evaluation(student, "fp32", CPU) is student
