@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from machine import save, table
 from torch.nn.functional import cosine_embedding_loss, cross_entropy, kl_div
+from torch.profiler import record_function
 from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBertForMaskedLM
 
 from distill import optim
@@ -62,6 +63,7 @@ SHAPES = {
     "small": Shape(4, 2, 256, 8192, 16, 128),
     "embedded": Shape(4, 2, 192, 6144, 16, 128),
     "base-512": Shape(12, 6, 768, 30522, 16, 512),
+    "tiny": Shape(2, 1, 64, 500, 2, 16),  # to try the script
 }
 
 
@@ -180,13 +182,16 @@ def our_step(teacher: Any, student: Any, variant: Variant) -> Callable[[list[Bat
         backend.zero_gradients()
         with casts_kept(device):
             for batch in window:
-                loss, parts = objective(student, teacher, batch, counts)
-                loss.backward()
+                with record_function("forward and objective"):
+                    loss, parts = objective(student, teacher, batch, counts)
+                with record_function("backward"):
+                    loss.backward()
                 sums += parts
         riders = backend.sum_gradients(sums)
-        optim.clip(student, 5.0)
         assert riders is not None and len(riders.tolist()) == 3
-        optimizer.step()
+        with record_function("clipping and optimizer"):
+            optim.clip(student, 5.0)
+            optimizer.step()
 
     return step
 

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from distill.config import Objective, Precision, Rows
+from distill.objective import Objective as CombinedObjective
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
@@ -80,6 +84,41 @@ def test_a_rank_that_fails_ends_the_others() -> None:
     code = "import os, sys, time; sys.exit('no luck') if os.environ['RANK'] == '1' else time.sleep(60)"
     with cluster.Cluster(2) as two, pytest.raises(RuntimeError, match="rank 1 ended with status 1: no luck"):
         two.run([sys.executable, "-c", code])
+
+
+@pytest.mark.parametrize("rows", ["all", "masked"])
+def test_the_plain_step_has_the_loss_and_gradient_of_ours(rows: str) -> None:
+    step, cpu = __import__("step"), torch.device("cpu")
+    shape, rows = step.SHAPES["tiny"], Rows(rows)
+    teacher, student = step.make_teacher(shape, cpu), step.make_student(shape, cpu).eval()
+    settings = Objective()
+    settings.soft.rows = rows
+    (batch,) = step.batches(shape, 1, cpu)
+    ours = CombinedObjective(settings, Precision(), shape.vocabulary)
+    found = []
+    for loss in (
+        step.plain_loss(student, teacher, batch, step.Variant("plain", rows, Precision())),
+        ours(student, teacher, batch, ours.counts([batch]))[0],
+    ):
+        student.zero_grad()
+        loss.backward()
+        found.append((loss.item(), torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-5)
+
+
+def test_step(tmp_path: Path) -> None:
+    printed, results = script("step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", "--only", "fp32|ours bf16$")
+    assert [result["variant"] for result in results] == ["plain fp32", "ours fp32", "ours bf16"]
+    assert all(len(result["all"]) == 3 and result["peak"] > 2**20 for result in results)
+    assert printed.count("tiny") == 0 and printed.count("2x64 -> 1x64, V 500, 2 x 16, masked rows") == 3
+
+
+def test_profile(tmp_path: Path) -> None:
+    _, results = script("profile_step.py", tmp_path, "--shape", "tiny", "--accumulate", "2")
+    for kind in ("phases", "kernels"):
+        assert sum(results[kind].values()) == pytest.approx(2 * results["seconds"], rel=0.2)
+    assert results["phases"]["backward"] > 0 and results["kernels"]["matrix products"] > 0
 
 
 @pytest.mark.slow
