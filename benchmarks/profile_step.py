@@ -18,7 +18,7 @@ from torch.profiler import profile, record_function
 
 from distill.config import Precision, Rows
 
-PHASES = ("teacher's encoder", "student's encoder", "forward and objective", "backward", "clipping and optimizer")
+PHASES = ("teacher's encoder", "student's encoder", "student and objective", "backward", "clipping and optimizer")
 # Names of operators have these in them; the rest is everything else.
 KERNELS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "linear_pointwise", "scaled_dot_product"),
@@ -45,8 +45,8 @@ def mark(module: Any, name: str) -> None:
 def phases(events: list[FunctionEvent], seconds: float) -> dict[str, float]:
     """Seconds of each phase, each without the phases inside it."""
     sums = {name: sum(e.cpu_time_total for e in events if e.name == name) / 1e6 for name in PHASES}
-    sums["forward and objective"] -= sums["teacher's encoder"] + sums["student's encoder"]
-    found = {"heads and losses" if name == "forward and objective" else name: value for name, value in sums.items()}
+    sums["student and objective"] -= sums["student's encoder"]
+    found = {"heads and losses" if name == "student and objective" else name: value for name, value in sums.items()}
     return found | {"outside of these": seconds - sum(found.values())}
 
 

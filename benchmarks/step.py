@@ -181,9 +181,9 @@ def our_step(teacher: Any, student: Any, variant: Variant) -> Callable[[list[Bat
         sums = torch.zeros(3, device=device)
         backend.zero_gradients()
         with casts_kept(device):
-            for batch in window:
-                with record_function("forward and objective"):
-                    loss, parts = objective(student, teacher, batch, counts)
+            for batch, taught in objective.ask(teacher, window):
+                with record_function("student and objective"):
+                    loss, parts = objective(student, teacher, batch, counts, taught)
                 with record_function("backward"):
                     loss.backward()
                 sums += parts

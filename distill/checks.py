@@ -76,6 +76,7 @@ def _check_teacher_cache(config: Config) -> None:
     _above_zero("teacher.cache.gigabytes", settings.gigabytes)
     if settings.top_k is None:
         return
+    _at_least("teacher.micro_batches", config.teacher.micro_batches, 1)
     _at_least("teacher.cache.top_k", settings.top_k, 1)
     asks = f"teacher.cache.top_k={settings.top_k}"
     if objective.soft.weight == 0:

@@ -94,6 +94,7 @@ class Teacher:
     path: str | None = None  # folder, run folder, or name on the Hub
     revision: str | None = None
     trust_remote_code: bool = False
+    micro_batches: int = 1  # that one forward of the teacher takes: it keeps nothing for a backward
     cache: TeacherCache = field(default_factory=TeacherCache)
 
 

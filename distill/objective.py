@@ -3,6 +3,7 @@
 Shapes: B rows, S positions, A = positions that are no padding, L = positions to predict, H hidden size, V vocabulary.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -35,9 +36,15 @@ class Objective:
     same for every split of the step's rows, and padding or uneven masks weigh nothing.
     """
 
-    def __init__(self, settings: Settings, precision: Precision, vocab: int, compiled: bool = False) -> None:
-        """`compiled`: the fused kernel's elementwise part goes through torch.compile, where there is a compiler."""
+    def __init__(
+        self, settings: Settings, precision: Precision, vocab: int, compiled: bool = False, micro_batches: int = 1
+    ) -> None:
+        """`compiled`: the fused kernel's elementwise part goes through torch.compile, where there is a compiler.
+
+        `micro_batches`: how many of them one forward of the teacher takes.
+        """
         self.settings, self.precision, self.vocab, self.compiled = settings, precision, vocab, compiled
+        self.micro_batches = micro_batches
         self.weights = torch.tensor([settings.soft.weight, settings.mlm.weight, settings.cosine.weight])
         self.needs_teacher = settings.soft.weight > 0 or settings.cosine.weight > 0
 
@@ -52,12 +59,27 @@ class Objective:
         """The weighted sum of the terms' means; a term without positions counts nothing."""
         return (self.weights.to(sums) * sums / counts.to(sums).clamp(min=1)).sum()
 
+    def ask(self, teacher: Any | None, window: list[Batch]) -> Iterator[tuple[Batch, torch.Tensor | None]]:
+        """Each micro-batch with the teacher's last hidden state of it, [B * S, H]; None where no live one is needed."""
+        for start in range(0, len(window), self.micro_batches):
+            part = window[start : start + self.micro_batches]
+            if teacher is None or not self.needs_teacher or part[0].top_ids is not None:
+                yield from ((batch, None) for batch in part)
+            else:
+                yield from zip(part, self._encode(teacher, part), strict=True)
+
     def __call__(
-        self, student: Any, teacher: Any | None, batch: Batch, counts: torch.Tensor
+        self,
+        student: Any,
+        teacher: Any | None,
+        batch: Batch,
+        counts: torch.Tensor,
+        taught: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This micro-batch's share of the step's loss, and the sums of the three terms, [3], detached.
 
-        `counts` [3]: positions of each term over the whole step and all ranks.
+        `counts` [3]: positions of each term over the whole step and all ranks. `taught`: what `ask` says of the batch;
+        without it the teacher is asked here.
         """
         settings, device = self.settings, batch.inputs.device
         with autocast(self.precision.student, device):
@@ -65,7 +87,9 @@ class Objective:
             ours = Head(head_rows(student, self._select(hidden, batch)), *output_embedding(student))
         dtype = ours.rows.dtype if self.precision.student == "fp32" else torch.bfloat16
         ours = ours._replace(dtype=dtype, rounded=rounded(ours.weight, dtype))
-        taught, theirs = self._ask(teacher, batch)
+        if taught is None:
+            ((_, taught),) = self.ask(teacher, [batch])
+        theirs = self._soft_targets(teacher, taught, batch)
         targets = self._select(batch.targets[:, None], batch)[:, 0]
         scales = (self.weights / counts.clamp(min=1)).to(device, torch.promote_types(hidden.dtype, torch.float32))
         terms = self._plain if settings.kernel == "plain" else self._fused
@@ -76,19 +100,26 @@ class Objective:
             loss = loss + scales[2] * directions
         return loss, torch.cat([sums, directions.detach()[None]])
 
-    def _ask(self, teacher: Any | None, batch: Batch) -> tuple[torch.Tensor | None, Head | TopK | None]:
-        """The teacher's last hidden state [B * S, H] and, where soft targets are wanted, its head or what is cached."""
+    def _encode(self, teacher: Any, batches: list[Batch]) -> list[torch.Tensor]:
+        """The teacher's last hidden state of each batch, [B * S, H], from one forward."""
+        inputs = torch.cat([batch.inputs for batch in batches])
+        attention = None
+        if any(batch.attention is not None for batch in batches):
+            attention = torch.cat([_attention(batch) for batch in batches])
+        with torch.no_grad(), autocast(self.precision.teacher, inputs.device):
+            hidden = hidden_states(teacher, inputs, attention)
+        return [part.flatten(0, 1) for part in hidden.split([len(batch.inputs) for batch in batches])]
+
+    def _soft_targets(self, teacher: Any | None, taught: torch.Tensor | None, batch: Batch) -> Head | TopK | None:
+        """What soft targets come from, where they are wanted: the teacher's head, or what is cached."""
         if batch.top_ids is not None and batch.top_log_probs is not None:
-            return None, TopK(batch.top_ids, batch.top_log_probs)
-        if teacher is None or not self.needs_teacher:
-            return None, None
+            return TopK(batch.top_ids, batch.top_log_probs)
+        if taught is None or self.settings.soft.weight == 0:
+            return None
         with torch.no_grad(), autocast(self.precision.teacher, batch.inputs.device):
-            hidden = hidden_states(teacher, batch.inputs, batch.attention).flatten(0, 1)
-            if self.settings.soft.weight == 0:
-                return hidden, None
-            rows = head_rows(teacher, self._select(hidden, batch))
-            dtype = rows.dtype if self.precision.teacher == "fp32" else torch.bfloat16
-            return hidden, Head(rows, *output_embedding(teacher), dtype)
+            rows = head_rows(teacher, self._select(taught, batch))
+        dtype = rows.dtype if self.precision.teacher == "fp32" else torch.bfloat16
+        return Head(rows, *output_embedding(teacher), dtype)
 
     def _fused(
         self, ours: Head, theirs: Head | TopK | None, targets: torch.Tensor | None, scales: torch.Tensor
@@ -129,6 +160,10 @@ class Objective:
         if self.settings.soft.weight > 0 and self.settings.soft.rows is Rows.all:
             return _real(values, batch)
         return values.index_select(0, batch.masked)
+
+
+def _attention(batch: Batch) -> torch.Tensor:
+    return torch.ones_like(batch.inputs, dtype=torch.bool) if batch.attention is None else batch.attention
 
 
 def _real(values: torch.Tensor, batch: Batch) -> torch.Tensor:

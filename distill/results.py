@@ -38,6 +38,7 @@ def identity(config: Config, tokens: Tokens, batches: Batches) -> dict[str, Any]
     """
     settings = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
     settings["teacher"]["cache"].pop("gigabytes")  # only says whether the run may start
+    settings["teacher"].pop("micro_batches")
     settings["train"] = {name: value for name, value in settings["train"].items() if name not in INCIDENTAL_TRAIN}
     corpus = {"corpus.rows": tokens.digest, "corpus.num_rows": len(batches.rows)}
     return {**_flat(settings), **corpus, "train.rows_per_step": batches.rows_per_step}

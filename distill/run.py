@@ -157,7 +157,7 @@ def make_objective(config: Config, batches: Batches, vocab: int, device: torch.d
     positions = plan(config.train, batches.steps_per_epoch) * batches.rows_per_step * batches.rows.shape[1]
     share = config.objective.masking.share if config.objective.soft.rows is Rows.masked else 1.0
     compiled = pays_to_compile(config.objective, config.precision, device, share * positions * vocab)
-    return Objective(config.objective, config.precision, vocab, compiled)
+    return Objective(config.objective, config.precision, vocab, compiled, config.teacher.micro_batches)
 
 
 class Watch:

@@ -88,9 +88,9 @@ def train(
             sums, syncs = torch.zeros(3, device=backend.device), backend.num_syncs
             backend.zero_gradients()
             with casts_kept(backend.device):
-                for number, batch in enumerate(window):
+                for number, (batch, taught) in enumerate(objective.ask(teacher, window)):
                     with backend.sync(last=number == len(window) - 1):
-                        loss, parts = objective(student, teacher, batch, counts)
+                        loss, parts = objective(student, teacher, batch, counts, taught)
                         loss.backward()
                     sums += parts
             asked = time.monotonic()

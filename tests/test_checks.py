@@ -36,6 +36,7 @@ def test_the_defaults_pass() -> None:
 
 
 BAD = [
+    ("teacher.micro_batches", 0),
     ("objective.soft.weight", -1.0),
     ("objective.mlm.weight", math.nan),
     ("objective.temperature", 0.0),

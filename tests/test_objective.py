@@ -231,3 +231,25 @@ def test_bf16_is_near_fp32(tokenizer: Any, teacher: Any, kernel: str) -> None:
     assert rough == pytest.approx(exact, rel=0.02) and rough != exact
     assert float(torch.cosine_similarity(ours, expected, dim=0)) > 0.99
     assert all(p.dtype == torch.float32 for p in student.parameters())
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 10])
+@pytest.mark.parametrize("shortest", [None, 4], ids=["full", "padded"])
+def test_one_forward_of_the_teacher_for_several_micro_batches(
+    tokenizer: Any, teacher: Any, micro_batches: int, shortest: int | None
+) -> None:
+    batches = window(tokenizer, count=7, shortest=shortest)  # 2, 2, 2 and 1 rows
+    student, forwards = make_model("distilbert", 2), []
+    handle = teacher.base_model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    found = []
+    for many in (1, micro_batches):
+        objective = Objective(Settings(), Precision(), VOCAB, micro_batches=many)
+        counts = objective.counts(batches)
+        student.zero_grad()
+        for batch, taught in objective.ask(teacher, batches):
+            objective(student, teacher, batch, counts, taught)[0].backward()
+        found.append((len(forwards), gradient(student)))
+        forwards.clear()
+    handle.remove()
+    assert [count for count, _ in found] == [4, -(-4 // micro_batches)]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-6)
