@@ -20,6 +20,7 @@ def check(config: Config) -> None:
         formats = (*FORMATS, "int8") if name == "teacher" else FORMATS
         _choose(f"precision.{name}", getattr(config.precision, name), formats)
     _choose("schedule.kind", config.schedule.kind, SCHEDULES)
+    _at_least("teacher.micro_batches", config.teacher.micro_batches, 1)
     _choose("teacher.kind", config.teacher.kind, ("embedded", "pretrained", "none"))
     _choose("student.kind", config.student.kind, ("layers", "config", "pretrained", "custom"))
     _choose("tracker.kind", config.tracker.kind, ("none", "wandb", "tensorboard"))
@@ -76,7 +77,6 @@ def _check_teacher_cache(config: Config) -> None:
     _above_zero("teacher.cache.gigabytes", settings.gigabytes)
     if settings.top_k is None:
         return
-    _at_least("teacher.micro_batches", config.teacher.micro_batches, 1)
     _at_least("teacher.cache.top_k", settings.top_k, 1)
     asks = f"teacher.cache.top_k={settings.top_k}"
     if objective.soft.weight == 0:
