@@ -18,7 +18,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from machine import save, table
+
 ROWS_PER_STEP = 32
+HEAD = (
+    "teacher",
+    "bytes a token",
+    "kept mass",
+    "pass of the teacher, s",
+    "training, s",
+    "tokens/s",
+    "perplexity",
+    "KL",
+)
 
 
 @dataclass
@@ -54,20 +66,19 @@ def run(name: str, settings: list[str], folder: Path) -> Line:
     )
 
 
-def table(lines: list[Line]) -> str:
-    """Markdown; perplexity and agreement on the first evaluation set."""
-    data = next(iter(lines[0].perplexity))
-    head = "| teacher | bytes a token | kept mass | pass of the teacher, s | training, s | tokens/s | perplexity | KL |"
-    rows = [head, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
-    for line in lines:
-        size = "" if line.bytes_per_token is None else f"{line.bytes_per_token:.1f}"
-        mass = "" if line.kept_mass is None else f"{line.kept_mass:.1%}"
-        seconds = "" if line.build_seconds is None else f"{line.build_seconds:.0f}"
-        rows.append(
-            f"| {line.teacher} | {size} | {mass} | {seconds} | {line.training_seconds:.0f} | "
-            f"{line.tokens_per_second:,.0f} | {line.perplexity[data]:.2f} | {line.agreement[data]['kl']:.3f} |"
-        )
-    return "\n".join(rows)
+def cells(line: Line) -> list[str]:
+    """Perplexity and agreement on the first evaluation set."""
+    data = next(iter(line.perplexity))
+    return [
+        line.teacher,
+        "" if line.bytes_per_token is None else f"{line.bytes_per_token:.1f}",
+        "" if line.kept_mass is None else f"{line.kept_mass:.1%}",
+        "" if line.build_seconds is None else f"{line.build_seconds:.0f}",
+        f"{line.training_seconds:.0f}",
+        f"{line.tokens_per_second:,.0f}",
+        f"{line.perplexity[data]:.2f}",
+        f"{line.agreement[data]['kl']:.3f}",
+    ]
 
 
 def main() -> None:
@@ -89,10 +100,8 @@ def main() -> None:
     cases |= {f"top {k}": [*static, f"teacher.cache.top_k={k}"] for k in options.top_k}
     with tempfile.TemporaryDirectory() as folder:
         lines = [run(name, settings, Path(folder)) for name, settings in cases.items()]
-    print(f"\n{table(lines)}")
-    if options.json:
-        record = {"settings": common, "runs": [asdict(line) for line in lines]}
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print("\n" + table(HEAD, [cells(line) for line in lines]))
+    save(options.json, {"settings": common, "runs": [asdict(line) for line in lines]})
 
 
 if __name__ == "__main__":
