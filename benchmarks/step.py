@@ -249,12 +249,14 @@ def serve(calls: Connection, shape: Shape, variant: Variant, options: argparse.N
 def measure(shape: Shape, rows: Rows, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     """All variants take turns, and between the rounds the matrix rate is measured."""
     chosen = [v for v in variants(rows, device, options.compile) if re.search(options.only, v.name)]
-    spawn, calls = multiprocessing.get_context("spawn"), []
+    spawn, calls, processes = multiprocessing.get_context("spawn"), [], []
     for variant in chosen:
         ours, theirs = spawn.Pipe()
-        spawn.Process(target=serve, args=(theirs, shape, variant, options), daemon=True).start()
+        process = spawn.Process(target=serve, args=(theirs, shape, variant, options), daemon=True)
+        process.start()
         ours.recv()
         calls.append(ours)
+        processes.append(process)
     seconds: list[list[float]] = [[] for _ in chosen]
     rates: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
     for _ in range(options.rounds):
@@ -279,6 +281,8 @@ def measure(shape: Shape, rows: Rows, options: argparse.Namespace, device: torch
                 "peak": call.recv(),
             }
         )
+    for process in processes:
+        process.join()
     return results
 
 

@@ -39,6 +39,9 @@ def attention(
 
     attention_mask: None, or broadcastable to [B, heads, S, S]: bool (True: look here) or to be added to the scores.
     """
+    if torch.is_autocast_enabled(query.device.type):  # which knows SDPA, and would not know the products
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if dropout == 0 and not pays(query, key):
         return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, **others)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling

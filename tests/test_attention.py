@@ -96,3 +96,12 @@ def test_other_models_are_left_alone() -> None:
         use_batched_products(model)
         assert model.config._attn_implementation == before
     use_batched_products(torch.nn.Linear(1, 1))
+
+
+def test_autocast_holds_for_it() -> None:
+    query = torch.randn(2, 3, 16, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        made, _ = attention(torch.nn.Module(), query, query, query, None)
+        expected = scaled_dot_product_attention(query, query, query)
+    assert made.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(made.transpose(1, 2), expected, rtol=0.02, atol=0.02)

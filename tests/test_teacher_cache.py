@@ -17,7 +17,7 @@ from test_main_job import Shelf, assert_same, metrics, results, shelf  # noqa: F
 from tiny import LENGTH, PAD, VOCAB, make_masker, make_model, make_rows
 
 from distill import config as conf
-from distill import teacher_cache, teacher_pass
+from distill import frozen, teacher_cache, teacher_pass
 from distill.backends.single import Single
 from distill.batches import Batch, Batches
 from distill.config import Rows
@@ -88,6 +88,20 @@ def test_it_holds_what_the_teacher_says(desk: Desk, soft_rows: Rows, full: bool)
             torch.testing.assert_close(batch.top_log_probs[:, :8].float(), values, rtol=1e-3, atol=1e-4)
             rest = 1 - values.exp().sum(-1)
             torch.testing.assert_close(batch.top_log_probs[:, 8].float().exp(), rest, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="int8 needs AVX-512 VNNI")
+def test_an_int8_teacher_fills_a_cache_of_its_own(desk: Desk) -> None:
+    plain, desk.config.precision = desk.build(), conf.Precision(teacher="int8")
+    cache, in_training = desk.find(), frozen.for_training(desk.teacher, desk.config.precision, torch.device("cpu"))
+    assert cache.folder != plain.folder
+    backend = Single(conf.Backend(device="cpu"))
+    teacher_pass.build(cache, desk.config, in_training, desk.batches(), backend)
+    (ours, *_), (theirs, *_) = (replace(desk.batches(), taught=found.read).window(0) for found in (cache, plain))
+    assert ours.top_log_probs is not None and theirs.top_log_probs is not None
+    assert not torch.equal(ours.top_log_probs, theirs.top_log_probs)
+    # Of the 8 likeliest, largest first; the ids may differ where two are alike.
+    torch.testing.assert_close(ours.top_log_probs.float(), theirs.top_log_probs.float(), rtol=0.1, atol=0.1)
 
 
 def gradient(settings: conf.Objective, batches: Batches, teacher: Any | None) -> tuple[float, torch.Tensor]:
