@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import machine, save, table
+from machine import save, table, title
 from torch.utils.data import DataLoader, Dataset
 
 from distill.batches import Batch, Batches
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=8.0, help="of made-up text")
     parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args()
-    print(machine(), "\n")
+    print(title(), "\n")
     with tempfile.TemporaryDirectory() as name:
         counts = options.workers or [0, *doubling(min(max(cores, 2), 16))]
         batched = masked(Path(name), counts, options.seconds, options.tokens)

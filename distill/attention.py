@@ -17,9 +17,14 @@ MOST_SCORES = 1 << 27  # 256 MiB in bf16: from here on torch's kernels, which ke
 
 
 def use_batched_products(model: Any) -> None:
-    """Let a model of a known family attend by `attention`; one that does not use SDPA is left as it is."""
-    config = getattr(model, "config", None)
-    if getattr(config, "model_type", None) in TRANSFORMS and getattr(config, "_attn_implementation", "") == "sdpa":
+    """Let a model of a known family attend by `attention`; one that does not use SDPA is left as it is.
+
+    A decoder is, too: SDPA would be told that it is causal, where there is no mask to say so.
+    """
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "model_type", None) not in TRANSFORMS or getattr(config, "is_decoder", False):
+        return
+    if config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)

@@ -175,8 +175,10 @@ class Evaluator:
     def tokens_per_second(self, models: list[Any], data: EvaluationSet) -> list[float]:
         """Positions per second of the whole forward, hidden states and head at every position, on one batch.
 
-        The models take turns and the median round counts, so that what else the machine does meets them alike.
+        The models take turns and the median round counts, so that what else the machine does meets them alike. All are
+        laid out as for scoring: what training has made of the student's kernels gives it no advantage.
         """
+        models = [frozen.for_evaluation(model, self.precision, self.backend.device) for model in models]
         ids = np.resize(data.rows.astype(np.int64), (self.settings.batch_size, data.rows.shape[1]))
         batch = make_batch(ids, np.arange(len(ids), dtype=np.uint64), self.masker, self.pad_id).to(self.backend.device)
         everywhere = torch.arange(batch.inputs.numel(), device=self.backend.device)

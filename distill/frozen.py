@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from distill import int8
+from distill.attention import use_batched_products
 from distill.config import Precision
 from distill.models import TRANSFORMS
 
@@ -55,7 +56,9 @@ def for_evaluation(model: Any, precision: str, device: torch.device) -> Any:
         return model
     if model.base_model._compiled_call_impl is not None:
         return model
-    return _lay_out(_share(model), dtype, packs=True)
+    laid_out = _lay_out(_share(model), dtype, packs=True)
+    use_batched_products(laid_out)  # a student in training does already: teacher and twin are scored as it is
+    return laid_out
 
 
 def _is_known(model: Any) -> bool:

@@ -4,7 +4,7 @@ import ctypes
 import platform
 
 # Of glibc's malloc.h
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _LARGEST = 2**31 - 1
 
 
@@ -15,16 +15,7 @@ def keep_freed() -> None:
     Each page then costs a fault, again and again: a tenth of a training step. Elsewhere than under glibc nothing is
     changed.
     """
-    _set({_MMAP_MAX: 0, _TRIM_THRESHOLD: _LARGEST})
-
-
-def give_back_freed() -> None:
-    """As glibc does by itself once large tensors have come and gone (it lets its thresholds grow up to these)."""
-    _set({_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20})
-
-
-def _set(options: dict[int, int]) -> None:
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
-        for name, value in options.items():
-            mallopt(name, value)
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _LARGEST)

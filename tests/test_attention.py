@@ -89,10 +89,11 @@ def test_long_rows_keep_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_models_are_left_alone() -> None:
-    eager, unknown = tiny.make_model("bert", 1), tiny.make_model("bert", 1)
+    eager, unknown, decoder = (tiny.make_model("bert", 1) for _ in range(3))
+    decoder.config.is_decoder = True
     eager.set_attn_implementation("eager")
     unknown.config.model_type = "mine"
-    for model, before in ((eager, "eager"), (unknown, "sdpa")):
+    for model, before in ((eager, "eager"), (unknown, "sdpa"), (decoder, "sdpa")):
         use_batched_products(model)
         assert model.config._attn_implementation == before
     use_batched_products(torch.nn.Linear(1, 1))

@@ -7,6 +7,7 @@ import tiny
 import torch
 
 from distill import frozen
+from distill.attention import use_batched_products
 from distill.config import Precision
 from distill.frozen import PackedLinear, for_evaluation, for_training
 from distill.models import TRANSFORMS, hidden_states, logits
@@ -67,6 +68,14 @@ def test_evaluation_sees_the_present_weights(precision: str, tolerance: float) -
             torch.testing.assert_close(answers(laid_out, precision, True), expected, rtol=tolerance, atol=tolerance)
             for parameter in student.parameters():
                 parameter.add_(0.01)
+
+
+def test_evaluation_treats_all_models_alike() -> None:
+    """A student that has trained attends by other kernels; neither scores nor speeds may owe anything to that."""
+    teacher, student = tiny.make_model("bert", 1).eval(), tiny.make_model("bert", 1).eval()
+    use_batched_products(student)
+    kinds = {for_evaluation(model, "bf16", CPU).config._attn_implementation for model in (teacher, student)}
+    assert len(kinds) == 1 and teacher.config._attn_implementation == "sdpa"
 
 
 def test_what_evaluation_takes_as_it_is() -> None:
