@@ -19,11 +19,11 @@ import torch
 from machine import save, table, title
 from torch.utils.data import DataLoader, Dataset
 
-from distill.batches import Batch, Batches
 from distill.config import Corpus, Kind, Masking, Teacher
-from distill.masking import Masker
-from distill.models import load_teacher
-from distill.tokens import prepare
+from distill.data.batches import Batch, Batches
+from distill.data.collate.mlm import Masker
+from distill.data.tokens import prepare
+from distill.models.load import load_teacher
 
 SHAPES = [(128, 6144), (128, 30522), (512, 6144), (512, 30522)]  # positions of a row, vocabulary
 STEP_TOKENS = 1 << 16  # of a window: 4 micro-batches

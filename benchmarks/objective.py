@@ -19,8 +19,8 @@ from machine import save, title
 from torch import Tensor
 from torch.nn.functional import linear
 
-from distill import losses
-from distill.fused import NO_TARGET, Head, soft_and_mlm
+from distill.objective import losses
+from distill.objective.fused import NO_TARGET, Head, soft_and_mlm
 
 TEMPERATURE = 2.0
 

@@ -23,9 +23,9 @@ from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding
 
 from distill.backends.single import Single
 from distill.config import Backend, Evaluate, PseudoPerplexity, Teacher
-from distill.evaluate import MASKING, EvaluationSet, Evaluator
-from distill.masking import masker
-from distill.models import load_teacher
+from distill.data.collate.mlm import masker
+from distill.evaluation.evaluate import MASKING, EvaluationSet, Evaluator
+from distill.models.load import load_teacher
 
 EMBEDDED_STUDENT = {"dim": 256, "n_heads": 4, "hidden_dim": 1024, "n_layers": 2}
 MINICONS_BATCHES = (4, 16, 64)  # at 64, its logits of rows of 128 take 1 GB where V is 30,522

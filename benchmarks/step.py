@@ -31,12 +31,12 @@ from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBe
 
 from distill import optim
 from distill.backends.single import Single
-from distill.batches import Batch, make_batch
 from distill.config import Backend, Masking, Objective, Optimizer, Precision, Rows
-from distill.masking import IGNORE, Masker
-from distill.objective import Objective as CombinedObjective
-from distill.precision import autocast, casts_kept
-from distill.prepare import place
+from distill.data.batches import Batch, make_batch
+from distill.data.collate.mlm import IGNORE, Masker
+from distill.kernels.precision import autocast, casts_kept
+from distill.objective.objective import Objective as CombinedObjective
+from distill.setup import place
 
 TEMPERATURE, WEIGHTS = 2.0, (5.0, 2.0, 1.0)
 

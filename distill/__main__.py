@@ -34,7 +34,7 @@ def main() -> int:
             path = Path(job.runtime.output_dir)
             if config.backend.name != "single" and start_ranks(config, path, job.mode is RunMode.MULTIRUN, statuses):
                 return
-            from distill.run import run
+            from distill.job import run
 
             run(
                 config,

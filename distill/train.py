@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from distill.backends import Workers
-from distill.batches import Batch, Batches
 from distill.checkpoint import Checkpoints, State
 from distill.config import Optimizer, Schedule, Train
+from distill.data.batches import Batch, Batches
 from distill.errors import Diverged, Interrupted
-from distill.objective import TERMS, Objective
+from distill.kernels.precision import casts_kept
+from distill.objective.objective import TERMS, Objective
 from distill.optim import clip, factor, set_learning_rate
-from distill.precision import casts_kept
 from distill.seed import key
 
 ENDLESS = 10**9  # steps of a run that only the clock ends

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from tiny import VOCAB
 
-from distill.batches import Batch
 from distill.config import Objective, Rows
-from distill.masking import IGNORE
-from distill.objective import TERMS
+from distill.data.batches import Batch
+from distill.data.collate.mlm import IGNORE
+from distill.objective.objective import TERMS
 
 
 def kl(teacher: torch.Tensor, student: torch.Tensor, temperature: float, cutoff: float) -> torch.Tensor:

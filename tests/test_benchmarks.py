@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from distill.config import Objective, Precision, Rows
-from distill.objective import Objective as CombinedObjective
+from distill.objective.objective import Objective as CombinedObjective
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None

@@ -13,7 +13,7 @@ from job import distill, library
 from transformers import AutoModelForMaskedLM, BertConfig
 
 from distill.config import Corpus, Kind
-from distill.tokens import train_wordpiece
+from distill.data.tokens import train_wordpiece
 
 GOLDEN = {
     "loss/soft": [0.044374, 0.040915, 0.044422, 0.048446, 0.047677, 0.045749],

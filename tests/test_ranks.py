@@ -15,8 +15,8 @@ from test_main_job import Shelf, metrics, results, shelf, wait_for, weights  # n
 
 from distill.backends import build
 from distill.config import Backend, Evaluate, PseudoPerplexity
-from distill.evaluate import MASKING, EvaluationSet, Evaluator
-from distill.masking import masker
+from distill.data.collate.mlm import masker
+from distill.evaluation.evaluate import MASKING, EvaluationSet, Evaluator
 
 BACKENDS = [
     "ddp",

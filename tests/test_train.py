@@ -19,8 +19,8 @@ from tiny import VOCAB, Fit, assert_close, make_model, make_rows, only, plain_sg
 from distill import config as conf
 from distill.config import Backend, Objective, Precision, Schedule, Soft, Term, Train
 from distill.errors import Diverged, Interrupted
-from distill.evaluate import EvaluationSet, Evaluator
-from distill.objective import Objective as Terms
+from distill.evaluation.evaluate import EvaluationSet, Evaluator
+from distill.objective.objective import Objective as Terms
 from distill.optim import factor
 from distill.train import ENDLESS, plan
 

@@ -11,11 +11,11 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFa
 
 from distill import config as conf
 from distill.backends.single import Single
-from distill.batches import Batches
 from distill.checkpoint import Checkpoints, State
-from distill.masking import Masker, masker
-from distill.objective import Objective
-from distill.student import DROPOUTS
+from distill.data.batches import Batches
+from distill.data.collate.mlm import Masker, masker
+from distill.models.student import DROPOUTS
+from distill.objective.objective import Objective
 from distill.train import train
 
 WORDS = [

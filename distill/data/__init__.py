@@ -1,0 +1,1 @@
+"""Text from its source to micro-batches of token rows."""

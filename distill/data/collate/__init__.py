@@ -1,0 +1,1 @@
+"""One file for each task: rows of token ids become micro-batches."""

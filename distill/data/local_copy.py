@@ -1,0 +1,82 @@
+"""A copy of a token cache on storage of the node itself, made once per node."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from distill.data.disk_cache import folder_of, once
+from distill.errors import SettingError
+
+NOTE = "copied.json"  # beside the copied files: how long it took, for the processes that did not do it
+
+
+def local_copy(folder: Path, local: str, log: Callable[[str], None] = print) -> Path:
+    """A folder below `local` with the files of `folder`, copied there unless they are there already.
+
+    One process of a node copies while the others wait. The copy gets its name when it is whole and on the disk, and it
+    is made again where a file is missing or has another size.
+
+    Raises:
+        SettingError: `local` cannot be written, or has no room for the files.
+    """
+    target = folder_of(local, "copies", folder.name, "corpus.local")
+    sizes = _sizes(folder)
+    num_bytes = sum(sizes.values())
+
+    def is_whole() -> bool:
+        there = _sizes(target)
+        return NOTE in there and sizes.items() <= there.items()
+
+    with once(target, log, is_whole) as missing:
+        if missing:
+            log(f"copying {num_bytes:,} bytes of tokens to {target}")
+            try:
+                _copy(folder, target, num_bytes)
+            except OSError as error:
+                raise SettingError(
+                    f"corpus.local={local}: {folder} cannot be copied there ({error}); make room, give another "
+                    "folder, or leave corpus.local out"
+                ) from error
+    seconds = json.loads((target / NOTE).read_text())["seconds"]
+    rate = num_bytes / max(seconds, 1e-9) / 1e6
+    log(f"tokens are read from {target}: {num_bytes:,} bytes, copied in {seconds:.1f} s, {rate:,.0f} MB a second")
+    return target
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file; none where there is no such folder, or where another process is removing it."""
+    try:
+        return {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+    except OSError:
+        return {}
+
+
+def _copy(folder: Path, target: Path, num_bytes: int) -> None:
+    begun = time.perf_counter()
+    build = Path(f"{target}.build")
+    for remains in (target, build):  # of a damaged copy, and of one that was cut short
+        shutil.rmtree(remains, ignore_errors=True)
+    free = shutil.disk_usage(target.parent).free
+    if free < num_bytes:
+        raise OSError(f"{free:,} bytes are free, {num_bytes:,} are needed")
+    build.mkdir()
+    try:
+        for file in folder.iterdir():
+            shutil.copyfile(file, build / file.name)
+            _flush(build / file.name)
+        seconds = time.perf_counter() - begun
+        (build / NOTE).write_text(json.dumps({"bytes": num_bytes, "seconds": seconds}))
+        _flush(build / NOTE)
+        os.rename(build, target)
+    except OSError:
+        shutil.rmtree(build, ignore_errors=True)
+        raise
+
+
+def _flush(file: Path) -> None:
+    """Wait until the file is on the disk, so that after a crash of the node no name stands for half a copy."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())

@@ -1,0 +1,126 @@
+"""One Project Gutenberg file, as it occurs in the wild, turned into the text of its book."""
+
+import codecs
+import gzip
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from distill.data.readers import Unreadable
+
+SUFFIXES = (".txt", ".txt.gz", ".zip")
+
+_NAME = r"PROJECT\s+GUTENB[EU]RG"
+# `*** START OF THE PROJECT GUTENBERG EBOOK X ***`, at times indented, without blanks, or over two or three lines.
+_START = re.compile(rf"^[ \t]*\*+\s*START\s+OF\s+(?:TH(?:E|IS)\s+)?{_NAME}.*(?:\n.*){{0,3}}?\*\*\*[ \t]*$", re.I | re.M)
+_START_LINE = re.compile(rf"^[ \t]*\*+\s*START\s+OF\s+(?:TH(?:E|IS)\s+)?{_NAME}.*$", re.I | re.M)
+_END = re.compile(
+    rf"^[ \t]*(?:\*+\s*)?END\s+OF\s+(?:TH(?:E|IS)\s+)?{_NAME}"  # *** END OF ..., End of Project Gutenberg's ...
+    rf"|^[ \t]*\*+\s*START:\s+FULL\s+LICENSE",
+    re.I | re.M,
+)
+# The licence of the nineties: `***START**THE SMALL PRINT!...` to `*END*THE SMALL PRINT! ...*END*`.
+_SMALL_PRINT = re.compile(r"^[ \t]*\*+\s*START\W*(?:THE\s+)?SMALL\s+PRINT.*$", re.I | re.M)
+_SMALL_PRINT_END = re.compile(r"^[ \t]*\*+\s*END\W*(?:THE\s+)?SMALL\s+PRINT.*$", re.I | re.M)
+
+_GUTENBERG = re.compile(rf"{_NAME}|gutenberg\.(?:org|net)|pgdp\.net|\be-?text\b|\btranscriber.s note", re.I)
+_CREDIT = re.compile(
+    r"(?:This\s+)?(?:e-?text|e-?book|HTML\s+version|file|edition)?\s*(?:was\s+|has\s+been\s+|is\s+)?"
+    r"(?:first\s+)?(?:produced|prepared|transcribed|scanned|typed|created|digiti[sz]ed|proofread|proofed)\b[^.]{0,40}"
+    r"\b(?:by|from|for|and)\b|HTML\s+version\s+by|Distributed\s+Proofread",
+    re.I,
+)
+_CREDIT_PARAGRAPHS = 6  # credits stand in the first paragraphs after the header, never deep inside a book
+_ILLUSTRATION = re.compile(r"\[\s*(?:Illustrations?|Frontispiece)\b[^\]]{0,1000}\]", re.I)
+_ITALICS = re.compile(r"(?<!\w)_([^_]+)_(?!_)")
+_DECLARED = re.compile(rb"Character set encoding:\s*([\w-]+)", re.I)
+_WORD = re.compile(r"[^\W_]")
+
+
+def books(path: Path) -> Iterator[tuple[str, str]]:
+    """Name and text of the book in a `.txt` or `.txt.gz` file, or of every `.txt` member of a `.zip`.
+
+    Raises:
+        Unreadable: the file is damaged, holds no `.txt`, is no text, or has no text left without header and licence.
+    """
+    try:
+        for name, data in _contents(path):
+            text = clean(decode(data, name))
+            if not text:
+                raise Unreadable(name, "no text between header and licence")
+            yield name, text
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+
+
+def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    name = path.name.lower()
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(path) as archive:
+            members = sorted(member for member in archive.namelist() if member.lower().endswith(".txt"))
+            if not members:
+                raise Unreadable(path.name, "no .txt inside")
+            for member in members:
+                yield f"{path.name}/{member}", archive.read(member)
+    else:
+        yield path.name, gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+
+
+def decode(data: bytes, name: str) -> str:
+    """UTF-8 (a byte order mark is dropped), else the encoding that the header declares, else Windows Latin-1.
+
+    Raises:
+        Unreadable: the bytes are no text.
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", errors="replace")
+    if b"\0" in data:
+        raise Unreadable(name, "not text (it has zero bytes)")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        pass
+    declared = _DECLARED.search(data[:4096])
+    encodings = [declared[1].decode()] if declared and declared[1].lower() not in (b"utf-8", b"ascii") else []
+    for encoding in [*encodings, "cp1252"]:
+        try:
+            return data.decode(encoding)
+        except (UnicodeDecodeError, LookupError):
+            continue
+    return data.decode("latin-1")
+
+
+def clean(text: str) -> str:
+    """The book alone: header, footer, licence and credits gone, lines joined to paragraphs parted by a blank line.
+
+    Illustration marks and lines without a letter or digit are dropped, `_italics_` lose their marks. Verse becomes a
+    paragraph like any other. Any paragraph that names Project Gutenberg or its etexts is dropped: no book of its time
+    does.
+    """
+    text = strip(re.sub(r"\r+\n?", "\n", text))
+    text = _ILLUSTRATION.sub("", text)
+    paragraphs = [_join(block) for block in re.split(r"\n[^\S\n]*(?:\n[^\S\n]*)+", text)]
+    paragraphs = [p for p in paragraphs if _WORD.search(p)]
+    head = [p for p in paragraphs[:_CREDIT_PARAGRAPHS] if not _CREDIT.match(p)]
+    return "\n\n".join(p for p in head + paragraphs[_CREDIT_PARAGRAPHS:] if not _GUTENBERG.search(p))
+
+
+def strip(text: str) -> str:
+    """`text` (newlines as `\\n`) without what stands before and after the book; whole where no mark is found."""
+    start = _START.search(text) or _START_LINE.search(text)
+    begin = start.end() if start else 0
+    end = _END.search(text, begin)
+    stop = end.start() if end else len(text)
+    first, last = _SMALL_PRINT.search(text, begin, stop), _SMALL_PRINT_END.search(text, begin, stop)
+    if last:  # the small print stands before the book or after it; the book is the longer side
+        before = (first.start() if first and first.start() < last.start() else last.start()) - begin
+        begin, stop = (last.end(), stop) if stop - last.end() >= before else (begin, begin + before)
+    return text[begin:stop]
+
+
+def _join(block: str) -> str:
+    """One paragraph from its hard-wrapped lines; a hyphen or dash at a line's end keeps its word together."""
+    lines = "\n".join(line.strip() for line in block.split("\n") if _WORD.search(line))
+    return _ITALICS.sub(r"\1", re.sub(r"(?<=\S-)\n", "", lines).replace("\n", " "))

@@ -1,0 +1,150 @@
+"""The hidden row of each masked position of many masked copies, computed without what the copies share or nobody reads.
+
+Pseudo-perplexity runs copies of a row that differ from it at one position, and reads the result at that position only.
+So the first layer's projections are made once per row and put right at the masked position, and the last layer is
+computed at that position alone. Both are exact but for rounding. Families that are not known here run in full.
+
+Shapes: R rows, S positions, B copies, H hidden size, A attention heads, D size of a head.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import BertModel, DistilBertModel, RobertaModel
+
+from distill.kernels.attention import pays, products
+from distill.kernels.packed_linear import PackedLinear
+from distill.models.load import hidden_states
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of rows with one position masked each. The same row may stand behind many copies."""
+
+    rows: torch.Tensor  # [R, S]
+    attention: torch.Tensor | None  # [R, S], False at padding; None: no padding
+    row: torch.Tensor  # [B] which row a copy is of
+    column: torch.Tensor  # [B] its masked position
+    mask_id: int
+
+    def ids(self) -> torch.Tensor:
+        """[B, S]"""
+        ids = self.rows[self.row]
+        ids[self.places] = self.mask_id
+        return ids
+
+    @property
+    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The masked positions, as an index into anything [B, S, ...]."""
+        return torch.arange(len(self.row), device=self.row.device), self.column
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An encoder layer without position terms in its attention, in the pieces that can be computed apart."""
+
+    query: nn.Linear | PackedLinear
+    key: nn.Linear | PackedLinear
+    value: nn.Linear | PackedLinear
+    num_heads: int
+    rest: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (attended, the layer's input) -> the layer's output
+
+
+def hidden_at_masks(model: Any, copies: Copies) -> torch.Tensor:
+    """Last hidden state of `model`, in evaluation mode, at the masked position of each copy, [B, H]."""
+    layers = _layers(model.base_model)
+    if layers is None:
+        attention = None if copies.attention is None else copies.attention[copies.row]
+        return hidden_states(model, copies.ids(), attention)[copies.places]
+    mask = None if copies.attention is None else copies.attention[copies.row][:, None, None]
+    x = model.base_model.embeddings(copies.ids())
+    if len(layers) > 1:
+        x = _first(layers[0], x, model.base_model.embeddings(copies.rows), copies, mask)
+    for layer in layers[1:-1]:
+        x = layer.rest(_attend(layer, layer.query(x), layer.key(x), layer.value(x), mask), x)
+    return _last(layers[-1], x, copies, mask)
+
+
+def _first(
+    layer: Layer, x: torch.Tensor, rows: torch.Tensor, copies: Copies, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """x [B, S, H] and rows [R, S, H], the embeddings with and without masks -> the layer's output [B, S, H]."""
+    masked = x[copies.places]
+
+    def project(linear: nn.Linear | PackedLinear) -> torch.Tensor:
+        projected = linear(rows)[copies.row]
+        projected[copies.places] = linear(masked)
+        return projected
+
+    return layer.rest(_attend(layer, project(layer.query), project(layer.key), project(layer.value), mask), x)
+
+
+def _last(layer: Layer, x: torch.Tensor, copies: Copies, mask: torch.Tensor | None) -> torch.Tensor:
+    """x [B, S, H] -> the layer's output at the masked positions, [B, H].
+
+    With one query per head, q (X K^T)^T = (q K) X^T and p (X V^T) = (p X) V^T: the products on the right are of B
+    queries instead of B * S keys and values. The key's bias adds the same to all scores of a query, which the softmax
+    takes out; the value's passes through, as attention sums to 1.
+    """
+    here = x[copies.places]
+    key, value = (
+        linear.weight.unflatten(0, (layer.num_heads, -1))  # [A, D, H]
+        for linear in (layer.key, layer.value)
+    )
+    query = layer.query(here).unflatten(1, (layer.num_heads, -1))  # [B, A, D]
+    asked = torch.einsum("bad,adh->bah", query, key)
+    # The heads stand where positions usually do: they all look at the same X.
+    seen = scaled_dot_product_attention(
+        asked[:, None], x[:, None], x[:, None], attn_mask=mask, scale=query.shape[-1] ** -0.5
+    )
+    attended = torch.einsum("bah,adh->bad", seen[:, 0], value).flatten(1) + layer.value.bias
+    return layer.rest(attended, here)
+
+
+def _attend(
+    layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Softmax attention of every head, [B, S, H] each -> [B, S, H]."""
+    query, key, value = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
+    if pays(query, key):
+        attended = products(query, key, value, mask, query.shape[-1] ** -0.5)
+    else:
+        attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return attended.transpose(1, 2).flatten(2)
+
+
+def _layers(base: Any) -> list[Layer] | None:
+    """The pieces of a model whose encoder is known to the letter, else None: a subclass may compute something else."""
+    if type(base) in (BertModel, RobertaModel) and not base.config.is_decoder:
+        layers = [_bert(layer) for layer in base.encoder.layer]
+    elif type(base) is DistilBertModel:
+        layers = [_distilbert(layer) for layer in base.transformer.layer]
+    else:
+        return None
+    # What else stands in for a linear layer (int8, adapters) has weights of another form.
+    known = (nn.Linear, PackedLinear)
+    plain = all(type(linear) in known for layer in layers for linear in (layer.query, layer.key, layer.value))
+    return layers if plain and layers else None
+
+
+def _bert(layer: Any) -> Layer:
+    inner = layer.attention.self
+
+    def rest(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return layer.feed_forward_chunk(layer.attention.output(attended, x))
+
+    return Layer(inner.query, inner.key, inner.value, inner.num_attention_heads, rest)
+
+
+def _distilbert(layer: Any) -> Layer:
+    inner = layer.attention
+
+    def rest(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        x = layer.sa_layer_norm(inner.out_lin(attended) + x)
+        return layer.output_layer_norm(layer.ffn.ff_chunk(x) + x)
+
+    return Layer(inner.q_lin, inner.k_lin, inner.v_lin, inner.n_heads, rest)

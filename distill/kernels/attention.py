@@ -1,0 +1,75 @@
+"""Attention on the CPU as batched products, where they are faster than torch's SDPA: in bf16, and under dropout."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from distill.kernels.dropout import factors
+from distill.models.load import TRANSFORMS
+
+NAME = "batched_products"  # of `attention`, in transformers' list
+MOST_SCORES = 1 << 27  # 256 MiB in bf16: from here on torch's kernels, which keep no scores
+
+
+def use_batched_products(model: Any) -> None:
+    """Let a model of a known family attend by `attention`; one that does not use SDPA is left as it is.
+
+    A decoder is, too: SDPA would be told that it is causal, where there is no mask to say so.
+    """
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "model_type", None) not in TRANSFORMS or getattr(config, "is_decoder", False):
+        return
+    if config._attn_implementation == "sdpa":
+        AttentionInterface.register(NAME, attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        model.set_attn_implementation(NAME)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query, key and value [B, heads, S, size] -> [B, S, heads, size].
+
+    attention_mask: None, or broadcastable to [B, heads, S, S]: bool (True: look here) or to be added to the scores.
+    """
+    if torch.is_autocast_enabled(query.device.type):  # which knows SDPA, and would not know the products
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if dropout == 0 and not pays(query, key):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, **others)
+    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    return products(query, key, value, attention_mask, scale, dropout).transpose(1, 2).contiguous(), None
+
+
+def pays(query: Tensor, key: Tensor) -> bool:
+    """Whether `products` are faster than SDPA without dropout, and their scores [B, heads, S, S] not too large."""
+    num_scores = query.shape[:-1].numel() * key.shape[-2]
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MOST_SCORES
+
+
+def products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """softmax(scale * query key^T) value, with a part of the softmax dropped: [B, heads, S, size] in and out."""
+    with torch.autocast(query.device.type, enabled=False):  # it would take the scores to fp32 and back
+        scores = (query * scale) @ key.mT
+        if mask is not None:
+            # Not -inf: padding may have nowhere to look, and then would be nan.
+            hidden = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
+        weights = scores.softmax(-1)
+        if dropout > 0:
+            weights = weights * factors(weights, dropout)
+        return weights @ value

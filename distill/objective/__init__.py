@@ -1,0 +1,1 @@
+"""Loss terms, their weights and the kernels that compute them."""

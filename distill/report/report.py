@@ -1,0 +1,283 @@
+"""Writes what a run did for people to read: report.html, its twin report.md, and the student's model card."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from distill.progress import duration
+from distill.report import page, plots
+from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, short
+from distill.report.plots import Picture, label_of, usable
+from distill.report.summary import MEASURES, comparison, findings, models_of, sets_of, setting, tiles, value_at
+
+LOSSES = {"total": "Total", "soft": "Soft targets", "mlm": "MLM", "cosine": "Cosine"}
+MOST_NAMED = 5  # left-out files that are listed by name
+
+
+def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], config_yaml: str) -> None:
+    """Write plots/*.png, report.html and report.md into `folder`.
+
+    `results` and `metrics` are what results.json and metrics.jsonl hold. Where a number is missing or None there is a
+    dash, or its row, table or figure is left out.
+    """
+    pictures = plots.draw(folder, results, metrics)
+    sections = [
+        Section("", _headline(results)),
+        Section("Size, speed and quality", _models(results, pictures)),
+        Section("Epoch by epoch", _epochs(results, pictures)),
+        Section("How training went", _training(results, pictures)),
+        Section("What it was trained and tested on", _data(results)),
+        Section("To run it again", _again(results, config_yaml)),
+    ]
+    sections = [section for section in sections if section.blocks]
+    title = f"{results.get('recipe') or 'Run'}: " + ("distillation report" if results.get("teacher") else "report")
+    (folder / "report.html").write_text(page.html(title, sections), encoding="utf-8")
+    (folder / "report.md").write_text(page.markdown(title, sections), encoding="utf-8")
+
+
+def _headline(results: dict[str, Any]) -> list[Block]:
+    unfinished = "" if results.get("finished", True) else "This run has not finished: the numbers are those so far."
+    first = tiles(results)
+    notes = [str(note) for note in results.get("notes") or []]
+    blocks: list[Block] = [findings(results), unfinished, Tiles(first) if first else "", setting(results), notes]
+    return [block for block in blocks if block]
+
+
+def _models(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
+    table = comparison(results)
+    if not table.rows:
+        return []
+    table.note = (
+        "Perplexity is the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask; "
+        "pseudo-perplexity is the same with each scored token masked by itself. Lower is better for both."
+    )
+    if results.get("agreement"):
+        table.note += " First choice and KL divergence compare student and teacher at the masked positions."
+    names = [f"{model.capitalize()}: {name}." for model in models_of(results) if (name := _name(results, model))]
+    folder = value_at(results, "twin", "folder")
+    if results.get("twin"):
+        names.append(
+            "The twin is the same student, with the same beginning and the same data, trained without a teacher"
+            + (f" (run folder {folder})." if folder else ".")
+        )
+    picture = [pictures["comparison"]] if "comparison" in pictures else []
+    return [*([" ".join(names)] if names else []), table, *picture]
+
+
+def _name(results: dict[str, Any], model: str) -> str | None:
+    return None if model == "twin" else value_at(results, model, "name")
+
+
+def _epochs(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
+    student = {_epoch(line): line for line in results.get("history") or []}
+    twin = {_epoch(line): line for line in value_at(results, "twin", "history") or []}
+    tables = [_losses(student, twin), *(_measure(results, measure, student, twin) for measure in MEASURES)]
+    shown: list[Block] = [table for table in tables if table.rows]
+    return shown + ([pictures["epochs"]] if "epochs" in pictures else [])
+
+
+def _epoch(line: dict[str, Any]) -> str:
+    """The key of a line of a history: its epoch, without needless zeros."""
+    return f"{line.get('epoch') or 0:.2f}".rstrip("0").rstrip(".")
+
+
+def _losses(student: dict[str, Any], twin: dict[str, Any]) -> Table:
+    """Training losses of each epoch, with what the twin's terms were beside them."""
+    columns = [
+        (term, history)
+        for history in (student, twin)
+        for term in LOSSES
+        if any(value_at(line, "loss", term) is not None for line in history.values())
+    ]
+    # Of one term alone the weighted total says nothing new.
+    for history in (student, twin):
+        terms = [term for term, of in columns if of is history]
+        if len(terms) == 2 and terms[0] == "total":
+            columns.remove(("total", history))
+    head = ["Epoch", "Steps", "Tokens", "Time", *(LOSSES[term] for term, _ in columns)]
+    twins = sum(of is twin for _, of in columns)
+    groups = [("", 4), ("Student", len(columns) - twins), ("Twin", twins)] if twins else []
+    rows = [
+        [
+            epoch,
+            number(line.get("step")),
+            short(line.get("tokens")),
+            _time(line.get("seconds")) or NONE,
+            *(number(value_at(of, epoch, "loss", term)) for term, of in columns),
+        ]
+        for epoch, line in student.items()
+    ]
+    return Table(head, rows if columns else [], title="Training loss", groups=groups)
+
+
+def _measure(results: dict[str, Any], measure: str, student: dict[str, Any], twin: dict[str, Any]) -> Table:
+    """One measure after each epoch for each evaluation set, student and twin side by side; the teacher's last."""
+    histories = [("Student", student), ("Twin", twin)]
+    columns = [
+        (key, name, history)
+        for key in sets_of(results, measure)
+        for name, history in histories
+        if any(value_at(line, measure, key) is not None for line in history.values())
+    ]
+    epochs = sorted({**student, **twin}, key=float)
+    rows = [[epoch, *(number(value_at(of, epoch, measure, key)) for key, _, of in columns)] for epoch in epochs]
+    rows = [row for row in rows if set(row[1:]) - {NONE}]
+    if rows and value_at(results, "teacher", measure):
+        # Once for each set: the first of its columns.
+        firsts = [key not in [before for before, _, _ in columns[:place]] for place, (key, _, _) in enumerate(columns)]
+        theirs = [number(value_at(results, "teacher", measure, key)) for key, _, _ in columns]
+        rows.append(["Teacher", *(cell if first else "" for cell, first in zip(theirs, firsts, strict=True))])
+    labels = [label_of(results, key) for key, _, _ in columns]
+    if not twin:
+        return Table(["Epoch", *labels], rows, title=MEASURES[measure])
+    groups = [("", 1), *((label, labels.count(label)) for label in dict.fromkeys(labels))]
+    return Table(["Epoch", *(name for _, name, _ in columns)], rows, title=MEASURES[measure], groups=groups)
+
+
+def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
+    training, backend = results.get("training") or {}, results.get("backend") or {}
+    epochs, rings = training.get("epochs"), backend.get("rings") or {}
+    final = training.get("final_loss") or {}
+    losses = [f"{LOSSES[term]} {number(final[term])}" for term in LOSSES if usable(final.get(term))]
+    facts = [
+        ("Steps", number(training.get("steps"))),
+        ("Epochs", f"{epochs:.4g}" if usable(epochs) else None),
+        ("Ended by", training.get("ended_by")),
+        ("Tokens", number(training.get("tokens"))),
+        ("Time", _time(training.get("seconds"))),
+        ("Throughput", _with_unit(training.get("tokens_per_second"), "tokens/s")),
+        ("Waiting for data", _waiting(training.get("data_wait"))),
+        ("Final loss", ", ".join(losses)),
+        ("Skipped steps", _skipped(training.get("skipped_steps"))),
+        ("Backend", ", ".join(filter(None, [backend.get("name"), _with_unit(backend.get("ranks"), "rank(s)")]))),
+        ("Rows per step", _rows(backend)),
+        ("Gradient syncs", number(backend.get("syncs"))),
+        (
+            "Rings",
+            f"{rings['asked']} asked for, {number(rings.get('in_force'))} in force" if rings.get("asked") else None,
+        ),
+    ]
+    drawn: list[Block] = [pictures[name] for name in ("loss", "optimizer", "throughput") if name in pictures]
+    return drawn + _facts("Training", facts)
+
+
+def _waiting(share: Any) -> str | None:
+    return f"{percent(share, 1)} of the time" if usable(share) else None
+
+
+def _time(seconds: Any) -> str | None:
+    return duration(seconds) if usable(seconds) else None
+
+
+def _with_unit(value: Any, unit: str) -> str | None:
+    return f"{number(value)} {unit}" if usable(value) else None
+
+
+def _skipped(count: Any) -> str | None:
+    if not usable(count):
+        return None
+    return f"{number(count)}: loss or gradient not finite, weights left as they were" if count else "none"
+
+
+def _rows(backend: dict[str, Any]) -> str | None:
+    rows, accumulate, ranks = (backend.get(key) for key in ("batch_size", "accumulate", "ranks"))
+    if rows is None or accumulate is None or ranks is None:
+        return None
+    return f"{number(rows * accumulate * ranks)} ({rows} in a micro-batch, {accumulate} accumulated, {ranks} rank(s))"
+
+
+def _facts(title: str, facts: list[tuple[str, Any]]) -> list[Block]:
+    rows = [[label, str(value)] for label, value in facts if value not in (None, "", NONE)]
+    return [Table(["", ""], rows, title=title, text=True)] if rows else []
+
+
+def _data(results: dict[str, Any]) -> list[Block]:
+    corpus = results.get("corpus") or {}
+    skipped = [str(item) for item in corpus.get("skipped") or []]
+    more = f" and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
+    preparation = corpus.get("preparation") or {}
+    prepared = [_time(preparation.get("seconds")), _with_unit(preparation.get("tokens_per_second"), "tokens/s")]
+    facts = [
+        ("Name", corpus.get("name")),
+        ("Documents", number(corpus.get("documents"))),
+        ("Tokens", number(corpus.get("tokens"))),
+        ("Rows", _with_unit(corpus.get("rows"), f"of {number(corpus.get('sequence_length'))} tokens")),
+        ("Preparation", ", ".join(filter(None, prepared))),
+        ("Left out", f"{len(skipped)}: {', '.join(skipped[:MOST_NAMED])}{more}" if skipped else None),
+    ]
+    sets = results.get("evaluation") or {}
+    keys = ("documents", "rows", "tokens", "positions", "pseudo_positions")
+    rows = [[label_of(results, key), *(number((of or {}).get(k)) for k in keys)] for key, of in sets.items()]
+    head = ["", "Documents", "Rows", "Tokens", "Masked", "Masked singly"]
+    tested = Table(head, rows, "The last two columns count the scored positions.", "Evaluation sets")
+    return [*_facts("Corpus", facts), *([tested] if rows else [])]
+
+
+def _again(results: dict[str, Any], config_yaml: str) -> list[Block]:
+    environment = [(str(key).replace("_", " "), value) for key, value in (results.get("environment") or {}).items()]
+    config: list[Block] = [Code(config_yaml, "Resolved configuration", "yaml")] if config_yaml.strip() else []
+    return [*_command(results), *_facts("Environment", environment), *config]
+
+
+def _command(results: dict[str, Any]) -> list[Block]:
+    return [Code(str(results["command"]), language="bash")] if results.get("command") else []
+
+
+USE = """
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+folder = "."  # this folder
+model = AutoModelForMaskedLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+print(fill(f"It was a long {tokenizer.mask_token} before they spoke again."))
+""".strip()
+
+
+def model_card(results: dict[str, Any]) -> str:
+    """README.md of the exported student: front matter of the Hugging Face Hub, use, evaluation, training, limits."""
+    name = str(value_at(results, "student", "name") or results.get("recipe") or "student")
+    tags = ["distill", "fill-mask", "distillation" if results.get("teacher") else "masked-language-modeling"]
+    front = ["---", "library_name: transformers", "pipeline_tag: fill-mask", "tags:", *(f"- {tag}" for tag in tags)]
+    # JSON strings are YAML strings, whatever the name holds.
+    front += ["metrics:", "- perplexity", f"model_name: {json.dumps(name)}", "---", ""]
+    notes: list[Block] = [[str(note) for note in results["notes"]]] if results.get("notes") else []
+    opening: list[Block] = [findings(results), setting(results)]
+    sections = [
+        Section("", [block for block in opening if block]),
+        Section("Use", [Code(USE, language="python")]),
+        Section("Evaluation", [comparison(results)]),
+        Section("Training", [*_command(results), *_facts("", _card_facts(results)), *notes]),
+        Section("Limits", [_limits(results)]),
+    ]
+    return "\n".join(front) + "\n" + page.markdown(name, sections)
+
+
+def _card_facts(results: dict[str, Any]) -> list[tuple[str, Any]]:
+    environment = results.get("environment") or {}
+    versions = [f"{key} {environment[key]}" for key in ("distill", "torch", "transformers") if environment.get(key)]
+    return [
+        ("Corpus", value_at(results, "corpus", "name")),
+        ("Teacher", value_at(results, "teacher", "name")),
+        ("Steps", number(value_at(results, "training", "steps"))),
+        ("Tokens", number(value_at(results, "training", "tokens"))),
+        ("Rows per step", _rows(results.get("backend") or {})),
+        ("Sequence length", number(value_at(results, "corpus", "sequence_length"))),
+        ("Software", ", ".join(versions)),
+        ("Revision", environment.get("git_revision")),
+    ]
+
+
+def _limits(results: dict[str, Any]) -> list[str]:
+    corpus = value_at(results, "corpus", "name")
+    length = value_at(results, "corpus", "sequence_length")
+    limits = [
+        f"This run showed it {corpus or 'one corpus'} and nothing else. "
+        "Expect higher perplexity on other kinds of text, and the corpus's views and words in what it predicts.",
+        "It fills in masked words. It has been tested on nothing but what the table above shows.",
+    ]
+    if usable(length):
+        limits.append(f"It was trained on rows of {length} tokens; longer inputs were not tested.")
+    if results.get("teacher"):
+        limits.append("It has been taught the teacher's mistakes too, and the teacher's licence applies to it.")
+    return limits

@@ -1,0 +1,225 @@
+"""What a run says of itself: the banner at the start, results.json at the end."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import distill
+from distill.backends import Workers
+from distill.checkpoint import State
+from distill.config import HERE, Config
+from distill.data.batches import Batches
+from distill.data.tokens import Tokens
+from distill.errors import SettingError
+from distill.models.load import size
+from distill.train import ENDLESS, plan
+
+# Groups and settings on which the trained student does not depend, so a resumed run may change them.
+INCIDENTAL = ("corpus", "evaluate", "backend", "precision", "tracker", "scale", "resume")
+INCIDENTAL_TRAIN = ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "workers")
+PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
+
+
+def identity(config: Config, tokens: Tokens, batches: Batches) -> dict[str, Any]:
+    """Everything that the trained student depends on, flat: a checkpoint may be gone on from only if it is the same.
+
+    The corpus stands there by the digest of its rows, wherever it lies; micro-batch, accumulation and ranks stand there
+    by their product, because the same rows in one step give the same step.
+    """
+    settings = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
+    settings["teacher"]["cache"].pop("gigabytes")  # only says whether the run may start
+    settings["teacher"].pop("micro_batches")
+    settings["train"] = {name: value for name, value in settings["train"].items() if name not in INCIDENTAL_TRAIN}
+    corpus = {"corpus.rows": tokens.digest, "corpus.num_rows": len(batches.rows)}
+    return {**_flat(settings), **corpus, "train.rows_per_step": batches.rows_per_step}
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            plain = value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+            flat[prefix + name] = plain
+    return flat
+
+
+def notes(config: Config, tokens: Tokens) -> list[str]:
+    """What the report has to say besides corpus, teacher and scale, which it names itself."""
+    lines = [] if config.scale == "paper" else [PAPER]
+    if config.precision.teacher == "int8":
+        lines.append("In training the teacher's encoder ran in int8; its scores here are those of the teacher itself.")
+    if tokens.skipped:
+        lines.append(
+            f"{len(tokens.skipped)} files could not be read and were skipped: {', '.join(tokens.skipped[:5])}."
+        )
+    return lines
+
+
+def cache_note(facts: dict[str, Any]) -> str:
+    """What the report has to say of soft targets that were read from a cache."""
+    return (
+        f"Soft targets were read from a cache of the teacher's {facts['top_k']} likeliest tokens at each position, "
+        f"which hold {facts['kept_mass']:.1%} of its probability at the temperature; all others share one entry "
+        f"({facts['bytes_per_token']:.1f} bytes a token, {facts['bytes'] / 1e6:,.1f} MB)."
+    )
+
+
+def banner(
+    config: Config,
+    recipe: str,
+    tokens: Tokens,
+    batches: Batches,
+    models: dict[str, Any],
+    teacher_name: str,
+    notes: list[str],
+) -> str:
+    """The lines shown before training starts."""
+    steps = plan(config.train, batches.steps_per_epoch)
+    length = batches.rows.shape[1]
+    sizes = ", ".join(f"{name} {size(model)[0]:,} parameters" for name, model in models.items() if model is not None)
+    end = f"{steps:,} steps" if steps < ENDLESS else f"{config.train.minutes} minutes"
+    return "\n".join(
+        [
+            f"distill {distill.__version__}: {recipe}",
+            f"  corpus   {tokens.name}",
+            f"  teacher  {teacher_name or 'none'}",
+            f"  scale    {config.scale}",
+            f"  models   {sizes}",
+            f"  rows     {len(batches.rows):,} of {length} tokens from {tokens.documents:,} documents",
+            f"  steps    {batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks = "
+            f"{batches.rows_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
+            *(f"  {note}" for note in notes),
+        ]
+    )
+
+
+def epoch_line(line: dict[str, Any]) -> str:
+    """One line of history in words."""
+    losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
+    scores = [
+        f"{measure.replace('_', '-')} {name} {value:.2f}"
+        for measure in ("perplexity", "pseudo_perplexity")
+        for name, value in line.get(measure, {}).items()
+    ]
+    return "; ".join([f"epoch {line['epoch']:g}, step {line['step']:,}: loss {losses}", *scores])
+
+
+def read(folder: Path, setting: str) -> dict[str, Any]:
+    """results.json of a finished run. Raises SettingError, naming `setting`, when there is none."""
+    try:
+        results = json.loads((folder.expanduser() / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{setting}={folder} is no finished run: {error}") from None
+    assert isinstance(results, dict)
+    return results
+
+
+def model_block(name: str, model: Any, scores: dict[str, Any], tokens_per_second: float) -> dict[str, Any]:
+    parameters, num_bytes = size(model)
+    return {
+        "name": name,
+        "parameters": parameters,
+        "bytes": num_bytes,
+        **scores,
+        "tokens_per_second": tokens_per_second,
+    }
+
+
+def corpus_block(tokens: Tokens, batches: Batches) -> dict[str, Any]:
+    return {
+        "name": tokens.name,
+        "documents": tokens.documents,
+        "tokens": tokens.tokens,
+        "rows": len(batches.rows),
+        "sequence_length": batches.rows.shape[1],
+        "skipped": list(tokens.skipped),
+        "preparation": {
+            "seconds": tokens.seconds,
+            "tokens_per_second": tokens.tokens / tokens.seconds if tokens.seconds else None,
+        },
+    }
+
+
+def data_wait(metrics: list[dict[str, Any]]) -> float | None:
+    """Share of the training time that went by waiting for batches: `data_wait` weighted by the time it stands for."""
+    ends = [0.0, *(line["seconds"] for line in metrics)]
+    if ends[-1] <= 0:
+        return None
+    waited = [line["data_wait"] * (end - begin) for line, (begin, end) in zip(metrics, pairwise(ends), strict=True)]
+    return float(sum(waited) / ends[-1])
+
+
+def training_block(
+    state: State,
+    batches: Batches,
+    history: list[dict[str, Any]],
+    metrics: list[dict[str, Any]],
+    ended_by: str,
+) -> dict[str, Any]:
+    return {
+        "steps": state.step,
+        "epochs": state.step / batches.steps_per_epoch,
+        "tokens": state.tokens,
+        "seconds": state.seconds,
+        "tokens_per_second": state.tokens / max(state.seconds, 1e-9),
+        "data_wait": data_wait(metrics),
+        "workers": batches.workers,
+        "final_loss": history[-1]["loss"] if history else {},
+        "skipped_steps": state.skipped,
+        "ended_by": ended_by,
+    }
+
+
+def backend_block(backend: Workers, config: Config, state: State) -> dict[str, Any]:
+    return {
+        "name": backend.name,
+        "ranks": backend.size,
+        "rings": {"asked": config.backend.rings, "in_force": backend.rings, "engine": backend.engine},
+        "accumulate": config.train.accumulate,
+        "batch_size": config.train.batch_size,
+        "syncs": state.syncs,
+        "collectives": backend.num_collectives,
+        "bytes_sent": backend.bytes_sent,
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "distill": distill.__version__,
+        "device": f"{device.type} ({name})",
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "platform": platform.platform(),
+        "git_revision": _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    """Of the project's own checkout; None in an installed package."""
+    if not (HERE.parent / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(HERE.parent), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

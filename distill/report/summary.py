@@ -1,0 +1,199 @@
+"""What the results of a run say: findings in plain sentences, the few numbers to see first, and the table of models."""
+
+from collections.abc import Callable
+from typing import Any
+
+from distill.progress import duration
+from distill.report.page import MINUS, NONE, TIMES, Table, number, percent, short
+from distill.report.plots import label_of, usable
+
+MODELS = ("teacher", "student", "twin")
+MEASURES = {"perplexity": "Perplexity", "pseudo_perplexity": "Pseudo-perplexity"}
+
+
+def value_at(results: dict[str, Any], *keys: str) -> Any:
+    """The value at a path of keys, or None as soon as one of them is missing."""
+    value: Any = results
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def models_of(results: dict[str, Any]) -> list[str]:
+    return [name for name in MODELS if results.get(name)]
+
+
+def sets_of(results: dict[str, Any], measure: str) -> list[str]:
+    """Evaluation sets for which any model or epoch has a number, in the order of results["evaluation"]."""
+    given = [value_at(results, name, measure) or {} for name in MODELS]
+    given += [line.get(measure) or {} for line in results.get("history") or []]
+    named = dict.fromkeys(key for values in given for key, value in values.items() if value is not None)
+    order = list(results.get("evaluation") or {})
+    return sorted(named, key=lambda key: order.index(key) if key in order else len(order))
+
+
+def findings(results: dict[str, Any]) -> str:
+    """Size and speed, quality against the teacher, and against the twin: one sentence each, where there are numbers."""
+    return " ".join(filter(None, [_size(results), _quality(results), _against_twin(results)]))
+
+
+def setting(results: dict[str, Any]) -> str:
+    """Which recipe, scale, corpus and teacher were used, and how long training took."""
+    corpus, training = results.get("corpus") or {}, results.get("training") or {}
+    scale = results.get("scale")
+    sentences = [
+        f"This is the recipe {results.get('recipe') or NONE}" + (f" at the scale “{scale}”." if scale else ".")
+    ]
+    counts = [f"{number(corpus[key])} {key}" for key in ("documents", "tokens") if usable(corpus.get(key))]
+    if corpus.get("name"):
+        sentences.append(f"Corpus: {corpus['name']}" + (f" ({', '.join(counts)})." if counts else "."))
+    if value_at(results, "teacher", "name"):
+        sentences.append(f"Teacher: {results['teacher']['name']}.")
+    if usable(training.get("steps")):
+        epochs = f" ({training['epochs']:.3g} epochs)" if usable(training.get("epochs")) else ""
+        time = f" in {duration(training['seconds'])}" if usable(training.get("seconds")) else ""
+        device = value_at(results, "environment", "device")
+        where = f" on {device}" if device else ""
+        sentences.append(f"Training took {number(training['steps'])} steps{epochs}{time}{where}.")
+    return " ".join(sentences)
+
+
+def tiles(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """The few numbers to see first, each with what it says; quality is that of the first evaluation set."""
+    student, teacher, twin = (results.get(name) or {} for name in ("student", "teacher", "twin"))
+    first = next(iter(sets_of(results, "perplexity")), "")
+    ours = value_at(student, "perplexity", first)
+    size = _ratio(student.get("parameters"), teacher.get("parameters"))
+    speed = _ratio(student.get("tokens_per_second"), teacher.get("tokens_per_second"))
+    top1 = value_at(results, "agreement", first, "top1")
+    shown = [(percent(size), "of the teacher's parameters")] if size else []
+    if not teacher and usable(student.get("parameters")):
+        shown = [(short(student["parameters"]), "parameters")]
+    shown += [(f"{speed:.2f}{TIMES}", "the teacher's speed")] if speed else []
+    shown += [(number(ours), f"perplexity on {label_of(results, first)}")] if usable(ours) else []
+    pseudo = value_at(student, "pseudo_perplexity", first)
+    shown += [(number(pseudo), "pseudo-perplexity, the same text")] if not teacher and usable(pseudo) else []
+    for name, model in (("teacher's", teacher), ("twin's (no teacher)", twin)):
+        share = _ratio(ours, value_at(model, "perplexity", first))
+        shown += [(_signed(share), f"perplexity against the {name}")] if share else []
+    return shown + ([(percent(top1), "same first choice as the teacher")] if usable(top1) else [])
+
+
+def comparison(results: dict[str, Any]) -> Table:
+    """Size, speed and quality of teacher, student and twin, one column each, then the student against its teacher."""
+    names = models_of(results)
+    both = "teacher" in names and "student" in names
+    titles = {"teacher": "Teacher", "student": "Student" if both else "Model", "twin": "Twin (no teacher)"}
+    table = Table(["", *(titles[name] for name in names), *(["Against teacher"] if both else [])])
+
+    def add(label: str, path: tuple[str, ...], form: Callable[[Any], str], against: Callable[[float], str]) -> None:
+        values = [value_at(results, name, *path) for name in names]
+        if any(value is not None for value in values):
+            share = _ratio(value_at(results, "student", *path), value_at(results, "teacher", *path))
+            last = [against(share) if share is not None else NONE] if both else []
+            table.rows.append([label, *map(form, values), *last])
+
+    add("Parameters", ("parameters",), number, percent)
+    add("Weights", ("bytes",), lambda value: short(value, "B"), percent)
+    add("Speed (tokens/s)", ("tokens_per_second",), number, lambda share: f"{share:.2f}{TIMES}")
+    for measure, title in MEASURES.items():
+        sets = sets_of(results, measure)
+        table.rows += [[title]] if sets else []
+        for key in sets:
+            add(label_of(results, key), (measure, key), number, _signed)
+    table.rows += _agreement(results, names, both)
+    return table
+
+
+def _agreement(results: dict[str, Any], names: list[str], both: bool) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for title, key, form in (
+        ("Same first choice as the teacher", "top1", lambda value: percent(value, 1)),
+        ("KL divergence from the teacher (nats)", "kl", number),
+    ):
+        given = {name: (value or {}).get(key) for name, value in (results.get("agreement") or {}).items()}
+        given = {name: value for name, value in given.items() if value is not None}
+        rows += [[title]] if given else []
+        for name, value in given.items():
+            cells = [form(value) if model == "student" else "" for model in names]
+            rows.append([label_of(results, name), *cells, *([""] if both else [])])
+    return rows
+
+
+def _size(results: dict[str, Any]) -> str:
+    student, teacher = value_at(results, "student", "parameters"), value_at(results, "teacher", "parameters")
+    share = _ratio(student, teacher)
+    if share is None:
+        name = value_at(results, "student", "name") or "the model"
+        return f"{name[:1].upper()}{name[1:]} has {short(student)} parameters." if usable(student) else ""
+    speed = _ratio(value_at(results, "student", "tokens_per_second"), value_at(results, "teacher", "tokens_per_second"))
+    times = f" and is {speed:.2f} times as fast" if speed else ""
+    return (
+        f"The student has {percent(share)} of its teacher's parameters ({short(student)} of {short(teacher)}){times}."
+    )
+
+
+def _quality(results: dict[str, Any]) -> str:
+    relative, alone = [], []
+    for key in sets_of(results, "perplexity"):
+        ours, theirs = (value_at(results, name, "perplexity", key) for name in ("student", "teacher"))
+        share, where = _ratio(ours, theirs), label_of(results, key)
+        if share is not None:
+            relative.append(f"{_change(share)} on {where} ({number(ours)}, teacher {number(theirs)})")
+        elif usable(ours):
+            alone.append(f"{number(ours)} on {where}")
+    sentences = [f"Against the teacher's, its perplexity is {_listed(relative)}."] if relative else []
+    sentences += [f"Its perplexity is {_listed(alone)}."] if alone else []
+    return " ".join(sentences)
+
+
+def _against_twin(results: dict[str, Any]) -> str:
+    shares = [
+        _ratio(value_at(results, "student", "perplexity", key), value_at(results, "twin", "perplexity", key))
+        for key in sets_of(results, "perplexity")
+    ]
+    known = [share for share in shares if share is not None]
+    if not known:
+        return ""
+    ours, twins = value_at(results, "training", "steps"), value_at(results, "twin", "steps")
+    if ours == twins:
+        after = f"for the same {number(ours)} steps" if usable(ours) else ""
+    else:
+        after = f"for {number(twins)} steps instead of {number(ours)}"
+    if max(known) < 1:
+        verdict = "Learning from the teacher helped"
+    elif min(known) >= 1:
+        verdict = "Learning from the teacher did not help"
+    else:
+        verdict = "Learning from the teacher helped on some sets only"
+    return (
+        f"{verdict}: against its twin, the same student trained without a teacher {after}".rstrip()
+        + f", its perplexity is {_changes(known)}."
+    )
+
+
+def _ratio(over: Any, under: Any) -> float | None:
+    return over / under if usable(over) and usable(under) and under else None
+
+
+def _change(share: float) -> str:
+    """`12.5% higher`, `3.0% lower` or `the same`, for a ratio."""
+    difference = round(100 * (share - 1), 1)
+    return "the same" if not difference else f"{abs(difference)}% {'higher' if difference > 0 else 'lower'}"
+
+
+def _changes(shares: list[float]) -> str:
+    """`26.2%, 25.3% and 22.9% lower`: the direction once where it is the same for all."""
+    words = [_change(share) for share in shares]
+    for direction in (" higher", " lower"):
+        if all(word.endswith(direction) for word in words):
+            return _listed([word.removesuffix(direction) for word in words]) + direction
+    return _listed(words)
+
+
+def _signed(share: float) -> str:
+    return f"{100 * (share - 1):+.1f}%".replace("-", MINUS)
+
+
+def _listed(parts: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))

@@ -1,0 +1,278 @@
+"""Sources are found or refused in one line; their documents are the same however the work is divided."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distill.config import Corpus, Kind, Source
+from distill.data import corpus, readers
+from distill.data.corpus import Shard, describe, documents, fingerprint, fraction, held_out, locate, shards
+from distill.data.readers import Unreadable, articles, blocks, review
+from distill.errors import SettingError
+
+
+def texts(source: Source) -> list[str]:
+    located = locate(source)
+    assert located is not None
+    return [document.text for shard in shards(located) for document in documents(shard, located)]
+
+
+def write_lines(path: Path, records: list[object]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+# --- where it lies
+
+
+@pytest.mark.parametrize("kind", [Kind.gutenberg, Kind.text, Kind.jsonl, Kind.parquet, Kind.wikitext, Kind.imdb])
+def test_a_missing_path_and_an_empty_folder_are_refused_in_one_line(tmp_path: Path, kind: Kind) -> None:
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    for path, what in (
+        (tmp_path / "nowhere", "no such file"),
+        (tmp_path, "no file of kind"),
+        (tmp_path / "*.txt", "no such"),
+    ):
+        with pytest.raises(SettingError, match=what) as caught:
+            locate(Source(kind=kind, path=str(path)), "evaluate.sources.mine")
+        assert str(caught.value).startswith(f"evaluate.sources.mine.path={path}: ") and "\n" not in str(caught.value)
+
+
+def test_the_usual_places_come_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTILL_DATA", str(tmp_path))
+    hub = Source(kind=Kind.imdb, split="test", hub="stanfordnlp/imdb")
+    assert locate(hub) is hub
+    assert locate(Source(kind=Kind.imdb)) is None
+    (tmp_path / "aclImdb/test/pos").mkdir(parents=True)
+    (tmp_path / "aclImdb/test/pos/0_9.txt").write_text("Fine.")
+    assert texts(hub) == ["Fine."]
+    write_lines(tmp_path / "imdb/test.jsonl.gz", [{"text": "Good."}])
+    assert texts(hub) == ["Good."]
+    (tmp_path / "gutenberg/train").mkdir(parents=True)
+    (tmp_path / "gutenberg/train/a.txt").write_text("A book.")
+    assert texts(Corpus(kind=Kind.gutenberg)) == ["A book."]
+    assert isinstance(locate(Corpus(kind=Kind.gutenberg)), Corpus)
+    monkeypatch.setenv("DISTILL_DATA", str(tmp_path / "typo"))
+    with pytest.raises(SettingError, match=r"^DISTILL_DATA=.*typo: "):
+        locate(Source(kind=Kind.gutenberg))
+    monkeypatch.delenv("DISTILL_DATA")
+    assert locate(Corpus(kind=Kind.gutenberg)) is None and locate(Corpus(kind=Kind.text)) is None
+
+
+def test_a_kind_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"corpus\.hub=null"):
+        locate(Source(kind=Kind.hub))
+    with pytest.raises(SettingError, match=r"kind=hub takes no path"):
+        locate(Source(kind=Kind.hub, path=str(tmp_path)))
+
+
+def test_describe(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert describe(Source(kind=Kind.gutenberg, path=str(tmp_path))) == f"2 Gutenberg files in {tmp_path}"
+    assert describe(Source(kind=Kind.text, path=f"{tmp_path}/a.txt", share=0.5)).endswith("a.txt, 0.5 of its documents")
+    assert describe(Source(kind=Kind.hub, hub="x/y", subset="en")) == "Hub data set x/y (en, split train)"
+
+
+def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
+    source = Source(kind=Kind.text, path=str(tmp_path))
+    (tmp_path / "a.txt").write_text("one")
+    before = fingerprint(source)
+    assert fingerprint(source) == before
+    (tmp_path / "b.txt").write_text("two")
+    assert fingerprint(source) != before
+
+
+# --- units of work
+
+
+def test_small_files_share_a_shard_and_large_ones_have_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "SHARD_BYTES", 100)
+    for name, size in {"a": 40, "b": 50, "c": 30, "d": 500, "e": 10}.items():
+        (tmp_path / f"{name}.txt.gz").write_bytes(b"x" * size)
+    found = shards(Source(kind=Kind.text, path=str(tmp_path)))
+    assert [[Path(path).name[0] for path in shard.paths] for shard in found] == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert sum(shard.size for shard in found) == 630
+
+
+@pytest.mark.parametrize("size", [7, 50, 64, 999])
+def test_ranges_give_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(corpus, "SHARD_BYTES", 1)
+    monkeypatch.setattr(corpus, "RANGE_BYTES", size)
+    lines = [f"line {i} é" * (i % 4) for i in range(40)]
+    path = write_lines(tmp_path / "x.jsonl", [{"text": line} for line in lines])
+    assert texts(Source(kind=Kind.jsonl, path=str(path))) == [line for line in lines if line]
+    (tmp_path / "x.txt").write_text("\n".join(lines))
+    assert "\n".join(texts(Source(kind=Kind.text, path=f"{tmp_path}/x.txt"))).split() == " ".join(lines).split()
+
+
+def test_parquet_ranges_give_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(corpus, "SHARD_BYTES", 1)
+    monkeypatch.setattr(corpus, "RANGE_BYTES", 2000)
+    rows = [f"Row number {i}." for i in range(1000)]
+    pq.write_table(pa.table({"body": rows, "id": list(range(1000))}), tmp_path / "x.parquet", row_group_size=64)
+    source = Source(kind=Kind.parquet, path=str(tmp_path), field="body")
+    assert len(shards(source)) > 2 and texts(source) == rows
+    with pytest.raises(SettingError, match=r"corpus\.field=text: x\.parquet has no such field; it has body, id"):
+        texts(replace(source, field="text"))
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 no PAR1")
+    with pytest.raises(Unreadable, match=r"x\.parquet"):
+        texts(source)
+
+
+# --- documents
+
+
+def test_a_large_text_is_cut_at_blank_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "PIECE", 200)
+    paragraphs = [f"Paragraph {i}. " * (1 + i % 5) for i in range(50)]
+    text = "\n\n".join(paragraphs)
+    (tmp_path / "x.txt").write_text("\ufeff" + text)
+    found = texts(Source(kind=Kind.text, path=str(tmp_path)))
+    assert len(found) > 5 and all(len(piece) < 400 for piece in found)
+    assert "\n\n".join(found).split() == text.split()
+    assert [p.strip() for piece in found for p in piece.split("\n\n")] == [p.strip() for p in paragraphs]
+    (tmp_path / "x.txt").write_text("no blank line\n" * 100)
+    assert all(len(piece) < 420 for piece in texts(Source(kind=Kind.text, path=str(tmp_path))))
+
+
+def test_wikitext() -> None:
+    lines = [
+        " \n", " = First @-@ one = \n", " \n", " It cost 1 @,@ 000 or 1 @.@ 5 , a low @-@ price . \n", " \n",
+        " = = Part = = \n", " \n", " where x \n", " = 1 rad / s and y \n", " = 2 = \n", " holds . \n", " \n",
+        " = Second = \n", " \n", " More . \n",
+    ]  # fmt: skip
+    first = (
+        "First-one\n\nIt cost 1,000 or 1.5 , a low-price .\n\nPart\n\nwhere x\n\n= 1 rad / s and y\n\n= 2 =\n\nholds ."
+    )
+    assert list(articles(lines)) == [first, "Second\n\nMore ."]
+    assert list(articles([])) == [""]
+
+
+def test_imdb_in_both_forms(tmp_path: Path) -> None:
+    assert (
+        review("Good.<br /><br />It\x92s \x96 well \x85<BR>fine\x81") == "Good.\n\nIt\u2019s \u2013 well \u2026\n\nfine"
+    )
+    for name in ("train/pos/0_9", "train/neg/0_1", "train/unsup/0_0", "test/pos/0_8"):
+        (tmp_path / "aclImdb" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "aclImdb" / f"{name}.txt").write_text(f"{name}<br />.")
+    (tmp_path / "aclImdb/train/urls_pos.txt").write_text("http://x")
+    folder = Source(kind=Kind.imdb, path=f"{tmp_path}/aclImdb")
+    assert sorted(texts(folder)) == ["train/neg/0_1\n\n.", "train/pos/0_9\n\n."]
+    assert texts(replace(folder, split="test")) == ["test/pos/0_8\n\n."]
+    write_lines(tmp_path / "json/train.jsonl.gz", [{"text": "A<br />B", "label": 1}])
+    write_lines(tmp_path / "json/test.jsonl.gz", [{"text": "C", "label": 0}])
+    assert texts(Source(kind=Kind.imdb, path=f"{tmp_path}/json")) == ["A\n\nB"]
+
+
+def test_a_file_that_goes_bad_is_reported_and_the_next_one_read(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"text": "one"}])
+    (tmp_path / "b.jsonl").write_text('{"text": "two"}\n{"text": \n')
+    (tmp_path / "c.jsonl").write_bytes(b'{"text": "\xff"}\n')
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 99)[:-12])
+    (tmp_path / "e.jsonl").write_text("\n")
+    (tmp_path / "f.jsonl").write_text("[1]\n")
+    write_lines(tmp_path / "g.jsonl", [{"text": "last"}, {"text": None}])
+    source = Source(kind=Kind.jsonl, path=str(tmp_path))
+    errors: list[Unreadable] = []
+    (shard,) = shards(source)
+    found = [document.text for document in documents(shard, source, unreadable=errors.append)]
+    assert [text for text in found if text != "x"] == ["one", "two", "last"]
+    assert [error.name[0] for error in errors] == list("bcdef")
+    assert "line 2 is not JSON" in errors[0].reason and "UTF-8" in errors[1].reason and "EOFError" in errors[2].reason
+    with pytest.raises(Unreadable):
+        list(documents(shard, source))
+
+
+def test_a_wrong_field_names_those_there_are(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [{"body": "one", "id": 3}])
+    with pytest.raises(SettingError, match=r"corpus\.field=text: x\.jsonl has no such field; it has body, id"):
+        texts(Source(kind=Kind.jsonl, path=str(path)))
+    with pytest.raises(SettingError, match=r"corpus\.field=id: .* holds int, not text"):
+        texts(Source(kind=Kind.jsonl, path=str(path), field="id"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+    """`datasets` reads a local folder the way it reads the Hub."""
+    pytest.importorskip("datasets")
+    monkeypatch.setattr(corpus, "HUB_ROWS", 3)
+    write_lines(tmp_path / "train.jsonl", [{"text": f"Row {i}.<br />"} for i in range(10)])
+    source = Source(kind=Kind.hub, hub=str(tmp_path), streaming=streaming)
+    assert texts(source) == [f"Row {i}.<br />" for i in range(10)]
+    assert texts(replace(source, kind=Kind.imdb)) == [f"Row {i}." for i in range(10)]
+    assert fingerprint(source) == fingerprint(source)
+    with pytest.raises(SettingError, match=r"corpus\.hub=.*split=nosuch\) cannot be loaded"):
+        texts(replace(source, split="nosuch", streaming=False))
+
+
+def test_wikitext_on_the_hub_has_a_line_a_row(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    lines = ["", " = One = \n", "", " a @-@ b \n", "", " = Two = \n", "", " c \n"]
+    write_lines(tmp_path / "train.jsonl", [{"text": line} for line in lines])
+    assert texts(Source(kind=Kind.wikitext, hub=str(tmp_path))) == ["One\n\na-b", "Two\n\nc"]
+
+
+# --- shares
+
+
+def test_shares_are_drawn_from_the_text_alone(tmp_path: Path) -> None:
+    rows = [f"Review number {i}." for i in range(2000)]
+    a = write_lines(tmp_path / "a.jsonl", [{"text": row} for row in rows])
+    b = write_lines(tmp_path / "b/b.jsonl.gz", [{"text": row} for row in reversed(rows)])
+    some = texts(Source(kind=Kind.jsonl, path=str(a), share=0.1))
+    assert 140 < len(some) < 260
+    assert some == texts(Source(kind=Kind.jsonl, path=str(b), share=0.1))[::-1]
+    assert set(some) < set(texts(Source(kind=Kind.jsonl, path=str(a), share=0.3)))
+    assert fraction("Review number 1.", "share") == pytest.approx(0.6036563, abs=1)  # in [0, 1)
+    held = [row for row in some if fraction(row, "heldout") < 0.5]
+    assert 0.3 < len(held) / len(some) < 0.7, "being held out does not depend on being in the share"
+
+
+def test_many_documents_are_held_out_whole() -> None:
+    rows = [f"Document {i}. " * 900 for i in range(400)]
+    rule = held_out(0.1, iter(rows))
+    parts = [list(rule.parts(row)) for row in rows]
+    assert all(len(part) == 1 and part[0][1] == row for part, row in zip(parts, rows, strict=True))
+    assert 20 < sum(part[0][0] for part in parts) < 60
+    assert not any(held for row in rows for held, _ in held_out(0.0, rows).parts(row))
+
+
+@pytest.mark.parametrize(("count", "paragraphs"), [(1, 300), (3, 300), (10, 40)])
+def test_few_documents_are_held_out_by_block(count: int, paragraphs: int) -> None:
+    rows = ["\n\n".join(f"Paragraph {i} of {j}. " * 9 for i in range(paragraphs)) for j in range(count)]
+    rule = held_out(0.02, rows)
+    stretches = [stretch for row in rows for stretch in rule.parts(row)]
+    assert "".join(text for _, text in stretches) == "".join(rows)
+    held = sum(len(text) for is_held, text in stretches if is_held)
+    assert 0 < held < 0.2 * sum(map(len, rows))
+
+
+def test_one_short_document_stays_for_training() -> None:
+    assert list(held_out(0.02, ["Short."]).parts("Short.")) == [(False, "Short.")]
+    assert list(held_out(0.02, []).parts("Short.")) in ([(False, "Short.")], [(True, "Short.")])
+
+
+@pytest.mark.parametrize("text", ["", "a", "word " * 500, "x" * 1000, "\n\n".join(["para " * 8] * 60)])
+def test_blocks_put_together_are_the_text(text: str) -> None:
+    found = list(blocks(text, 100))
+    assert "".join(found) == text and all(found)
+    if " " in text:
+        assert all(len(block) <= 210 for block in found)
+        assert all(len(block) >= 100 for block in found[:-1])
+
+
+def test_a_shard_names_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (document,) = documents(Shard((str(tmp_path / "a.txt"),)), Source(kind=Kind.text))
+    assert document == ("a.txt#0", "one")

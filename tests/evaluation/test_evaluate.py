@@ -1,0 +1,287 @@
+"""Scores against plain loops in float64, the same for every batch size and padding; sets not to be had are refused."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from tiny import MASK, PAD, SPECIAL, VOCAB, make_model, make_rows
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from distill.backends.single import Single
+from distill.config import Backend, Config, Corpus, Evaluate, Kind, Missing, PseudoPerplexity, Source, Teacher
+from distill.data.collate.mlm import IGNORE, masker
+from distill.errors import SettingError
+from distill.evaluation.evaluate import MASKING, SEED, EvaluationSet, Evaluator, load_sets
+from distill.seed import key
+
+ROWS = make_rows(15, shortest=4)
+SET = EvaluationSet("small", "a small set", ROWS, 3)
+MODEL = make_model("distilbert", 2)
+
+
+def silent(_: int) -> None:
+    return None
+
+
+def make(
+    tokenizer: Any, batch_size: int = 32, share: float = 1.0, copies: int = 64, precision: str = "fp32"
+) -> Evaluator:
+    settings = Evaluate(batch_size=batch_size, pseudo_perplexity=PseudoPerplexity(share, copies))
+    counts = np.bincount(ROWS.reshape(-1), minlength=VOCAB)
+    return Evaluator(settings, masker(MASKING, tokenizer, counts), PAD, VOCAB, precision, Single(Backend(device="cpu")))
+
+
+def exact(ids: np.ndarray, model: Any = MODEL) -> torch.Tensor:
+    """Log-probabilities [S, V] of one row without its padding, in float64."""
+    model.double()
+    try:
+        with torch.no_grad():
+            return model(input_ids=torch.from_numpy(ids[None])).logits[0, :, :VOCAB].log_softmax(-1)
+    finally:
+        model.float()
+
+
+def masked(tokenizer: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The fixed mask of one row: inputs and targets, without padding."""
+    row = ROWS[number : number + 1, : int((ROWS[number] != PAD).sum())].astype(np.int64)
+    inputs, targets = make(tokenizer).masker(row, key(SEED, "evaluation mask", np.array([number])))
+    return inputs[0], targets[0]
+
+
+def test_perplexity_is_that_of_a_plain_loop(tokenizer: Any) -> None:
+    total, count = 0.0, 0
+    for number in range(len(ROWS)):
+        inputs, targets = masked(tokenizer, number)
+        log_p = exact(inputs)
+        for place, target in enumerate(targets):
+            if target != IGNORE:
+                total, count = total - float(log_p[place, target]), count + 1
+    value, positions = make(tokenizer).perplexity(MODEL, SET, silent)
+    assert positions == count == make(tokenizer).describe(SET)["positions"] > len(ROWS)
+    assert value == pytest.approx(math.exp(total / count), rel=2e-6)
+
+
+def test_pseudo_perplexity_is_that_of_a_plain_loop(tokenizer: Any) -> None:
+    total, count = 0.0, 0
+    for row in ROWS.astype(np.int64):
+        row = row[row != PAD]
+        for place, token in enumerate(row):
+            if token >= len(SPECIAL):
+                hidden = row.copy()
+                hidden[place] = MASK
+                total, count = total - float(exact(hidden)[place, token]), count + 1
+    value, positions = make(tokenizer).pseudo_perplexity(MODEL, SET, silent)
+    assert positions == count == int((~np.isin(ROWS, range(len(SPECIAL)))).sum())
+    assert make(tokenizer).describe(SET)["pseudo_positions"] == count
+    assert value == pytest.approx(math.exp(total / count), rel=2e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "albert"])
+def test_scores_hang_neither_on_batch_size_nor_on_padding(tokenizer: Any, family: str) -> None:
+    model = make_model(family, 2)
+    wide = EvaluationSet("small", "wider", np.pad(ROWS, ((0, 0), (0, 9)), constant_values=PAD), 3)
+    whole = make(tokenizer)
+    expected = whole.perplexity(model, SET, silent), whole.pseudo_perplexity(model, SET, silent)
+    for batch_size, copies, data in ((1, 1, SET), (4, 7, SET), (4, 7, wide), (32, 500, wide)):
+        other = make(tokenizer, batch_size, copies=copies)
+        got = other.perplexity(model, data, silent), other.pseudo_perplexity(model, data, silent)
+        for (value, positions), (value_expected, positions_expected) in zip(got, expected, strict=True):
+            assert positions == positions_expected
+            assert value == pytest.approx(value_expected, rel=2e-6)
+
+
+def test_ranks_share_the_positions(tokenizer: Any) -> None:
+    whole, count = make(tokenizer).pseudo_perplexity(MODEL, SET, silent)
+    parts = []
+    for rank in range(3):
+        evaluator = make(tokenizer, copies=8)
+        evaluator.backend.rank, evaluator.backend.size = rank, 3
+        evaluator.backend.sum = lambda sums: sums  # type: ignore[method-assign]  # the rank's own share
+        parts.append(evaluator.pseudo_perplexity(MODEL, SET, silent))
+    assert sum(n for _, n in parts) == count and max(n for _, n in parts) - min(n for _, n in parts) <= 8
+    assert sum(n * math.log(value) for value, n in parts) / count == pytest.approx(math.log(whole), rel=1e-6)
+
+
+class Largest(TorchDispatchMode):
+    """Sees the elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [out] if isinstance(out, torch.Tensor) else [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        self.elements = max([self.elements, *(x.numel() for x in made)])
+        return out
+
+
+def test_pseudo_perplexity_needs_no_more_memory_for_long_or_many_rows(tokenizer: Any) -> None:
+    vocab, model = 4096, make_model("distilbert", 2, vocab=4096, max_position_embeddings=512)
+    elements = []
+    for length, count in ((128, 1), (512, 1), (512, 2)):
+        with Largest() as largest:
+            data = EvaluationSet("long", "", make_rows(count, length), 1)
+            make(tokenizer, share=0.1, copies=8).pseudo_perplexity(model, data, silent)
+        elements.append(largest.elements)
+    assert elements[0] == elements[1] == elements[2] < 128 * vocab, "no tensor of even one copy's whole logits"
+
+
+def test_the_mask_is_fixed_and_takes_all_tokens_alike(tokenizer: Any) -> None:
+    assert MASKING.share == 0.15 and MASKING.smoothing == 0
+    for number in (0, 7):
+        assert all(
+            np.array_equal(a, b) for a, b in zip(masked(tokenizer, number), masked(tokenizer, number), strict=True)
+        )
+    # Another corpus behind the counts gives the same mask.
+    other = masker(MASKING, tokenizer, np.arange(VOCAB) ** 3)
+    ids, keys = ROWS.astype(np.int64), key(SEED, "evaluation mask", np.arange(len(ROWS)))
+    assert np.array_equal(other(ids, keys)[1], make(tokenizer).masker(ids, keys)[1])
+
+
+def test_share_of_the_positions_is_seeded(tokenizer: Any) -> None:
+    data = EvaluationSet("large", "a larger set", make_rows(800, 20), 1)
+    every = make(tokenizer).pseudo_positions(data)
+    tenth = make(tokenizer, share=0.1).pseudo_positions(data)
+    assert len(every) == 800 * 18 and np.array_equal(tenth, make(tokenizer, share=0.1).pseudo_positions(data))
+    assert abs(len(tenth) / len(every) - 0.1) < 4.5 * math.sqrt(0.1 * 0.9 / len(every))
+    assert set(tenth) <= set(make(tokenizer, share=0.3).pseudo_positions(data)) <= set(every)
+    assert not np.isin(data.rows.reshape(-1)[tenth], range(len(SPECIAL))).any()
+    # A fair draw: its score is near that of all positions.
+    few = make(tokenizer, share=0.3).pseudo_perplexity(MODEL, EvaluationSet("x", "", data.rows[:60], 1), silent)
+    all_ = make(tokenizer).pseudo_perplexity(MODEL, EvaluationSet("x", "", data.rows[:60], 1), silent)
+    assert few[0] == pytest.approx(all_[0], rel=0.25) and few[1] < 0.5 * all_[1]
+
+
+def test_agreement_with_oneself(tokenizer: Any) -> None:
+    assert make(tokenizer).agreement(MODEL, MODEL, SET, silent) == {"top1": 1.0, "kl": 0.0}
+
+
+def test_agreement_is_that_of_a_plain_loop(tokenizer: Any) -> None:
+    student, teacher = MODEL, make_model("bert", 2, seed=8)
+    same, kl, count = 0, 0.0, 0
+    for number in range(len(ROWS)):
+        inputs, targets = masked(tokenizer, number)
+        log_q, log_p = exact(inputs, student), exact(inputs, teacher)
+        for place in np.flatnonzero(targets != IGNORE):
+            same += int(log_q[place].argmax() == log_p[place].argmax())
+            kl += sum(math.exp(p) * (p - q) for p, q in zip(log_p[place].tolist(), log_q[place].tolist(), strict=True))
+            count += 1
+    for batch_size in (1, 4, 32):
+        got = make(tokenizer, batch_size).agreement(student, teacher, SET, silent)
+        assert got == {"top1": same / count, "kl": pytest.approx(kl / count, rel=2e-5)}
+    assert kl > 0
+
+
+def test_score_names_sets_and_measures(tokenizer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    other = EvaluationSet("other", "another", ROWS[:4], 1)
+    scores = make(tokenizer).score(MODEL, "student", [SET, other])
+    assert scores.keys() == {"perplexity", "pseudo_perplexity"}
+    assert all(values.keys() == {"small", "other"} for values in scores.values())
+    assert "student, perplexity on small" in capsys.readouterr().err
+    without = make(tokenizer, share=0.0).score(MODEL, "student", [SET])
+    assert without["pseudo_perplexity"] == {} and without["perplexity"]["small"] == scores["perplexity"]["small"]
+    assert make(tokenizer).agree(MODEL, MODEL, [SET, other]).keys() == {"small", "other"}
+    assert make(tokenizer).score(MODEL, "student", []) == {"perplexity": {}, "pseudo_perplexity": {}}
+
+
+def test_progress_counts_every_row_and_position(tokenizer: Any) -> None:
+    seen: list[int] = []
+    make(tokenizer, 4).perplexity(MODEL, SET, seen.append)
+    assert seen == [4, 4, 4, 3]
+    seen.clear()
+    _, count = make(tokenizer, copies=10).pseudo_perplexity(MODEL, SET, seen.append)
+    assert sum(seen) == count and max(seen) == 10
+
+
+def test_scoring_leaves_model_and_training_as_they_were(tokenizer: Any) -> None:
+    model = make_model("distilbert", 2, dropout=0.5).train()
+    before, torch_state = tiny.weights_of(model), torch.get_rng_state()
+    evaluator = make(tokenizer)
+    first, second = (evaluator.perplexity(model, SET, silent) for _ in range(2))
+    assert first == second, "dropout would make them differ"
+    evaluator.pseudo_perplexity(model, SET, silent), evaluator.tokens_per_second([model], SET)
+    assert model.training and torch.equal(torch_state, torch.get_rng_state())
+    tiny.assert_close(tiny.weights_of(model), before, rtol=0, atol=0)
+    model(input_ids=torch.tensor([[2, 7, 3]])).logits.sum().backward()  # no tensor of inference mode has stayed
+
+
+def test_rows_without_anything_to_score(tokenizer: Any) -> None:
+    empty = EvaluationSet("empty", "", np.array([[2, 3, 0, 0], [0, 0, 0, 0]], np.uint16), 1)
+    assert math.isnan(make(tokenizer).perplexity(MODEL, empty, silent)[0])
+    assert math.isnan(make(tokenizer).pseudo_perplexity(MODEL, empty, silent)[0])
+    described = make(tokenizer).describe(empty)
+    assert (described["positions"], described["pseudo_positions"], described["tokens"]) == (0, 0, 2)
+
+
+def test_hopeless_models_have_a_large_score_and_broken_ones_none(tokenizer: Any) -> None:
+    """Certain of the wrong word, or nan: a number for the report, not an error at the end of a long run."""
+    model = make_model("distilbert", 1)
+    for bias, hopeless in ((600.0, True), (725.0, True), (5000.0, True), (math.nan, False)):
+        with torch.no_grad():
+            model.vocab_projector.bias[1] = bias
+        value = make(tokenizer).perplexity(model, SET, silent)[0]
+        assert value > 1e200 if hopeless else math.isnan(value)
+
+
+def test_bf16_is_near_fp32(tokenizer: Any) -> None:
+    exact_, rough = (make(tokenizer, precision=p).perplexity(MODEL, SET, silent)[0] for p in ("fp32", "bf16"))
+    assert rough == pytest.approx(exact_, rel=0.05) and rough != exact_
+    exact_, rough = (make(tokenizer, precision=p).pseudo_perplexity(MODEL, SET, silent)[0] for p in ("fp32", "bf16"))
+    assert rough == pytest.approx(exact_, rel=0.05) and rough != exact_
+
+
+def test_speed_of_several_models(tokenizer: Any) -> None:
+    slow, quick = make(tokenizer, 4).tokens_per_second([make_model("bert", 24), make_model("bert", 1)], SET)
+    assert 0 < slow < quick
+
+
+# --- sets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.delenv("DISTILL_DATA", raising=False)
+    text = tmp_path / "books"
+    text.mkdir()
+    for number in range(8):
+        (text / f"{number}.txt").write_text("\n\n".join(" ".join(tiny.WORDS[number:]) for _ in range(6)))
+    corpus = Corpus(Kind.text, str(text), sequence_length=16, heldout=0.25, cache=str(tmp_path / "cache"), workers=1)
+    sources = {
+        "heldout": Source(Kind.heldout),
+        "own": Source(Kind.text, str(text)),
+        "wikitext2": Source(Kind.wikitext),
+        "lost": Source(Kind.text, str(tmp_path / "lost")),
+    }
+    return Config(corpus=corpus, teacher=Teacher("none"), evaluate=Evaluate(sets=["heldout", "own"], sources=sources))
+
+
+def test_sets_are_loaded_by_name(config: Config, tokenizer: Any) -> None:
+    sets, left_out = load_sets(config, tokenizer, print)
+    assert [data.name for data in sets] == ["heldout", "own"] and left_out == []
+    assert sets[1].num_rows > sets[0].num_rows > 0 and sets[1].rows.shape[1] == 16 and sets[1].documents == 8
+    config.evaluate.rows = 2
+    fewer = load_sets(config, tokenizer, print)[0]
+    assert [data.num_rows for data in fewer] == [2, 2]
+    assert np.array_equal(fewer[1].rows, load_sets(config, tokenizer, print)[0][1].rows)
+
+
+def test_sets_that_are_not_to_be_had(config: Config, tokenizer: Any) -> None:
+    config.evaluate.sets = ["own", "wikitext2"]
+    with pytest.raises(SettingError) as error:
+        load_sets(config, tokenizer, print)
+    assert all(word in str(error.value) for word in ("wikitext2", "evaluate.missing=skip", "DISTILL_DATA"))
+    config.evaluate.missing = Missing.skip
+    sets, left_out = load_sets(config, tokenizer, print)
+    assert [data.name for data in sets] == ["own"] and len(left_out) == 1 and "wikitext2" in left_out[0]
+
+
+@pytest.mark.parametrize("name", ["unknown", "lost"])
+def test_sets_that_are_a_mistake_are_refused(config: Config, tokenizer: Any, name: str) -> None:
+    config.evaluate.sets = [name]
+    with pytest.raises(SettingError) as error:
+        load_sets(config, tokenizer, print)
+    assert name in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,108 @@
+"""Attention as batched products: torch's SDPA in value and gradient, for every family, with and without padding."""
+
+import copy
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from distill.kernels import attention as batched
+from distill.kernels.attention import NAME, attention, use_batched_products
+from distill.models.load import TRANSFORMS, hidden_states
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "added"])
+def test_it_is_torchs(mask: str | None) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(3, 4, 17, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    real = torch.arange(17) < torch.tensor([17, 5, 11])[:, None]
+    allowed = None if mask is None else real[:, None, None, :].expand(3, 1, 17, 17)
+    if mask == "added":
+        allowed = torch.zeros(3, 1, 17, 17, dtype=torch.bfloat16).masked_fill(~real[:, None, None, :], -1e30)
+    upstream = torch.randn(3, 4, 17, 8)
+
+    def of(output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (output, *torch.autograd.grad((output * upstream).sum(), (query, key, value)))
+
+    made, weights = attention(torch.nn.Module(), query, key, value, allowed, scaling=0.3)
+    assert weights is None and made.dtype == torch.bfloat16
+    doubles = (t.double() for t in (query, key, value))
+    exact = None if allowed is None or mask == "bool" else allowed.double()
+    reference = scaled_dot_product_attention(*doubles, attn_mask=allowed if exact is None else exact, scale=0.3)
+    for ours, theirs in zip(of(made.transpose(1, 2)), of(reference), strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=0.03, atol=0.03)
+
+
+def test_weights_are_dropped() -> None:
+    torch.manual_seed(0)
+    query, key = torch.zeros(2, 3, 64, 8), torch.zeros(2, 3, 64, 8)  # all weights alike: 1/64
+    made, _ = attention(torch.nn.Module(), query, key, torch.ones(2, 3, 64, 8), None, dropout=0.25)
+    assert made.shape == (2, 64, 3, 8)
+    kept = made[..., 0] * 64 * 0.75  # of 64 values, each with probability 3/4
+    torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-3)
+    assert kept.mean().item() == pytest.approx(48, abs=4 * 3.5 / kept.numel() ** 0.5)
+    assert 2.5 < kept.std().item() < 4.5  # sqrt(64 * 3/16) = 3.46
+
+
+def hidden(model: Any, padded: bool) -> torch.Tensor:
+    """At the positions that are no padding: [A, H]."""
+    ids = torch.from_numpy(tiny.make_rows(4, shortest=5 if padded else None, seed=3)).long()
+    return hidden_states(model, ids, ids != tiny.PAD if padded else None)[ids != tiny.PAD]
+
+
+def trained(model: Any) -> list[torch.nn.Parameter]:
+    """What the last hidden state depends on."""
+    return [p for name, p in model.base_model.named_parameters() if "pooler" not in name]
+
+
+@pytest.mark.parametrize("family", sorted(TRANSFORMS))
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05)])
+def test_a_family_computes_what_it_did(family: str, padded: bool, precision: str, tolerance: float) -> None:
+    student = tiny.make_model(family, 2, dropout=0.0).train()
+    changed = copy.deepcopy(student)
+    use_batched_products(changed)
+    assert changed.config._attn_implementation == NAME
+    assert changed.state_dict().keys() == student.state_dict().keys()
+    assert NAME not in changed.config.to_json_string()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        made, expected = hidden(changed, padded), hidden(student, padded)
+    assert (made - expected).norm() < tolerance * expected.norm()
+    upstream = torch.randn(made.shape)
+    ours, theirs = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(output, weights, upstream.to(output.dtype))])
+        for output, weights in ((made, trained(changed)), (expected, trained(student)))
+    )
+    assert (ours - theirs).norm() < tolerance * theirs.norm()
+
+
+def test_long_rows_keep_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = torch.randn(2, 3, 16, 8, dtype=torch.bfloat16)
+    short, _ = attention(torch.nn.Module(), query, query, query, None)
+    monkeypatch.setattr(batched, "MOST_SCORES", 2 * 3 * 16 * 16 - 1)
+    asked = []
+    monkeypatch.setattr(batched, "sdpa_attention_forward", lambda *given, **_: asked.append(given) or (short, None))
+    attention(torch.nn.Module(), query, query, query, None)
+    assert len(asked) == 1
+
+
+def test_other_models_are_left_alone() -> None:
+    eager, unknown, decoder = (tiny.make_model("bert", 1) for _ in range(3))
+    decoder.config.is_decoder = True
+    eager.set_attn_implementation("eager")
+    unknown.config.model_type = "mine"
+    for model, before in ((eager, "eager"), (unknown, "sdpa"), (decoder, "sdpa")):
+        use_batched_products(model)
+        assert model.config._attn_implementation == before
+    use_batched_products(torch.nn.Linear(1, 1))
+
+
+def test_autocast_holds_for_it() -> None:
+    query = torch.randn(2, 3, 16, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        made, _ = attention(torch.nn.Module(), query, query, query, None)
+        expected = scaled_dot_product_attention(query, query, query)
+    assert made.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(made.transpose(1, 2), expected, rtol=0.02, atol=0.02)

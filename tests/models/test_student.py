@@ -1,0 +1,189 @@
+"""Students: all layers taken is the teacher itself, chosen layers are copies, and impossible wishes are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from tiny import LENGTH, PAD, VOCAB, make_model, make_rows, make_tokenizer
+
+from distill.config import Student
+from distill.errors import SettingError
+from distill.models.student import make_student, tokenizer_of
+
+PAIRS = [("bert", "distilbert")] + [(f, "same") for f in ("bert", "distilbert", "roberta", "modernbert", "albert")]
+IDS = torch.from_numpy(make_rows(6, shortest=4).astype("int64"))
+REAL = IDS != PAD
+
+
+def make(settings: Student, teacher: Any | None, length: int = LENGTH) -> Any:
+    return make_student(settings, teacher, make_tokenizer(), length)
+
+
+def refused(settings: Student, teacher: Any | None = None, length: int = LENGTH) -> str:
+    with pytest.raises(SettingError) as error:
+        make(settings, teacher, length)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def answers(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        out = model.eval()(input_ids=IDS, attention_mask=REAL, output_hidden_states=True)
+    return out.hidden_states[-1][REAL], out.logits[REAL]
+
+
+@pytest.mark.parametrize(("family", "architecture"), PAIRS)
+def test_all_layers_taken_is_the_teachers_function(family: str, architecture: str) -> None:
+    teacher = make_model(family)
+    student = make(Student("layers", architecture, list(range(4))), teacher)
+    assert student.training and all(p.requires_grad for p in student.parameters())
+    assert student.config.model_type == (family if architecture == "same" else architecture)
+    for ours, theirs in zip(answers(student), answers(teacher), strict=True):
+        assert float(theirs.std()) > 0.1
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("family", "architecture"), PAIRS)
+def test_student_owns_its_weights_and_ties_them(family: str, architecture: str) -> None:
+    teacher = make_model(family)
+    before = tiny.weights_of(teacher)
+    student = make(Student("layers", architecture, [0, 2]), teacher)
+    assert student.get_output_embeddings().weight is student.get_input_embeddings().weight
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.zero_()
+    tiny.assert_close(tiny.weights_of(teacher), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layers", [[1, 3], [3, 0, 0], None])
+def test_chosen_layers_are_copied(teacher: Any, layers: list[int] | None) -> None:
+    student = make(Student("layers", "distilbert", layers), teacher)
+    chosen = [0, 2] if layers is None else layers
+    assert student.config.n_layers == len(student.distilbert.transformer.layer) == len(chosen)
+    hidden = torch.randn(2, 7, tiny.WIDTH)
+    for new, old in enumerate(chosen):
+        ours, theirs = student.eval().distilbert.transformer.layer[new], teacher.bert.encoder.layer[old]
+        with torch.no_grad():
+            one, other = ours(hidden, attention_mask=None), theirs(hidden)
+        torch.testing.assert_close(*(x[0] if isinstance(x, tuple) else x for x in (one, other)))
+    torch.testing.assert_close(
+        student.distilbert.embeddings.word_embeddings.weight, teacher.bert.embeddings.word_embeddings.weight
+    )
+    torch.testing.assert_close(student.vocab_projector.bias, teacher.cls.predictions.bias)
+
+
+@pytest.mark.parametrize("layers", [[1, 2], [2, 0]])
+def test_modernbert_layers_that_move(layers: list[int]) -> None:
+    """Its first layer has no norm before the attention, the others have; and layers differ in their attention."""
+    teacher = make_model("modernbert")
+    assert teacher.config.layer_types[0] != teacher.config.layer_types[1]
+    if layers[0] != 0:
+        text = refused(Student("layers", "same", layers), teacher)
+        assert f"student.layers={layers}" in text and "layer 0" in text
+    student = make(Student("layers", "same", [0, 3]), teacher)
+    assert student.config.layer_types == [teacher.config.layer_types[0], teacher.config.layer_types[3]]
+    torch.testing.assert_close(student.model.layers[1].attn.Wqkv.weight, teacher.model.layers[3].attn.Wqkv.weight)
+
+
+def test_dropout_is_the_students_own(teacher: Any) -> None:
+    assert make(Student("layers", "distilbert", dropout=0.3), teacher).config.dropout == 0.3
+    modern = make(Student("layers", dropout=0.2), make_model("modernbert")).config
+    assert (modern.attention_dropout, modern.embedding_dropout, modern.mlp_dropout) == (0.2, 0.2, 0.2)
+    own = make(Student("layers", "distilbert", config={"attention_dropout": 0.05}), teacher).config
+    assert (own.dropout, own.attention_dropout) == (0.1, 0.05)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "modernbert", "albert"])
+def test_student_from_a_configuration(family: str) -> None:
+    """Every family works on full rows of the length that was asked for."""
+    number = "n_layers" if family == "distilbert" else "num_hidden_layers"
+    settings = Student("config", family, config={**tiny.FIELDS[family], number: 1})
+    torch.manual_seed(0)
+    student = make(settings, None)
+    assert student.config.vocab_size == VOCAB and student.config.pad_token_id == PAD
+    assert student.get_input_embeddings().weight.shape == (VOCAB, 16 if family == "albert" else tiny.WIDTH)
+    full = torch.from_numpy(make_rows(2).astype("int64"))
+    assert student(input_ids=full).logits.shape == (2, LENGTH, VOCAB)
+    torch.manual_seed(0)
+    tiny.assert_close(tiny.weights_of(make(settings, None)), tiny.weights_of(student), rtol=0, atol=0)
+
+
+def test_saved_student(tmp_path: Path, tokenizer: Any) -> None:
+    model = make_model("distilbert", 1)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    student = make(Student("pretrained", path=str(tmp_path)), None)
+    assert student.training
+    tiny.assert_close(tiny.weights_of(student), tiny.weights_of(model), rtol=0, atol=0)
+    own = tokenizer_of(Student("pretrained", path=str(tmp_path)))
+    assert own is not None and own.get_vocab() == tokenizer.get_vocab()
+    assert tokenizer_of(Student("config", "bert")) is None
+
+
+def test_saved_student_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+    make_model("bert", 1, vocab=VOCAB + 1).save_pretrained(tmp_path)
+    make_tokenizer(("whale",)).save_pretrained(tmp_path)
+    text = refused(Student("pretrained", path=str(tmp_path)))
+    assert f"student.path={tmp_path}" in text and "vocabulary" in text
+
+
+def make_custom(teacher: Any, tokenizer: Any, layers: int) -> Any:
+    """A user's own function."""
+    assert len(tokenizer) == VOCAB and (teacher is None or teacher.config.num_hidden_layers == 4)
+    return make_model("bert", layers)
+
+
+def test_student_from_ones_own_function(teacher: Any) -> None:
+    settings = Student("custom", target=f"{__name__}.make_custom", arguments={"layers": 3})
+    assert make(settings, teacher).config.num_hidden_layers == 3
+    assert "student.arguments" in refused(Student("custom", target=f"{__name__}.make_custom"), teacher)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Student("grown"), ("student.kind=grown", "layers, config, pretrained, custom")),
+        (Student("layers"), ("student.kind=layers", "teacher.kind=none")),
+        (Student("config"), ("student.architecture=same",)),
+        (Student("config", "perceptron"), ("student.architecture=perceptron",)),
+        (Student("config", "gpt2"), ("student.architecture=gpt2",)),
+        (Student("config", "bert", config={"colour": "blue"}), ("student.config.colour", "bert")),
+        (Student("config", "bert", config={"hidden_size": 30}), ("student.config",)),
+        (Student("pretrained"), ("student.path=null",)),
+        (Student("pretrained", path="/nowhere/at/all"), ("student.path=/nowhere/at/all",)),
+        (Student("custom"), ("student.target=None",)),
+        (Student("custom", target="nothing.there"), ("student.target=nothing.there",)),
+        (Student("custom", target="distill.config.Nothing"), ("student.target=distill.config.Nothing",)),
+    ],
+)
+def test_impossible_students_are_refused(settings: Student, words: tuple[str, ...]) -> None:
+    text = refused(settings)
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Student("layers", layers=[0, 4]), ("student.layers=[0, 4]", "0 to 3")),
+        (Student("layers", layers=[-1]), ("student.layers=[-1]", "0 to 3")),
+        (Student("layers", layers=[]), ("student.layers=[]",)),
+        (Student("layers", "roberta"), ("student.architecture=roberta", "distilbert")),
+        (Student("layers", config={"hidden_size": 16}), ("student.config", "hidden_size")),
+    ],
+)
+def test_impossible_layers_are_refused(teacher: Any, settings: Student, words: tuple[str, ...]) -> None:
+    text = refused(settings, teacher)
+    assert all(word in text for word in words), text
+
+
+def test_rows_longer_than_the_positions_are_refused(teacher: Any) -> None:
+    make(Student("layers", layers=[0]), teacher, length=32)
+    text = refused(Student("layers", layers=[0]), teacher, length=33)
+    assert "corpus.sequence_length=33" in text and "32" in text
+    # RoBERTa's positions begin after its padding id.
+    roberta = make_model("roberta", 1)
+    make(Student("layers", layers=[0]), roberta, length=31)
+    assert "corpus.sequence_length=32" in refused(Student("layers", layers=[0]), roberta, length=32)

@@ -1,0 +1,328 @@
+"""The one visit against the plain losses on full logits: value, gradients, chunks, formats, and what it keeps."""
+
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from distill.objective import fused, losses
+from distill.objective.fused import NO_TARGET, Head, TopK, soft_and_mlm
+
+VOCAB, WIDTH, TEACHER_WIDTH = 1271, 24, 32
+BOTH_HEADS = VOCAB * 4 * 2  # bytes of one row's logits in fp32
+
+
+@dataclass
+class Problem:
+    """Heads whose vocabularies are padded to different sizes, and what each row carries."""
+
+    student: Head
+    teacher: Head | None
+    targets: Tensor | None
+    soft_rows: Tensor | None = None
+    cutoff: float = 0.0
+    temperature: float = 2.0
+    vocab: int = VOCAB
+    kept: int | None = None  # the teacher is known by so many of its entries, rounded
+
+    def top_k(self) -> TopK:
+        ids, log_probs = losses.strongest(linear(*self.teacher[:3])[:, : self.vocab], self.kept or 0, self.temperature)
+        return TopK(ids.int(), log_probs.half())
+
+    def plain(self) -> tuple[Tensor, Tensor]:
+        soft = mlm = self.student.rows.new_zeros(())
+        logits = linear(*self.student[:3])[:, : self.vocab]
+        if self.teacher is not None:
+            if self.kept is None:
+                values = losses.soft(logits, linear(*self.teacher[:3])[:, : self.vocab], self.temperature, self.cutoff)
+            else:
+                values = losses.soft_topk(logits, *self.top_k(), self.temperature)
+            soft = values.sum() if self.soft_rows is None else values[self.soft_rows].sum()
+        if self.targets is not None:
+            mlm = losses.mlm(logits, self.targets).sum()
+        return 0.3 * soft + 0.07 * mlm, torch.stack([soft, mlm]).detach()
+
+    def fused(
+        self, *, student: Head | None = None, budget: int = 64 << 20, compiled: bool = False
+    ) -> tuple[Tensor, ...]:
+        return soft_and_mlm(
+            student or self.student,
+            self.teacher if self.kept is None else self.top_k(),
+            self.targets,
+            soft_scale=0.3,
+            mlm_scale=torch.tensor(0.07, dtype=torch.float64),
+            soft_rows=self.soft_rows,
+            temperature=self.temperature,
+            cutoff=self.cutoff,
+            vocab=self.vocab,
+            budget=budget,
+            compiled=compiled,
+        )
+
+
+def problem(
+    rows: int = 41,
+    dtype: torch.dtype = torch.float32,
+    masked: float = 0.15,
+    soft: float | None = None,
+    bias: bool = True,
+    vocab: int = VOCAB,
+) -> Problem:
+    torch.manual_seed(rows)
+
+    def draw(*shape: int, scale: float = 1.0, trained: bool = False) -> Tensor:
+        return (torch.randn(*shape) * scale).to(dtype).requires_grad_(trained)
+
+    def head(width: int, padded: int, trained: bool) -> Head:
+        weight = draw(padded, width, scale=3 * width**-0.5, trained=trained)
+        return Head(draw(rows, width, trained=trained), weight, draw(padded, trained=trained) if bias else None)
+
+    targets = torch.where(torch.rand(rows) < masked, torch.randint(vocab, (rows,)), NO_TARGET)
+    soft_rows = None if soft is None else torch.rand(rows) < soft
+    student, teacher = head(WIDTH, vocab + 9, True), head(TEACHER_WIDTH, vocab + 1, False)
+    return Problem(student, teacher, targets, soft_rows, vocab=vocab)
+
+
+def gradients(loss: Tensor, head: Head, upstream: float = 1.0) -> list[Tensor]:
+    tensors = [tensor for tensor in head[:3] if tensor is not None]
+    return list(torch.autograd.grad(loss * upstream, tensors, materialize_grads=True))
+
+
+def agree(case: Problem, relative: float = 3e-6, upstream: float = 1.0, **options: object) -> None:
+    """Loss, both sums and all gradients are the plain path's, relative to the largest entry."""
+    want, want_sums = case.plain()
+    got, got_sums = case.fused(**options)
+    torch.testing.assert_close(got, want, rtol=relative, atol=5 * relative)  # rounding of logits near 10, many rows
+    torch.testing.assert_close(got_sums, want_sums, rtol=relative, atol=5 * relative)
+    assert not got_sums.requires_grad
+    pairs = zip(gradients(got, case.student, upstream), gradients(want, case.student, upstream), strict=True)
+    for mine, reference in pairs:
+        assert mine.dtype == reference.dtype and mine.shape == reference.shape
+        largest = reference.abs().max().item() if reference.numel() else 0.0
+        torch.testing.assert_close(mine, reference, rtol=0, atol=relative * max(largest, 1e-6))
+
+
+@pytest.mark.parametrize("rows_per_chunk", [1, 7, 8, 41, 1000])
+@pytest.mark.parametrize("rows", [0, 1, 2, 41])
+def test_chunks_of_any_size_give_the_plain_result(rows: int, rows_per_chunk: int) -> None:
+    agree(problem(rows), budget=rows_per_chunk * BOTH_HEADS)
+
+
+@pytest.mark.parametrize("cutoff", [0.0, 1e-4, 1e-2, 0.3, 2.0])
+@pytest.mark.parametrize("upstream", [1.0, -2.5])
+def test_cutoff_and_upstream_gradient(cutoff: float, upstream: float) -> None:
+    case = problem()
+    case.cutoff = cutoff
+    agree(case, upstream=upstream, budget=10 * BOTH_HEADS)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 3.7])
+@pytest.mark.parametrize("masked", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("soft", [None, 0.0, 0.5, 1.0])
+def test_rows_carry_any_mixture_of_terms(masked: float, soft: float | None, temperature: float) -> None:
+    case = problem(masked=masked, soft=soft)
+    case.temperature = temperature
+    agree(case, budget=10 * BOTH_HEADS)
+
+
+@pytest.mark.parametrize("kept", [1, 8, 128, VOCAB - 1])
+@pytest.mark.parametrize("soft", [None, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 3.7])
+def test_a_teacher_known_by_its_largest_entries(kept: int, soft: float | None, temperature: float) -> None:
+    case = problem(soft=soft)
+    case.kept, case.temperature = kept, temperature
+    agree(case, upstream=-2.5, budget=10 * BOTH_HEADS)
+
+
+def test_a_teacher_known_by_its_largest_entries_alone() -> None:
+    """Without masked words, without rows, at extreme logits; gradients by differences."""
+    for rows in (0, 1, 41):
+        case = problem(rows)
+        case.targets, case.kept = None, 8
+        agree(case)
+    case.student = case.student._replace(rows=(case.student.rows.detach() * 1e4).requires_grad_())
+    agree(case, relative=2e-3)
+    case = problem(5, torch.float64, masked=0.5, soft=0.7, vocab=13)
+    case.kept = 4
+    assert torch.autograd.gradcheck(lambda *t: case.fused(student=Head(*t), budget=2 * 13 * 16)[0], case.student[:3])
+    agree(case, relative=1e-13)
+
+
+def test_almost_all_entries_give_the_result_of_the_live_teacher() -> None:
+    case = problem()
+    live, live_sums = case.plain()
+    case.kept = VOCAB - 1
+    loss, sums = case.fused()
+    torch.testing.assert_close((loss, sums), (live, live_sums), rtol=2e-3, atol=1e-4)
+    for mine, reference in zip(gradients(loss, case.student), gradients(live, case.student), strict=True):
+        assert (mine - reference).norm() < 2e-3 * reference.norm()
+
+
+def test_terms_and_bias_may_be_absent() -> None:
+    case = problem(bias=False)
+    agree(case)
+    case.teacher = None
+    agree(case, budget=4 * BOTH_HEADS)
+    case.targets = None
+    assert case.fused()[0].item() == 0 and all((g == 0).all() for g in gradients(case.fused()[0], case.student))
+    case = problem()
+    case.targets = None
+    agree(case)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("cutoff", [0.0, 0.05])
+def test_gradients_by_differences(rows: int, cutoff: float) -> None:
+    case = problem(rows, torch.float64, masked=0.5, soft=0.7, vocab=13)
+    case.cutoff = cutoff
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return case.fused(student=Head(*tensors), budget=2 * 13 * 16)[0]
+
+    assert torch.autograd.gradcheck(loss, case.student[:3])
+    agree(case, relative=1e-13)
+
+
+def test_bf16_matrix_operations_by_dtype_and_by_autocast() -> None:
+    case = problem()
+    want, _ = case.plain()
+    references = gradients(want, case.student)
+    by_dtype = case.fused(student=case.student._replace(dtype=torch.bfloat16), budget=7 * BOTH_HEADS)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        by_autocast = case.fused(budget=7 * BOTH_HEADS)[0]
+    for loss in (by_dtype, by_autocast):
+        assert loss.dtype == torch.float32
+        torch.testing.assert_close(loss, want, rtol=1e-2, atol=0)
+        for mine, reference in zip(gradients(loss, case.student), references, strict=True):
+            assert mine.dtype == torch.float32
+            assert (mine - reference).norm() < 0.02 * reference.norm()
+
+
+def test_a_bf16_weight_and_rows_get_bf16_gradients() -> None:
+    case = problem(dtype=torch.bfloat16)
+    exact = Problem(*(Head(*(x.double() for x in head[:3])) for head in (case.student, case.teacher)), case.targets)
+    loss, _ = case.fused(budget=7 * BOTH_HEADS)
+    assert loss.dtype == torch.float32
+    for mine, reference in zip(gradients(loss, case.student), gradients(exact.plain()[0], case.student), strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert (mine - reference).norm() < 0.03 * reference.norm()
+
+
+def test_the_heads_may_have_formats_of_their_own() -> None:
+    case = problem()
+    case.teacher = case.teacher._replace(dtype=torch.bfloat16)
+    want = case.plain()[0]
+    torch.testing.assert_close(case.fused()[0], want, rtol=1e-2, atol=0)
+
+
+def test_a_tied_weight_gets_both_gradients() -> None:
+    case = problem()
+    ids = torch.randint(VOCAB, (41,))
+    weight, bias = case.student.weight, case.student.bias
+    results = []
+    for path in (case.plain, lambda: case.fused()):
+        case.student = Head(weight[ids].tanh(), weight, bias)
+        results.append(torch.autograd.grad(path()[0], weight)[0])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_head_and_no_grad() -> None:
+    case = problem()
+    frozen = case.student._replace(weight=case.student.weight.detach(), bias=None)
+    rows_only = case.fused(student=frozen)[0]
+    rows_only.backward()
+    assert case.student.rows.grad is not None and frozen.weight.grad is None
+    with torch.no_grad():
+        loss, sums = case.fused()
+    assert not loss.requires_grad
+    torch.testing.assert_close((loss, sums), case.plain(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_teacher_under_inference_mode_can_be_learnt_from() -> None:
+    case = problem()
+    with torch.inference_mode():
+        case.teacher = Head(*(tensor.clone() for tensor in case.teacher[:3]))
+    case.fused()[0].backward()
+    assert case.student.weight.grad is not None
+
+
+def test_backward_twice_gives_the_same() -> None:
+    case = problem()
+    loss = case.fused()[0]
+    first = torch.autograd.grad(loss, case.student[:3], retain_graph=True)
+    second = torch.autograd.grad(loss, case.student[:3])
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    case = problem(5)
+    case.student = case.student._replace(rows=(case.student.rows.detach() * 1e4).requires_grad_())
+    for cutoff in (0.0, 1e-3):
+        case.cutoff = cutoff
+        agree(case, relative=2e-3)  # fp32 itself knows logits of this size to 1e-3
+
+
+def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
+    """Autograd keeps only gradients of the inputs' sizes, and no buffer is larger than the budget allows."""
+    case = problem(200)
+    kept: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        case.fused()
+    assert max(kept) <= case.student.weight.numel() < 200 * VOCAB
+    assert sum(kept) <= sum(tensor.numel() for tensor in case.student[:3]) + 2
+    largest = largest_allocation(lambda: case.fused(budget=20 * BOTH_HEADS)[0].backward())
+    limit = max(20 * BOTH_HEADS, fused.BLOCK_BYTES, case.student.weight.numel() * 4)
+    assert largest <= limit < 200 * VOCAB * 4 * 2
+
+
+def largest_allocation(run: Callable[[], None]) -> int:
+    with torch.profiler.profile(profile_memory=True) as profile:
+        run()
+    events = profile.profiler.kineto_results.events()
+    return max(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+def test_compiled_gives_the_plain_result() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # falling back would be said by a warning
+        for rows_per_chunk in (8, 41):
+            agree(problem(), budget=rows_per_chunk * BOTH_HEADS, compiled=True)
+        case = problem()
+        case.kept = 8
+        agree(case, budget=8 * BOTH_HEADS, compiled=True)
+
+
+def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def broken(*_: object) -> Tensor:
+        tries.append(1)
+        raise RuntimeError("no compiler found\nwith a long story")
+
+    compiler = fused._Compiler()
+    compiler.terms = broken
+    monkeypatch.setattr(fused, "_compiler", compiler)
+    with pytest.warns(UserWarning, match="without torch.compile: no compiler found$"):
+        agree(problem(), compiled=True, budget=2 * BOTH_HEADS)
+    agree(problem(), compiled=True)
+    assert len(tries) == 1, "each try takes seconds"
+
+
+def test_a_weight_that_is_rounded_already_is_not_rounded_again() -> None:
+    case = problem(dtype=torch.float32)
+    zeros = torch.zeros_like(case.student.weight, dtype=torch.bfloat16).detach()
+    case.student = case.student._replace(dtype=torch.bfloat16, rounded=zeros)
+    loss, _ = case.fused()
+    rows, weight, _ = gradients(loss, case.student)
+    assert rows.abs().max() == 0 and weight.abs().max() > 0
