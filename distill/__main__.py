@@ -6,6 +6,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.threads import limit_spinning
+
 if TYPE_CHECKING:
     from distill.config import Config
 
@@ -19,12 +21,13 @@ def main() -> int:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from distill.config import CONF, build, explain, register
+    from distill.compose import build, explain, register
+    from distill.config import CONF
     from distill.errors import Diverged, Interrupted, RankLost, SettingError
 
+    limit_spinning()
     show_traceback = os.environ.get("DISTILL_TRACEBACK") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to this function, which says them in one line
-
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to this function, which gives them one line
     statuses = [0]
 
     def composed(cfg: Any) -> None:
@@ -73,10 +76,10 @@ def main() -> int:
 
 def is_rank() -> bool:
     """Whether this process is one of several ranks."""
-    from distill.backends.place import find_place
+    from distill.backends.rank import rank_from_env
 
-    place = find_place()
-    return place is not None and place.size > 1
+    info = rank_from_env()
+    return info is not None and info.size > 1
 
 
 def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int]) -> bool:

@@ -2,10 +2,13 @@
 
 import math
 
-from distill.config import Config, Kind
+from distill.component import Component
+from distill.config import Config
 from distill.errors import SettingError
+from distill.objective.build import make_terms
+from distill.objective.terms.soft import Soft
 
-FORMATS = ("fp32", "bf16")
+FORMATS = ("fp32", "bf16", "auto")
 SCHEDULES = ("linear", "cosine", "constant")
 
 
@@ -25,6 +28,7 @@ def check(config: Config) -> None:
     _choose("student.kind", config.student.kind, ("layers", "config", "pretrained", "custom"))
     _choose("tracker.kind", config.tracker.kind, ("none", "wandb", "tensorboard"))
     _choose("tracker.mode", config.tracker.mode, ("offline", "online"))
+    _choose("precision.kernels", config.precision.kernels, ("auto", "plain"))
 
 
 def _choose(setting: str, value: str, options: tuple[str, ...]) -> None:
@@ -49,19 +53,20 @@ def _above_zero(setting: str, value: float | None) -> None:
 
 def _check_objective(config: Config) -> None:
     settings, masking = config.objective, config.objective.masking
-    weights = {name: getattr(settings, name).weight for name in ("soft", "mlm", "cosine")}
-    for name, weight in weights.items():
-        _at_least(f"objective.{name}.weight", weight, 0)
-    if not any(weights.values()):
+    for name, term in settings.terms.items():
+        _at_least(f"objective.{name}.weight", term.weight, 0)
+        if math.isinf(term.weight):
+            raise SettingError(f"objective.{name}.weight={term.weight} must be finite")
+    terms = make_terms(settings)
+    if not terms:
+        raise SettingError("objective: all weights are 0 and there is nothing to learn; give one of the terms a weight")
+    wanting = [name for name, term in terms.items() if term.needs_teacher]
+    if config.teacher.kind == "none" and wanting:
         raise SettingError(
-            "objective: all three weights are 0 and there is nothing to learn; give one of them a weight"
+            f"teacher.kind=none, but objective.{wanting[0]} needs a teacher: choose a teacher, or objective=mlm"
         )
-    if config.teacher.kind == "none" and (weights["soft"] > 0 or weights["cosine"] > 0):
-        raise SettingError("teacher.kind=none, but the objective asks a teacher: choose a teacher, or objective=mlm")
     _choose("objective.kernel", settings.kernel, ("auto", "plain", "fused"))
     _above_zero("objective.temperature", settings.temperature)
-    if not 0 <= settings.soft.cutoff < 1:
-        raise SettingError(f"objective.soft.cutoff={settings.soft.cutoff} must be at least 0 and below 1")
     _above_zero("objective.masking.share", masking.share)
     for name in ("share", "mask", "keep"):
         _share(f"objective.masking.{name}", getattr(masking, name))
@@ -73,25 +78,26 @@ def _check_objective(config: Config) -> None:
 
 
 def _check_teacher_cache(config: Config) -> None:
-    settings, objective = config.teacher.cache, config.objective
+    settings = config.teacher.cache
     _above_zero("teacher.cache.gigabytes", settings.gigabytes)
     if settings.top_k is None:
         return
     _at_least("teacher.cache.top_k", settings.top_k, 1)
-    asks = f"teacher.cache.top_k={settings.top_k}"
-    if objective.soft.weight == 0:
-        raise SettingError(f"{asks}, but objective.soft.weight=0 wants no soft targets: set top_k to null")
-    if not objective.masking.static:
-        raise SettingError(f"{asks} needs the same masks in every epoch: set objective.masking.static=true")
-    if objective.cosine.weight > 0:
-        raise SettingError(
-            f"{asks}, but objective.cosine.weight={objective.cosine.weight} needs the teacher's hidden states, which "
-            "are not cached: set objective.cosine.weight=0"
-        )
-    if objective.soft.cutoff > 0:
-        raise SettingError(
-            f"{asks} already cuts the teacher off: set objective.soft.cutoff={objective.soft.cutoff} to 0"
-        )
+    where = f"teacher.cache.top_k={settings.top_k}"
+    terms = {name: term for name, term in make_terms(config.objective).items() if term.needs_teacher}
+    soft = [term for term in terms.values() if isinstance(term, Soft)]
+    if not soft:
+        raise SettingError(f"{where}, but no term of the objective wants soft targets: set top_k to null")
+    if not config.objective.masking.static:
+        raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
+    for name, term in terms.items():
+        if not isinstance(term, Soft):
+            raise SettingError(
+                f"{where}, but objective.{name} needs more of the teacher than its likeliest tokens, which are "
+                f"all that is cached: set objective.{name}.weight=0"
+            )
+        if term.cutoff > 0:
+            raise SettingError(f"{where} already cuts the teacher off: set objective.{name}.cutoff={term.cutoff} to 0")
 
 
 def _check_training(config: Config) -> None:
@@ -122,20 +128,22 @@ def _check_evaluation(config: Config) -> None:
     _at_least("evaluate.batch_size", settings.batch_size, 1)
     _share("evaluate.pseudo_perplexity.share", settings.pseudo_perplexity.share)
     _at_least("evaluate.pseudo_perplexity.batch_size", settings.pseudo_perplexity.batch_size, 1)
-    if "heldout" in settings.sets and config.corpus.heldout == 0:
+    if "heldout" in settings.sets and config.corpus.tokens.heldout == 0:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
     for name, source in settings.sources.items():
-        _share(f"evaluate.sources.{name}.share", source.share)
+        if not isinstance(source, Component):
+            _share(f"evaluate.sources.{name}.share", source.share)
 
 
 def _check_corpus(config: Config) -> None:
-    settings = config.corpus
-    if settings.kind is Kind.heldout:
-        raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
-    _at_least("corpus.sequence_length", settings.sequence_length, 10)
+    settings, tokens = config.corpus, config.corpus.tokens
+    if not isinstance(settings.source, Component):
+        if settings.source.kind == "heldout":
+            raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
+        _share("corpus.share", settings.source.share)
+    _at_least("corpus.sequence_length", tokens.sequence_length, 10)
     _at_least("corpus.rows", settings.rows, 1)
-    _at_least("corpus.vocab_size", settings.vocab_size, 300)
-    _at_least("corpus.workers", settings.workers, 1)
-    _share("corpus.share", settings.share)
-    if not 0 <= settings.heldout < 1:
-        raise SettingError(f"corpus.heldout={settings.heldout} must be at least 0 and below 1")
+    _at_least("corpus.vocab_size", tokens.vocab_size, 300)
+    _at_least("corpus.workers", settings.cache.workers, 1)
+    if not 0 <= tokens.heldout < 1:
+        raise SettingError(f"corpus.heldout={tokens.heldout} must be at least 0 and below 1")

@@ -1,7 +1,8 @@
-"""Typed settings, and the one door through which Hydra's configuration becomes them.
+"""All settings as plain typed dataclasses: what the rest of the package reads, whoever filled them in.
 
-Every group of `conf/` has its dataclass here. Behind `build` there is no OmegaConf: the rest of the package gets plain
-dataclasses. Hydra is imported inside the functions that need it, so that worker processes start quickly.
+`distill.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names are
+those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is
+`corpus.source.path`, and `objective.soft.weight` is `objective.terms["soft"].weight`.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from distill.errors import SettingError
+from distill.component import Component
 
 HERE = Path(__file__).resolve().parent
 # In a wheel conf/ and recipes/ lie inside the package, in a checkout beside it.
@@ -19,20 +20,6 @@ RECIPES = HERE / "recipes" if (HERE / "recipes").is_dir() else HERE.parent / "re
 MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
 
 
-class Kind(Enum):
-    """Forms of text that `distill.corpus` reads."""
-
-    gutenberg = "gutenberg"
-    text = "text"
-    jsonl = "jsonl"
-    parquet = "parquet"
-    wikitext = "wikitext"
-    imdb = "imdb"
-    hub = "hub"
-    prose = "prose"
-    heldout = "heldout"  # evaluation only: the part of the corpus that training never sees
-
-
 class Missing(Enum):
     """What to do when a corpus or an evaluation set is not to be had."""
 
@@ -40,54 +27,66 @@ class Missing(Enum):
     skip = "skip"
 
 
-class Rows(Enum):
-    """Which positions carry soft targets."""
-
-    all = "all"
-    masked = "masked"
-
-
 @dataclass
-class Source:
-    """Where documents come from."""
+class SourceConfig:
+    """Where documents come from. `kind` names a file of `distill/data/sources/`."""
 
-    kind: Kind = MISSING
-    path: str | None = None  # file, folder or glob; null: the usual place under $DISTILL_DATA, then `hub`
+    kind: str = MISSING
+    path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
     field: str = "text"  # column of JSONL, Parquet and Hub data sets
     hub: str | None = None  # name of a data set on the Hugging Face Hub
     subset: str | None = None  # its configuration
-    split: str = "train"  # of a Hub data set, and of the usual place under $DISTILL_DATA
+    split: str = "train"  # of a Hub data set, and of the usual folder under $DISTILL_DATA
     streaming: bool = False  # read a Hub data set without downloading it whole
     share: float = 1.0  # seeded share of the documents that is used
 
 
 @dataclass
-class Corpus(Source):
-    """What the student is trained on, and how it becomes rows of token ids."""
+class TokensConfig:
+    """How text becomes rows of token ids."""
 
     sequence_length: int = 128
-    add_prose: bool = False  # the docstrings of installed packages join the corpus
-    fallback: bool = False  # without a path, $DISTILL_DATA or `hub`: train on those docstrings alone
-    unreadable: Missing = Missing.skip  # a file that cannot be read: skip it with a count, or stop
     cross_documents: bool = False  # rows may run over a document's end
     heldout: float = 0.02  # share of the documents kept for the evaluation set `heldout`
-    rows: int | None = None  # train on at most this many rows, a seeded choice
+    unreadable: Missing = Missing.skip  # a file that cannot be read: skip it with a count, or stop
     vocab_size: int = 6144  # of the tokenizer, when there is none to take over
+
+
+@dataclass
+class CacheConfig:
+    """Where rows of token ids are kept, and how many processes make them."""
+
     cache: str = "~/.cache/distill"
     local: str | None = None  # folder on storage of each node itself; token caches are copied there once per node
     workers: int | None = None  # processes that prepare tokens; null: one per core
 
 
 @dataclass
-class TeacherCache:
-    """The teacher's answers on disk, for runs that see the same masked rows several times."""
-
-    top_k: int | None = None  # keep this many of its probabilities per position; null: ask the teacher live
-    gigabytes: float = 8.0  # largest size on disk; more is refused before the teacher is asked
+class CorpusFlags:
+    add_prose: bool = False  # the docstrings of installed packages join the corpus
+    fallback: bool = False  # without a path, $DISTILL_DATA or `hub`: train on those docstrings alone
+    rows: int | None = None  # train on at most this many rows, a seeded choice
 
 
 @dataclass
-class Teacher:
+class CorpusConfig(CorpusFlags):
+    """What the student is trained on."""
+
+    source: SourceConfig | Component = field(default_factory=SourceConfig)
+    tokens: TokensConfig = field(default_factory=TokensConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+
+
+@dataclass
+class TeacherCacheConfig:
+    """The teacher's answers on disk, for runs that see the same masked rows several times."""
+
+    top_k: int | None = None  # keep this many of its probabilities per position; null: run the teacher live
+    gigabytes: float = 8.0  # largest size on disk; more is refused before the teacher runs
+
+
+@dataclass
+class TeacherConfig:
     """The frozen model to learn from. `kind`: embedded, pretrained, none."""
 
     kind: str = MISSING
@@ -95,12 +94,12 @@ class Teacher:
     revision: str | None = None
     trust_remote_code: bool = False
     micro_batches: int = 1  # that one forward of the teacher takes: it keeps nothing for a backward
-    cache: TeacherCache = field(default_factory=TeacherCache)
+    cache: TeacherCacheConfig = field(default_factory=TeacherCacheConfig)
 
 
 @dataclass
-class Student:
-    """The model to train. `kind`: layers, config, pretrained, custom."""
+class StudentConfig:
+    """The model to train. `kind`: layers, config, pretrained, or custom (made by a callable of the user's)."""
 
     kind: str = MISSING
     architecture: str = "same"  # same (as the teacher) or a transformers model type such as distilbert
@@ -109,25 +108,12 @@ class Student:
     dropout: float = 0.1  # of kind=layers and kind=config; the others bring their own
     start: str = "random"  # of kind=config: random weights, or neighbours (heads that look at the words beside)
     path: str | None = None
-    target: str | None = None  # `package.module.function`, called as function(teacher=..., tokenizer=..., **arguments)
-    arguments: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
+    custom: Component | None = None  # of kind=custom
 
 
 @dataclass
-class Soft:
-    weight: float = 5.0
-    rows: Rows = Rows.all
-    cutoff: float = 0.0  # teacher probabilities below it share one tail bucket
-
-
-@dataclass
-class Term:
-    weight: float = 1.0
-
-
-@dataclass
-class Masking:
+class MaskingConfig:
     """How positions are chosen to be predicted and what replaces them."""
 
     share: float = 0.15
@@ -139,20 +125,26 @@ class Masking:
 
 
 @dataclass
-class Objective:
-    """total = soft.weight * soft + mlm.weight * mlm + cosine.weight * cosine."""
+class TermConfig:
+    """One loss term: its weight in the total, and what makes it."""
 
-    # plain: readable; fused: one visit, no [rows, vocabulary] tensor kept; auto: fused, compiled where the run is long
-    kernel: str = "auto"
-    temperature: float = 2.0
-    soft: Soft = field(default_factory=Soft)
-    mlm: Term = field(default_factory=lambda: Term(2.0))
-    cosine: Term = field(default_factory=Term)
-    masking: Masking = field(default_factory=Masking)
+    weight: float
+    make: Component
 
 
 @dataclass
-class Optimizer:
+class ObjectiveConfig:
+    """total = sum over the terms of weight * mean of the term."""
+
+    terms: dict[str, TermConfig] = field(default_factory=dict)  # by name; those of weight 0 are left out of training
+    # plain: readable; fused: one visit, no [rows, vocabulary] tensor kept; auto: fused, compiled where the run is long
+    kernel: str = "auto"
+    temperature: float = 2.0
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+
+
+@dataclass
+class OptimizerConfig:
     """AdamW."""
 
     lr: float = 5e-4
@@ -163,7 +155,7 @@ class Optimizer:
 
 
 @dataclass
-class Schedule:
+class ScheduleConfig:
     """Learning rate over the run. `kind`: linear, cosine, constant."""
 
     kind: str = "linear"
@@ -172,7 +164,7 @@ class Schedule:
 
 
 @dataclass
-class Train:
+class TrainConfig:
     batch_size: int = 16  # rows per rank and micro-batch
     accumulate: int = 50  # micro-batches per step
     epochs: int | None = 3
@@ -186,26 +178,26 @@ class Train:
 
 
 @dataclass
-class PseudoPerplexity:
+class PseudoPerplexityConfig:
     share: float = 0.1  # seeded share of the positions that are scored; 1: all, 0: none
     batch_size: int = 32  # masked copies in one forward; of rows longer than 128 as many as have that many positions
 
 
 @dataclass
-class Evaluate:
+class EvaluateConfig:
     sets: list[str] = field(default_factory=lambda: ["heldout"])
-    # Of Source; `build` types them, because OmegaConf takes no new entry of a typed dict from the command line.
+    # Values are SourceConfig or Component; OmegaConf takes no new entry of a typed dict from the command line.
     sources: dict[str, Any] = field(default_factory=dict)
     missing: Missing = Missing.stop  # a set that is not to be had: stop, or leave it out and say so
     rows: int | None = None  # at most this many rows of a set, a seeded choice
     batch_size: int = 32
     every_epoch: bool = True  # false: at the end of the run only
-    pseudo_perplexity: PseudoPerplexity = field(default_factory=PseudoPerplexity)
+    pseudo_perplexity: PseudoPerplexityConfig = field(default_factory=PseudoPerplexityConfig)
     twin: str | None = None  # run folder of the no-teacher twin, to stand beside the student
 
 
 @dataclass
-class Backend:
+class BackendConfig:
     name: str = "single"
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     threads: int | None = None  # of torch on the CPU; null: torch's own choice
@@ -218,20 +210,24 @@ class Backend:
 
 
 @dataclass
-class Precision:
-    """Number format of each model's forward: fp32 or bf16 (autocast). Weights stay in fp32.
+class PrecisionConfig:
+    """Number format of each model's forward: fp32, bf16 (autocast), or auto. Weights stay in fp32.
 
-    The teacher in training can be int8 too (`distill.int8`); as an evaluated model it never is.
+    auto is bf16 where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when
+    it is resumed; else fp32. The teacher in training can be int8 too (`distill.kernels.int8`); as an evaluated model it
+    never is.
     """
 
     student: str = "fp32"
     teacher: str = "fp32"
     evaluate: str = "fp32"
     compile: bool = False  # encoders and objective through torch.compile: slow to start, then faster
+    # auto: what is fastest on this processor; plain: torch's own kernels everywhere (see distill/kernels)
+    kernels: str = "auto"
 
 
 @dataclass
-class Tracker:
+class TrackerConfig:
     """Where metrics go besides metrics.jsonl. `kind`: none, wandb, tensorboard."""
 
     kind: str = "none"
@@ -241,73 +237,18 @@ class Tracker:
 
 @dataclass
 class Config:
-    corpus: Corpus = field(default_factory=Corpus)
-    teacher: Teacher = field(default_factory=Teacher)
-    student: Student = field(default_factory=Student)
-    objective: Objective = field(default_factory=Objective)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
-    train: Train = field(default_factory=Train)
-    evaluate: Evaluate = field(default_factory=Evaluate)
-    backend: Backend = field(default_factory=Backend)
-    precision: Precision = field(default_factory=Precision)
-    tracker: Tracker = field(default_factory=Tracker)
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    student: StudentConfig = field(default_factory=StudentConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
     scale: str = "custom"  # said in the banner and the report
     seed: int = 0
     resume: str = "auto"  # auto, never, or a checkpoint folder
-
-
-def register() -> None:
-    """Make the schema and the recipes known to Hydra.
-
-    Hydra finds a group by the name of its folder, so `recipes/x.yaml` can be `recipe/x` only through the ConfigStore.
-    """
-    from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
-
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    for file in sorted(RECIPES.glob("*.yaml")):
-        store.store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
-
-
-def build(composed: Any) -> Config:
-    """Hydra's DictConfig -> plain dataclasses.
-
-    Raises:
-        SettingError: a key that no part of Distill reads, a value of the wrong type, or one that was left open.
-    """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        # Through a plain container, because keys added with + pass where both sides are typed.
-        given = OmegaConf.to_container(composed, resolve=True)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), given))
-    except OmegaConfBaseException as error:
-        raise SettingError(explain(error)) from error
-    assert isinstance(config, Config)
-    for name, given in config.evaluate.sources.items():
-        try:
-            source = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Source), given))
-        except OmegaConfBaseException as error:
-            raise SettingError(f"evaluate.sources.{name}.{explain(error)}") from error
-        config.evaluate.sources[name] = source
-    return config
-
-
-def explain(error: Exception) -> str:
-    """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
-    key = getattr(error, "full_key", None)
-    chain: list[BaseException] = [error]
-    while cause := chain[-1].__cause__:
-        chain.append(cause)
-    # Hydra wraps OmegaConf's error, which says what is wrong with the value.
-    inner = next((e for e in reversed(chain) if getattr(e, "full_key", None)), error)
-    key = getattr(inner, "full_key", None) or key
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    what = str(inner).strip().splitlines()[0] if inner is not error else lines[0]
-    if inner is error:
-        options = [line for line in lines[1:] if "full_key" not in line and "object_type" not in line]
-        what = " ".join([what, *options])
-    return f"{key}: {what}" if key and key not in what else what
+    given: dict[str, Any] = field(default_factory=dict)  # the same settings, nested by the names of the command line

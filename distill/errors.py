@@ -22,6 +22,6 @@ class Interrupted(RuntimeError):
 
 
 class RankLost(RuntimeError):
-    """Another rank has ended or does not answer; why is for that one to say. Exit status 4."""
+    """Another rank has ended or does not answer; that one reports why. Exit status 4."""
 
     status = 4

@@ -1,5 +1,9 @@
-"""One line that says how far a piece of work is, how fast it goes and how long it will take."""
+"""Messages and progress of a run: one line for how far it is, how fast it goes and how long it will take.
 
+Only rank 0 speaks: `speak_as` silences the others.
+"""
+
+import logging
 import shutil
 import sys
 import time
@@ -10,9 +14,27 @@ PLAIN_EVERY = 10.0  # seconds between two lines in a log file
 WIPE = "\r\x1b[K"
 
 _open: list["Progress"] = []  # innermost last: only that one draws, so that nested work does not garble the line
+_quiet = False  # in this process
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+class _Handler(logging.Handler):
+    """Sends the messages of this package's loggers through `log`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log(self.format(record))
+
+
+def speak_as(rank: int) -> None:
+    """Show messages and progress of this process if it is rank 0, and neither if it is another one."""
+    global _quiet
+    _quiet = rank != 0
+    package = logging.getLogger("distill")
+    if not any(isinstance(handler, _Handler) for handler in package.handlers):
+        package.addHandler(_Handler())
+    package.setLevel(logging.ERROR if _quiet else logging.INFO)
+
+
+def log(text: str, stream: TextIO | None = None) -> None:
     """Write plain lines to `stream` (standard error when None) without garbling an active progress line."""
     stream = stream or sys.stderr
     line = _open[-1] if _open and _open[-1].on_terminal else None
@@ -48,8 +70,9 @@ class Progress:
     """Shows done/total, rate, elapsed time and time left of one piece of work.
 
     `total` and `done` are in `unit`; a `total` of 0 means that the end is not known. `start` is what an earlier process
-    had done: it counts as done, but not towards the rate. On a terminal the line is rewritten in place; anywhere else a
-    plain line is written about every ten seconds, and one at the end. `quiet` (ranks other than 0) writes nothing.
+    had done: it counts as done, but not towards the rate, and `begin_rate` leaves out what came before it, such as a
+    first step that compiles. On a terminal the line is rewritten in place; anywhere else a plain line is written about
+    every ten seconds, and one at the end. Nothing is written on ranks other than 0.
     """
 
     def __init__(
@@ -59,16 +82,15 @@ class Progress:
         unit: str,
         stream: TextIO | None = None,
         start: float = 0,
-        quiet: bool = False,
     ) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.stream = stream or sys.stderr
         self.start = self.done = start
-        self.quiet = quiet
+        self.quiet = _quiet
         self.note = ""
-        self.on_terminal = not quiet and self.stream.isatty()
-        self.began = self.drawn = time.monotonic()
-        if not quiet:
+        self.on_terminal = not self.quiet and self.stream.isatty()
+        self.began = self.drawn = self.rate_began = time.monotonic()
+        if not self.quiet:
             _open.append(self)
             self.draw()
 
@@ -81,6 +103,10 @@ class Progress:
         if now - self.drawn >= (TERMINAL_EVERY if self.on_terminal else PLAIN_EVERY):
             self.drawn = now
             self.draw() if self.on_terminal else self._write(self.line() + "\n")
+
+    def begin_rate(self) -> None:
+        """From here on count the rate and the time left: what came before was not typical."""
+        self.start, self.rate_began = self.done, time.monotonic()
 
     def close(self) -> None:
         """Leave a last line that says how much was done in what time. A second call does nothing."""
@@ -96,8 +122,9 @@ class Progress:
             self._write(WIPE + self.line()[: columns - 1])
 
     def line(self, ended: bool = False) -> str:
-        elapsed = time.monotonic() - self.began
-        rate = (self.done - self.start) / elapsed if elapsed > 0 else 0.0
+        now = time.monotonic()
+        elapsed, since = now - self.began, now - self.rate_began
+        rate = (self.done - self.start) / since if since > 0 else 0.0
         of_total = f"/{amount(self.total)}" if self.total else ""
         percent = f" {self.done / self.total:4.0%}" if self.total else ""
         parts = [f"{self.label}{percent} {amount(self.done)}{of_total} {self.unit}"]

@@ -1,17 +1,18 @@
-"""The folder of one run: who may write in it, whether it is finished, and where to go on."""
+"""The folder of one run: who may write in it, whether it is finished, and where to resume."""
 
 import fcntl
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from distill.checkpoint import Checkpoints, State, refuse_other_settings
+from distill.checkpoint import Checkpoints, State, read_record
 from distill.errors import SettingError
-from distill.trackers import MetricsFile, finite, read
+from distill.files import atomic
+from distill.identity import refuse_other_settings
+from distill.jsonl import JsonLines, read_lines, without_nan
 
 
 class RunFolder:
@@ -51,8 +52,12 @@ class RunFolder:
         """One line for each evaluation: the mean losses since the epoch began, and the scores."""
         return self.path / "history.jsonl"
 
-    def finished(self) -> dict[str, Any] | None:
-        """results.json, when the run that it describes is this one; None when there is none yet.
+    def finished(self, total_steps: int, length: dict[str, Any]) -> dict[str, Any] | None:
+        """results.json, when the run that it describes is this one and as long; None when there is more to do.
+
+        Args:
+            total_steps: after which this run ends.
+            length: its limits in epochs, steps and minutes.
 
         Raises:
             SettingError: the folder holds the finished run of other settings.
@@ -61,33 +66,42 @@ class RunFolder:
         if results is None:
             return None
         refuse_other_settings(results.get("identity", {}), self.identity, f"hydra.run.dir={self.path}")
-        return results
+        training = results.get("training", {})
+        return results if training.get("length") == length or training.get("steps", 0) >= total_steps else None
 
-    def begin(self, student: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
-        """Load the checkpoint to go on from, if there is one, and open the logs after its step.
+    def start(self) -> Path | None:
+        """The checkpoint to resume from, if there is one."""
+        return self.checkpoints.newest() if self.resume in ("auto", "never") else Path(self.resume).expanduser()
+
+    def recorded_precision(self) -> dict[str, str]:
+        """The number formats that the checkpoint to resume from was trained in; empty where there is none."""
+        start = self.start()
+        return read_record(start).get("precision", {}) if start else {}
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
+        """Load the checkpoint to resume from, if there is one, and open the logs after its step.
 
         Raises:
             SettingError: the checkpoint is missing, damaged or of other settings.
         """
-        start = self.checkpoints.newest() if self.resume in ("auto", "never") else Path(self.resume).expanduser()
-        state = self.checkpoints.load(start, student, optimizer) if start else State()
+        start = self.start()
+        state = self.checkpoints.load(start, model, optimizer) if start else State()
         state.skipped_in_a_row = 0  # a run that diverged gets as many tries again
         if self.writes:
             (self.path / "config.yaml").write_text(resolved, encoding="utf-8")
-            self.metrics, self.history = MetricsFile(self.metrics_path), MetricsFile(self.history_path)
-            self.metrics.truncate(state.step)
-            self.history.truncate(state.step)
+            self.metrics, self.history = JsonLines(self.metrics_path), JsonLines(self.history_path)
+            self.metrics.drop_after(state.step)
+            self.history.drop_after(state.step)
             self.checkpoints.drop_after(state.step)
         return state
 
     def history_lines(self) -> list[dict[str, Any]]:
-        return read(self.history_path)
+        return read_lines(self.history_path)
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Last of all and at once: a folder with results.json is a finished run."""
-        new = self.path / "results.json.new"
-        new.write_text(json.dumps(finite(results), indent=1, allow_nan=False), encoding="utf-8")
-        os.replace(new, self.path / "results.json")
+        with atomic(self.path / "results.json") as new:
+            new.write_text(json.dumps(without_nan(results), indent=1, allow_nan=False), encoding="utf-8")
 
     def _results(self) -> dict[str, Any] | None:
         try:

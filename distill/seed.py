@@ -40,7 +40,7 @@ def shuffled(positions: np.ndarray, size: int, order: np.ndarray) -> np.ndarray:
     """Where `positions` (int64, each below `size`) land in the permutation of range(size) named by the key `order`.
 
     A Feistel network over the next even number of bits, walked until the value is below `size` again: a permutation
-    that can be asked at any place without being held in memory, whatever the size of the corpus.
+    that can be evaluated at any position without being held in memory, whatever the size of the corpus.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     low = np.uint64((1 << int(half)) - 1)

@@ -1,32 +1,74 @@
-"""Both models as training runs them: where they are, in which kernels, their memory, and where gradients go."""
+"""Both models as training runs them: on this rank's device, in which kernels, and where gradients go."""
 
+import logging
 from typing import Any
 
-from distill.backends import Workers
-from distill.config import Precision
-from distill.kernels import attention, dropout
-from distill.kernels import heap as memory
-from distill.kernels import packed_linear as frozen
+import torch
+
+from distill.backends import Backend
+from distill.config import PrecisionConfig
+from distill.kernels.attention import use_batched_products
+from distill.kernels.dropout import replace_dropout
+from distill.kernels.heap import retain_heap
+from distill.kernels.packed_linear import pack_teacher
+from distill.kernels.precision import MODELS, PAYS, bf16_speedup, resolve
+from distill.models.language_model import LanguageModel
+from distill.objective.objective import Objective
+from distill.objective.trainable import Trainable
+
+logger = logging.getLogger(__name__)
 
 
-def place(teacher: Any | None, student: Any, precision: Precision, backend: Workers) -> Any | None:
-    """Put both models on this rank's device, the student's gradients into the bucket, and choose their kernels.
+def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], backend: Backend) -> PrecisionConfig:
+    """The number formats in force, the same on all ranks: `auto` is what the run began with, else what all ranks have.
+
+    Args:
+        recorded: the formats of the checkpoint to resume from; empty where there is none.
+    """
+    if all(getattr(settings, name) != "auto" for name in MODELS):
+        return settings
+    recorded = backend.broadcast(recorded)
+    if recorded:
+        chosen = resolve(settings, "", recorded)
+        logger.info(f"precision=auto: {chosen.student}, as this run began")
+        return chosen
+    speedups = torch.zeros(backend.size)
+    speedups[backend.rank] = bf16_speedup(backend.device)
+    slowest = float(backend.sum(speedups).min())
+    auto = "bf16" if slowest >= PAYS else "fp32"
+    where = "GPU" if backend.device.type == "cuda" else "processor"
+    measured = f"multiplies {slowest:.1f} times as fast in bf16 as in fp32" if slowest else "only emulates bf16"
+    logger.info(f"precision=auto: {auto}, as this {where} {measured}")
+    return resolve(settings, auto, {})
+
+
+def setup_models(
+    student: Any, teacher: Any | None, objective: Objective, precision: PrecisionConfig, backend: Backend
+) -> tuple[Trainable, LanguageModel | None]:
+    """Put both models on this rank's device, the gradients into the bucket, and choose their kernels.
 
     Returns:
-        The teacher as training asks it. The report is about the teacher itself.
+        What is trained, and the teacher as training runs it (packed or rounded; the report scores the teacher itself).
     """
-    on_cpu = backend.device.type == "cpu"
+    on_cpu, plain = backend.device.type == "cpu", precision.kernels == "plain"
     for model in filter(None, (teacher, student)):
         model.to(backend.device)
-    in_training = teacher and frozen.for_training(teacher, precision, backend.device)
-    for model in filter(None, (in_training, student)):
+    frozen = teacher and pack_teacher(teacher, precision, backend.device)
+    for model in filter(None, (frozen, student)):
         if precision.compile:
-            model.base_model.compile()  # and let inductor choose
+            compile_encoder(model)
         elif on_cpu:
-            attention.use_batched_products(model)
+            use_batched_products(model, plain)
     if on_cpu:
-        memory.keep_freed()
+        if not plain:
+            retain_heap()
         if not precision.compile:
-            dropout.draw_less(student)
-    backend.prepare(student)
-    return in_training
+            replace_dropout(student)
+    trainable = Trainable(LanguageModel(student, precision.student), objective.modules()).to(backend.device)
+    backend.prepare(trainable)
+    return trainable, frozen and LanguageModel(frozen, precision.teacher)
+
+
+def compile_encoder(model: Any) -> None:
+    """Send the encoder's forward through torch.compile, which chooses the kernels; hooks stay outside."""
+    model.base_model.forward = torch.compile(model.base_model.forward)

@@ -1,76 +1,23 @@
-"""Where the numbers of a run go while it runs: metrics.jsonl always, wandb or TensorBoard when asked for."""
+"""Where the numbers of a run go while it runs: metrics.jsonl always, wandb or TensorBoard on request."""
 
 import json
-import math
-import os
 import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
-from distill.config import Tracker as Settings
+from distill.config import TrackerConfig
 from distill.errors import SettingError
 
 
 class Tracker(Protocol):
     """What `build` gives back: somewhere to send numbers."""
 
-    def log(self, metrics: dict[str, Any], step: int) -> None: ...
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None: ...
 
     def close(self) -> None: ...
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, oldest first; a torn last line, left by a killed process, is passed over.
-
-    A missing file has no lines. Raises SettingError where any other line is not a JSON object.
-    """
-    if not path.exists():
-        return []
-    *whole, _torn = path.read_bytes().split(b"\n")
-    lines = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise SettingError(f"{path}: line {number} is not a JSON object; mend or remove that line")
-        lines.append(value)
-    return lines
-
-
-class MetricsFile:
-    """metrics.jsonl: one JSON object per line, flushed, so that a killed run loses at most the line it was writing.
-
-    Opening it removes a torn last line. Numbers that JSON cannot hold (NaN, infinities) are written as null.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            content = path.read_bytes()
-            os.truncate(path, content.rfind(b"\n") + 1)
-        self.file = path.open("a", encoding="utf-8")
-
-    def append(self, metrics: dict[str, Any]) -> None:
-        self.file.write(json.dumps(finite(metrics), allow_nan=False) + "\n")
-        self.file.flush()
-
-    def truncate(self, step: int) -> None:
-        """Drop the lines of later steps than `step`: the resumed run writes them again."""
-        kept = [line for line in read(self.path) if line.get("step", 0) <= step]
-        self.file.close()
-        new = self.path.with_name(self.path.name + ".new")
-        new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(new, self.path)
-        self.file = self.path.open("a", encoding="utf-8")
-
-    def close(self) -> None:
-        self.file.close()
-
-
-def build(settings: Settings, folder: Path, config: dict[str, Any], name: str) -> Tracker:
+def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> Tracker:
     """The tracker that `settings.kind` names; its files lie in `folder`.
 
     `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError for an
@@ -88,7 +35,7 @@ def build(settings: Settings, folder: Path, config: dict[str, Any], name: str) -
 class Nowhere:
     """No tracker besides metrics.jsonl."""
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
         pass
 
     def close(self) -> None:
@@ -96,13 +43,13 @@ class Nowhere:
 
 
 class Wandb:
-    """Weights & Biases; offline unless asked otherwise, under `folder`/wandb. Never asks for a login.
+    """Weights & Biases; offline unless set otherwise, under `folder`/wandb. Never asks for a login.
 
     The run's id is kept in `folder`/wandb/id, so that a resumed run goes on in the same chart. Offline, each process
     leaves one `offline-run-*` folder with that id; `wandb sync --append folder/wandb/offline-run-*` joins them.
     """
 
-    def __init__(self, settings: Settings, folder: Path, config: dict[str, Any], name: str) -> None:
+    def __init__(self, settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> None:
         try:
             import wandb
         except ImportError:
@@ -133,7 +80,7 @@ class Wandb:
         # Steps travel as a metric of their own: wandb's own counter refuses to go back to the checkpoint on resume.
         self.run.define_metric("*", step_metric="step")
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
         self.run.log({**_numbers(metrics), "step": step})
 
     def close(self) -> None:
@@ -152,9 +99,9 @@ class TensorBoard:
         self.writer: Any = None
         self.config = config
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
         if self.writer is None:
-            # Only the first line tells where a resumed run goes on; what the killed one wrote after that is hidden.
+            # Only the first line says where a resumed run goes on; what the killed one wrote after that is hidden.
             self.writer = self.new_writer(step)
             text = json.dumps(self.config, indent=2, default=str)
             self.writer.add_text("config", "    " + text.replace("\n", "\n    "), step)
@@ -168,15 +115,6 @@ class TensorBoard:
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if key != "step" and isinstance(value, int | float)}
-
-
-def finite(value: Any) -> Any:
-    """`value` as JSON can hold it: NaN and infinities, also inside dicts and lists, become None."""
-    if isinstance(value, dict):
-        return {name: finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _one_line(error: Exception) -> str:

@@ -1,15 +1,15 @@
-"""The ranks of a run: one process, torch.distributed, or Horovod, behind the interface `Workers`."""
+"""The ranks of a run: one process, torch.distributed, or Horovod, behind the interface `Backend`."""
 
-from distill.backends.place import find_place
+from distill.backends.interface import Backend, RankLost
+from distill.backends.rank import rank_from_env
 from distill.backends.rings import parse_rings
-from distill.backends.workers import RankLost, Workers
-from distill.config import Backend
+from distill.config import BackendConfig
 from distill.errors import SettingError
 
-__all__ = ["RankLost", "Workers", "build"]
+__all__ = ["Backend", "RankLost", "build"]
 
 
-def build(settings: Backend) -> Workers:
+def build(settings: BackendConfig) -> Backend:
     """Join the ranks of this run. Raises SettingError for what the chosen backend cannot do."""
     _check(settings)
     if settings.name == "single":
@@ -27,7 +27,7 @@ def build(settings: Backend) -> Workers:
     raise SettingError(f"backend.name={settings.name}: choose single, ddp or horovod")
 
 
-def _check(settings: Backend) -> None:
+def _check(settings: BackendConfig) -> None:
     parse_rings(settings.rings)
     if settings.sync not in ("window", "every"):
         raise SettingError(f"backend.sync={settings.sync}: choose window or every")
@@ -35,8 +35,8 @@ def _check(settings: Backend) -> None:
         raise SettingError(f"backend.compression={settings.compression}: choose none or bf16")
     if not settings.timeout > 0:
         raise SettingError(f"backend.timeout={settings.timeout}: give a number of seconds above 0")
-    place = find_place()
-    if place and settings.processes not in (None, place.size) and not settings.hosts:
+    info = rank_from_env()
+    if info and settings.processes not in (None, info.size) and not settings.hosts:
         raise SettingError(
-            f"backend.processes={settings.processes}: {place.launcher} started {place.size} processes; leave it out"
+            f"backend.processes={settings.processes}: {info.launcher} started {info.size} processes; leave it out"
         )

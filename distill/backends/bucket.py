@@ -5,35 +5,35 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-MAX_RIDERS = 63  # numbers that travel with the gradients
-RIDERS = MAX_RIDERS + 1  # and one of our own
+MAX_STATS = 63  # numbers that travel with the gradients
+NUM_STATS = MAX_STATS + 1  # and one of our own
 ALIGNMENT = 16  # elements: each gradient starts on a cache line
 SEGMENT = 4 * 2**20  # elements, 16 MiB: long enough that latency does not count, short enough to overlap
 
 
 class Bucket:
-    """Riders first, then the gradients in the order of the parameters: `parameter.grad` are views into it.
+    """Stats first, then the gradients in the order of the parameters: `parameter.grad` are views into it.
 
     Backward comes to the parameters from the last to the first, so the segments count from the end of the bucket, and
-    the riders, which are known after backward, are in the last of them.
+    the stats, which are known after backward, are in the last of them.
 
     Attributes:
-        flat: riders and gradients, float32; padding between them is always zero.
-        riders: [64], its beginning.
+        flat: stats and gradients, float32; padding between them is always zero.
+        stats: [64], its beginning.
         gradients: the rest.
         segments: parts of `flat` in the order in which backward completes them.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
         """Raises ValueError for trainable weights that are not in fp32."""
-        starts, end = [], RIDERS
+        starts, end = [], NUM_STATS
         for parameter in parameters:
             if parameter.dtype != torch.float32:
                 raise ValueError(f"trainable weights have to be float32, not {parameter.dtype}")
             starts.append(end)
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         self.flat = torch.zeros(end, device=device)
-        self.riders, self.gradients = self.flat[:RIDERS], self.flat[RIDERS:]
+        self.stats, self.gradients = self.flat[:NUM_STATS], self.flat[NUM_STATS:]
         self.segments: list[slice] = []
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         self._sizes: list[int] = []  # parameters of each segment
@@ -44,7 +44,7 @@ class Bucket:
             self._views.append((parameter, parameter.grad))
             self._watch(parameter, len(self.segments))
             count += 1
-            if end - start >= SEGMENT and start > RIDERS:
+            if end - start >= SEGMENT and start > NUM_STATS:
                 self.segments.append(slice(start, end))
                 self._sizes.append(count)
                 end, count = start, 0

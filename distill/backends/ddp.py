@@ -9,15 +9,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distill.backends.devices import choose_device
-from distill.backends.place import Place, find_place, meeting_point
+from distill.backends.interface import Backend
+from distill.backends.rank import RankInfo, rank_from_env
+from distill.backends.rendezvous import open_store
 from distill.backends.rings import CANDIDATES, TorchRings, parse_rings
-from distill.backends.workers import Workers
-from distill.config import Backend
+from distill.config import BackendConfig
 
 POLL = 0.05  # seconds between two looks at a barrier
 
 
-class Ddp(Workers):
+class Ddp(Backend):
     """The interface on torch.distributed.
 
     On the CPU each ring is a process group with connections of its own. On GPUs rings are channels of NCCL, which
@@ -26,28 +27,28 @@ class Ddp(Workers):
 
     name = "ddp"
 
-    def __init__(self, settings: Backend) -> None:
-        place = find_place() or Place("", 0, 1, 0, 1)
-        device = choose_device(settings, place.local_rank, place.local_size)
-        super().__init__(settings, place, device)
+    def __init__(self, settings: BackendConfig) -> None:
+        info = rank_from_env() or RankInfo("", 0, 1, 0, 1)
+        device = choose_device(settings, info.local_rank, info.local_size)
+        super().__init__(settings, info, device)
         self._barriers = 0
         if self.size == 1:
             self.engine, self.rings = "none", 1
             return
-        asked = parse_rings(settings.rings)
+        requested = parse_rings(settings.rings)
         nccl = device.type == "cuda"
-        if nccl and asked is not None and asked > 1:
-            os.environ["NCCL_MIN_NCHANNELS"] = str(asked)  # read when the first communicator is made
-        self._store = _meet(place, settings.timeout)
+        if nccl and requested is not None and requested > 1:
+            os.environ["NCCL_MIN_NCHANNELS"] = str(requested)  # read when the first communicator is made
+        self._store = open_store(info, settings.timeout, "distill")
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
             store=dist.PrefixStore("groups", self._store),
-            rank=place.rank,
-            world_size=place.size,
+            rank=info.rank,
+            world_size=info.size,
             timeout=timedelta(seconds=settings.timeout),
             device_id=device if nccl else None,
         )
-        self._rings = TorchRings(1 if nccl else asked or max(CANDIDATES), settings.timeout)
+        self._rings = TorchRings(1 if nccl else requested or max(CANDIDATES), settings.timeout)
         self._nccl = nccl
         self._describe()
 
@@ -63,7 +64,7 @@ class Ddp(Workers):
     def close(self) -> None:
         if self.size > 1:
             self.barrier()
-            # Rank 0 may hold the store, which the others ask until they have seen that all are there.
+            # Rank 0 may hold the store, which the others read until they have seen that all are there.
             self._store.add("left", 1)
             while self.rank == 0 and self._store.add("left", 0) < self.size:
                 time.sleep(POLL)
@@ -93,19 +94,3 @@ class Ddp(Workers):
             self.engine = f"torch.distributed on NCCL, {channels}"
         else:
             self.engine = f"torch.distributed on Gloo, {self.rings} process group{'s' * (self.rings > 1)}"
-
-
-def _meet(place: Place, timeout: float) -> dist.Store:
-    """The store that all ranks share, as it is after this start of them and no earlier one."""
-    address, port = meeting_point(place)
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's own process holds the store
-    store = dist.TCPStore(
-        address,
-        port,
-        place.size,
-        is_master=place.rank == 0 and not agent,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-    )
-    # After a restart by torchrun the old addresses are still in its store.
-    return dist.PrefixStore(f"distill/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

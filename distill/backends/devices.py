@@ -4,11 +4,11 @@ import os
 
 import torch
 
-from distill.config import Backend
+from distill.config import BackendConfig
 from distill.errors import SettingError
 
 
-def choose_device(settings: Backend, local_rank: int, local_size: int) -> torch.device:
+def choose_device(settings: BackendConfig, local_rank: int, local_size: int) -> torch.device:
     """The device of this rank, made current; sets the number of torch's threads on the way.
 
     On GPUs each rank of a host gets its own. Ranks that share a host share its cores evenly, unless `backend.threads`

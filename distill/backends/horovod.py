@@ -12,17 +12,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distill.backends.devices import choose_device
-from distill.backends.place import Place, find_place, meeting_point
+from distill.backends.interface import Backend
+from distill.backends.rank import RankInfo, rank_from_env
+from distill.backends.rendezvous import meeting_point, open_store
 from distill.backends.rings import CANDIDATES, TorchRings, parse_rings
-from distill.backends.workers import Workers
-from distill.config import Backend
+from distill.config import BackendConfig
 from distill.errors import SettingError
 
 POLL = 0.0005  # seconds between two looks at an exchange
 INSTALL = "python -m distill.backends.install_horovod"
 
 
-class Horovod(Workers):
+class Horovod(Backend):
     """The interface on Horovod, without its wrapper of the optimizer: the bucket goes straight into its allreduce.
 
     On the CPU Horovod has one ring, however many tensors there are; further rings are process groups of torch. On GPUs
@@ -31,29 +32,29 @@ class Horovod(Workers):
 
     name = "horovod"
 
-    def __init__(self, settings: Backend) -> None:
-        place = find_place() or Place("", 0, 1, 0, 1)
-        device = choose_device(settings, place.local_rank, place.local_size)
-        asked = parse_rings(settings.rings)
+    def __init__(self, settings: BackendConfig) -> None:
+        info = rank_from_env() or RankInfo("", 0, 1, 0, 1)
+        device = choose_device(settings, info.local_rank, info.local_size)
+        requested = parse_rings(settings.rings)
         self._nccl = device.type == "cuda"
         self._hvd = _horovod()
         if self._nccl and not self._hvd.nccl_built():
             raise SettingError(f"backend.device={settings.device}: Horovod was built without NCCL; run `{INSTALL}`")
-        if settings.compression == "bf16" and place.size > 1 and (self._nccl or asked == 1):
+        if settings.compression == "bf16" and info.size > 1 and (self._nccl or requested == 1):
             raise SettingError(
                 "backend.compression=bf16: Horovod's own allreduce has no bfloat16; choose none, backend=ddp, or "
                 "on the CPU backend.rings=2"
             )
-        _tune(settings, asked or 1, self._nccl)
-        _join(self._hvd, place, settings.timeout)
-        super().__init__(settings, place, device)
+        _tune(settings, requested or 1, self._nccl)
+        _join(self._hvd, info, settings.timeout)
+        super().__init__(settings, info, device)
         assert (self._hvd.rank(), self._hvd.size()) == (self.rank, self.size), "Horovod and its launcher disagree"
         self._rings: TorchRings | None = None
         if self.size == 1:
             self.engine, self.rings = "none", 1
             return
-        if not self._nccl and asked != 1:
-            self._open_rings(asked or max(CANDIDATES))
+        if not self._nccl and requested != 1:
+            self._open_rings(requested or max(CANDIDATES))
         self._describe()
 
     def _barrier(self) -> None:
@@ -117,7 +118,7 @@ class Horovod(Workers):
         self._wait(self._hvd.broadcast_async_(data, 0, name=f"broadcast/{len(data)}"))
 
     def _wait(self, handle: int) -> None:
-        # Horovod's own waiting asks without a pause, and takes the core from the threads that do the work: with more
+        # Horovod's own waiting polls without a pause, and takes the core from the threads that do the work: with more
         # ranks than cores 64 MB took up to 28 s instead of 0.2.
         while self.device.type == "cpu" and not self._hvd.poll(handle):
             time.sleep(POLL)
@@ -144,7 +145,7 @@ def _horovod() -> Any:
     return module
 
 
-def _tune(settings: Backend, rings: int, nccl: bool) -> None:
+def _tune(settings: BackendConfig, rings: int, nccl: bool) -> None:
     """Horovod's settings, which it reads from the environment when it starts; what the user has set there stays."""
     # Its idle thread looks for work once per cycle, which at the default of 1 ms costs a sixth of two busy cores.
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if settings.sync == "every" else "10")
@@ -156,19 +157,19 @@ def _tune(settings: Backend, rings: int, nccl: bool) -> None:
         os.environ["HOROVOD_NUM_NCCL_STREAMS"] = str(rings)
 
 
-def _join(hvd: Any, place: Place, timeout: float) -> None:
+def _join(hvd: Any, info: RankInfo, timeout: float) -> None:
     """Start Horovod: with its own launcher or MPI as they are, else by playing its launcher's part here."""
-    by_mpi = hvd.mpi_built() and place.launcher in ("Open MPI", "MPI", "Slurm")
+    by_mpi = hvd.mpi_built() and info.launcher in ("Open MPI", "MPI", "Slurm")
     store = None
-    if place.size > 1 and place.launcher != "horovodrun" and not by_mpi:
-        store = _rendezvous(place, timeout)
-    elif place.size == 1 and place.launcher != "horovodrun":
+    if info.size > 1 and info.launcher != "horovodrun" and not by_mpi:
+        store = _rendezvous(info, timeout)
+    elif info.size == 1 and info.launcher != "horovodrun":
         os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     hvd.init()
     del store  # not earlier: the others may still be reading from it
 
 
-def _rendezvous(place: Place, timeout: float) -> dist.Store:
+def _rendezvous(info: RankInfo, timeout: float) -> dist.Store:
     """Let ranks that torchrun, Slurm or MPI started meet on Horovod's rendezvous server, which rank 0 runs.
 
     Returns the store through which the ranks learn of that server; it has to live until all of them have.
@@ -176,23 +177,19 @@ def _rendezvous(place: Place, timeout: float) -> dist.Store:
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousServer
 
-    address, port = meeting_point(place)
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    limit = timedelta(seconds=timeout)
-    store: Any = dist.TCPStore(address, port, place.size, place.rank == 0 and not agent, limit, wait_for_workers=False)
-    store = dist.PrefixStore(f"horovod/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    store.set(str(place.rank), f"{socket.gethostname()} {place.local_rank}")
-    seats = [store.get(str(rank)).decode().split() for rank in range(place.size)]
+    store = open_store(info, timeout, "horovod")
+    store.set(str(info.rank), f"{socket.gethostname()} {info.local_rank}")
+    seats = [store.get(str(rank)).decode().split() for rank in range(info.size)]
     slots = []
     for rank, (host, local) in enumerate(seats):
         here = [int(other) for name, other in seats if name == host]
         across = [name for name, other in seats if other == local]
-        slots.append(SlotInfo(host, rank, int(local), across.index(host), place.size, len(here), len(across)))
-    if place.rank == 0:
+        slots.append(SlotInfo(host, rank, int(local), across.index(host), info.size, len(here), len(across)))
+    if info.rank == 0:
         server = RendezvousServer()
         store.set("port", str(server.start()))
         server.init(slots)
-    mine = slots[place.rank]
+    mine = slots[info.rank]
     os.environ.update(
         HOROVOD_HOSTNAME=mine.hostname,
         HOROVOD_RANK=str(mine.rank),
@@ -201,7 +198,7 @@ def _rendezvous(place: Place, timeout: float) -> dist.Store:
         HOROVOD_LOCAL_SIZE=str(mine.local_size),
         HOROVOD_CROSS_RANK=str(mine.cross_rank),
         HOROVOD_CROSS_SIZE=str(mine.cross_size),
-        HOROVOD_GLOO_RENDEZVOUS_ADDR=socket.gethostbyname(address),
+        HOROVOD_GLOO_RENDEZVOUS_ADDR=socket.gethostbyname(meeting_point(info)[0]),
         HOROVOD_GLOO_RENDEZVOUS_PORT=store.get("port").decode(),
         HOROVOD_CONTROLLER="gloo",
         HOROVOD_CPU_OPERATIONS="gloo",

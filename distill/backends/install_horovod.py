@@ -1,7 +1,7 @@
 """Build Horovod from PyPI's source for the torch that is installed here: `python -m distill.backends.install_horovod`.
 
-Horovod 0.28.1 asks its compiler for C++14 or C++17, which the headers of torch >= 2.13 (C++20) refuse. Its sources stay
-as they are: CMake learns through a toolchain file of ours that all three mean C++20. Where there is a GPU it gets NCCL;
+Horovod 0.28.1 wants C++14 or C++17, which the headers of torch >= 2.13 (C++20) refuse. Its sources stay
+as they are: CMake learns through a toolchain file that all three mean C++20. Where there is a GPU it gets NCCL;
 HOROVOD_BUILD_CUDA_CC_LIST=80,90 builds for these GPUs where there is none, as in a container image.
 """
 
@@ -140,8 +140,8 @@ def _cuda_settings() -> dict[str, str]:
     import torch
     from torch.utils.cpp_extension import CUDA_HOME
 
-    places = [place for place in (CUDA_HOME, "/usr/local/cuda") if place]
-    home = next((place for place in places if Path(place, "include", "cuda_runtime.h").exists()), None)
+    homes = [folder for folder in (CUDA_HOME, "/usr/local/cuda") if folder]
+    home = next((folder for folder in homes if Path(folder, "include", "cuda_runtime.h").exists()), None)
     if home is None or not Path(home, "bin", "nvcc").exists():
         raise CannotBuild(
             f"for GPUs Horovod needs the CUDA toolkit (nvcc; torch has version {torch.version.cuda}): install it or "
@@ -151,7 +151,7 @@ def _cuda_settings() -> dict[str, str]:
     return {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         CAPABILITIES: os.environ.get(CAPABILITIES) or ",".join(f"{major}{minor}" for major, minor in sorted(here)),
-        # Horovod, torch and CMake each look in a place of their own.
+        # Horovod, torch and CMake each look somewhere else.
         **dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDAToolkit_ROOT"), home),
         "PATH": f"{home}/bin{os.pathsep}{os.environ['PATH']}",
     }
@@ -207,7 +207,7 @@ def _has_mpi() -> bool:
 
 
 def _pip(*arguments: str, environment: dict[str, str] | None = None) -> None:
-    """Run pip quietly. Raises CannotBuild with the place of its output when it fails."""
+    """Run pip quietly. Raises CannotBuild with the path of its output when it fails."""
     command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode != 0:

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
-from distill.backends.place import find_place
-from distill.backends.workers import RankLost
-from distill.config import Backend
+from distill.backends.interface import RankLost
+from distill.backends.rank import rank_from_env
+from distill.config import BackendConfig
 from distill.errors import SettingError
 
 INSTALL = "python -m distill.backends.install_horovod"
@@ -32,12 +32,12 @@ OF_RANK = re.compile(r"^\[(\d+)\]<std(?:out|err)>:")
 GIVE_WAY = 2.0  # seconds
 
 
-def should_launch(settings: Backend) -> bool:
+def should_launch(settings: BackendConfig) -> bool:
     """Whether this process has to start the ranks, because no launcher has started it as one of them."""
-    return settings.name in ("ddp", "horovod") and find_place() is None and sum(n for _, n in _hosts(settings)) > 1
+    return settings.name in ("ddp", "horovod") and rank_from_env() is None and sum(n for _, n in _hosts(settings)) > 1
 
 
-def launch(settings: Backend, command: list[str] | None = None) -> int:
+def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
     """Run `command`, by default this very command line, as every rank; wait; return the exit status of the run.
 
     The status is that of the rank that failed first (128 + the signal's number when it was killed). Rank 0 has the
@@ -60,13 +60,13 @@ def keep_log(folder: Path) -> None:
 
     Does nothing for a process that is not one of several ranks.
     """
-    place = find_place()
-    if place is None or place.size == 1:
+    info = rank_from_env()
+    if info is None or info.size == 1:
         return
-    path = folder / "logs" / f"rank{place.rank}.log"
+    path = folder / "logs" / f"rank{info.rank}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.open("a", buffering=1, encoding="utf-8")
-    if place.rank == 0:
+    if info.rank == 0:
         sys.stdout, sys.stderr = _Both(sys.stdout, log), _Both(sys.stderr, log)
         return
     # The descriptors too, for what libraries write without Python.
@@ -76,19 +76,20 @@ def keep_log(folder: Path) -> None:
 
 
 def leave(status: int, error: BaseException | None = None) -> NoReturn:
-    """End this rank with `status`, after an `error` that it has told already, in a way that lets the cause come first.
+    """End this rank with `status`, after an `error` that it has reported already, in a way that lets the cause come
+    first.
 
     Gloo's threads can abort a process that ends in the ordinary way, even after `close`: so a rank leaves without
     waiting for them, also when all went well.
 
     The launcher takes the status of the first rank that ends, and then ends the others. So a rank that only met the
     end of another waits a moment, and so do the ranks above 0 when all have met the same error, lest rank 0 be ended
-    before it has told it. Nothing is closed: that would wait for ranks that no longer answer.
+    before it has reported it. Nothing is closed: that would wait for ranks that no longer answer.
     """
-    place = find_place()
-    if place is None or place.size == 1:
+    info = rank_from_env()
+    if info is None or info.size == 1:
         sys.exit(status)
-    if isinstance(error, RankLost) or (status and place.rank > 0):
+    if isinstance(error, RankLost) or (status and info.rank > 0):
         time.sleep(GIVE_WAY)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -113,7 +114,7 @@ class _Both:
         return getattr(self._stream, name)
 
 
-def _hosts(settings: Backend) -> list[tuple[str, int]]:
+def _hosts(settings: BackendConfig) -> list[tuple[str, int]]:
     """Hosts and their ranks from `backend.hosts` or `backend.processes`; without both, a rank per GPU of this host."""
     if settings.processes is not None and settings.processes < 1:
         raise SettingError(f"backend.processes={settings.processes}: give at least 1")
@@ -131,7 +132,7 @@ def _hosts(settings: Backend) -> list[tuple[str, int]]:
     return hosts
 
 
-def _num_gpus(settings: Backend) -> int:
+def _num_gpus(settings: BackendConfig) -> int:
     if settings.device not in ("auto", "cuda"):
         return 1
     import torch
@@ -149,7 +150,7 @@ def _agent(node: int, num_nodes: int, processes: int, address: str, port: int, c
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.ERROR)  # the agent's tables and warnings; the failure is told below, in one line
+    logging.disable(logging.ERROR)  # the agent's tables and warnings; the failure is said below, in one line
     with tempfile.TemporaryDirectory(prefix="distill-ranks-") as scratch:
         config = LaunchConfig(
             min_nodes=num_nodes,
@@ -168,7 +169,7 @@ def _agent(node: int, num_nodes: int, processes: int, address: str, port: int, c
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             status = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-            _tell(rank, status)
+            _report_failure(rank, status)
             return status
         except SignalException as error:
             return 128 + int(error.sigval)
@@ -183,8 +184,8 @@ def _launch_agents(hosts: list[tuple[str, int]], command: list[str]) -> int:
     port = _free_port()
     agents = []
     for node, (host, processes) in enumerate(hosts):
-        place = [str(node), str(len(hosts)), str(processes), address, str(port)]
-        local = [sys.executable, "-m", "distill.backends.launch", *place, json.dumps(command)]
+        where = [str(node), str(len(hosts)), str(processes), address, str(port)]
+        local = [sys.executable, "-m", "distill.backends.launch", *where, json.dumps(command)]
         # The terminal (-tt) makes the remote agent end when the connection does.
         agents.append(
             subprocess.Popen(local if _is_here(host) else ["ssh", "-tt", "-o", "BatchMode=yes", host, _remote(local)])
@@ -219,14 +220,14 @@ def _launch_horovod(hosts: list[tuple[str, int]], command: list[str]) -> int:
         pump.join()
     if status in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
         return status
-    told = {
+    found = {
         what: int(match[1]) for line in own_lines for what, form in FAILURE_LINES.items() if (match := form.match(line))
     }
-    if "status" not in told:
+    if "status" not in found:
         print(f"Horovod's launcher failed: {own_lines[-1] if own_lines else 'it says nothing'}", file=sys.stderr)
         return status
-    _tell(told["rank"], told["status"])
-    return told["status"]
+    _report_failure(found["rank"], found["status"])
+    return found["status"]
 
 
 def _pump(source: IO[bytes], target: IO[str], own_lines: list[str]) -> None:
@@ -270,7 +271,7 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
     return first or next((child.returncode for child in children if child.returncode), 0)
 
 
-def _tell(rank: int, status: int) -> None:
+def _report_failure(rank: int, status: int) -> None:
     """Say which rank ended the run, unless it is rank 0 that ended by itself and has said why."""
     if rank > 0 or status > 128:
         how = f"was killed by {signal.Signals(status - 128).name}" if status > 128 else f"ended with status {status}"

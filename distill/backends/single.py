@@ -1,23 +1,23 @@
 """One process: nothing to exchange."""
 
 from distill.backends.devices import choose_device
-from distill.backends.place import Place, find_place
-from distill.backends.workers import Workers
-from distill.config import Backend
+from distill.backends.interface import Backend
+from distill.backends.rank import RankInfo, rank_from_env
+from distill.config import BackendConfig
 from distill.errors import SettingError
 
 
-class Single(Workers):
+class Single(Backend):
     """The interface for a run of one process; it never communicates."""
 
     name = "single"
     engine = "none"
 
-    def __init__(self, settings: Backend) -> None:
-        place = find_place()
-        if place and place.size > 1:
+    def __init__(self, settings: BackendConfig) -> None:
+        info = rank_from_env()
+        if info and info.size > 1:
             raise SettingError(
-                f"backend.name=single: {place.launcher} started {place.size} processes; choose backend=ddp or horovod"
+                f"backend.name=single: {info.launcher} started {info.size} processes; choose backend=ddp or horovod"
             )
         for name, value in (("processes", settings.processes), ("hosts", settings.hosts)):
             if value not in (None, 1):
@@ -28,4 +28,4 @@ class Single(Workers):
         ):
             if value not in plain:
                 raise SettingError(f"backend.{name}={value}: one process exchanges nothing; leave it at {plain[0]}")
-        super().__init__(settings, Place("", 0, 1, 0, 1), choose_device(settings, 0, 1))
+        super().__init__(settings, RankInfo("", 0, 1, 0, 1), choose_device(settings, 0, 1))

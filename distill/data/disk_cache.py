@@ -1,6 +1,7 @@
-"""Cache folders that are made once, whoever asks first, and the processes that do the work."""
+"""Cache folders that are made once, by whichever process needs them first, and the processes that do the work."""
 
 import fcntl
+import logging
 import multiprocessing
 import os
 import signal
@@ -12,8 +13,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from distill.config import Corpus
+from distill.config import CacheConfig
 from distill.errors import SettingError
+
+logger = logging.getLogger(__name__)
 
 
 def folder_of(cache: str, room: str, key: str, setting: str = "corpus.cache") -> Path:
@@ -33,11 +36,11 @@ def folder_of(cache: str, room: str, key: str, setting: str = "corpus.cache") ->
 
 
 @contextmanager
-def once(path: Path, log: Callable[[str], None] = print, is_made: Callable[[], bool] | None = None) -> Iterator[bool]:
-    """Whether `path` is still to be made. While one process makes it, others that ask wait, and then find it.
+def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = False) -> Iterator[bool]:
+    """Whether `path` is still to be made. While one process makes it, others wait, and then find it.
 
-    It is made when it exists, or when `is_made` says so. The lock goes with the process that holds it, so that a killed
-    one blocks nobody.
+    It is made when it exists, or when `is_made` returns True. The lock goes with the process that holds it, so that a
+    killed one blocks nobody.
     """
     is_made = is_made or path.exists
     if is_made():
@@ -47,26 +50,27 @@ def once(path: Path, log: Callable[[str], None] = print, is_made: Callable[[], b
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log(f"another process is making {path}; waiting for it")
+            if not quiet:
+                logger.info(f"another process is making {path}; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield not is_made()
 
 
-def num_workers(corpus: Corpus) -> int:
-    """Processes to work with: those asked for, else one per core that this process may use."""
+def num_processes(cache: CacheConfig) -> int:
+    """Processes to work with: as many as requested, else one per core that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return corpus.workers or cores
+    return cache.workers or cores
 
 
 @contextmanager
-def workers(corpus: Corpus) -> Iterator[Executor | None]:
+def workers(cache: CacheConfig, only_if: bool = True) -> Iterator[Executor | None]:
     """Processes that start when the first work comes; None where the work is to be done here.
 
     Raises:
         SettingError: one of them was killed.
     """
-    count = num_workers(corpus)
-    if count <= 1:
+    count = num_processes(cache)
+    if count <= 1 or not only_if:
         yield None
         return
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start_worker)
@@ -74,7 +78,7 @@ def workers(corpus: Corpus) -> Iterator[Executor | None]:
         yield pool
     except BrokenProcessPool as error:
         raise SettingError(
-            f"corpus.workers={corpus.workers}: a process that prepares tokens was killed, perhaps for want of memory; "
+            f"corpus.workers={cache.workers}: a process that prepares tokens was killed, perhaps for want of memory; "
             "start again with fewer (what is done is kept), or with 1 to see its own error"
         ) from error
     finally:

@@ -1,19 +1,22 @@
 """A copy of a token cache on storage of the node itself, made once per node."""
 
 import json
+import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from distill.data.disk_cache import folder_of, once
 from distill.errors import SettingError
+from distill.files import atomic
+
+logger = logging.getLogger(__name__)
 
 NOTE = "copied.json"  # beside the copied files: how long it took, for the processes that did not do it
 
 
-def local_copy(folder: Path, local: str, log: Callable[[str], None] = print) -> Path:
+def local_copy(folder: Path, local: str) -> Path:
     """A folder below `local` with the files of `folder`, copied there unless they are there already.
 
     One process of a node copies while the others wait. The copy gets its name when it is whole and on the disk, and it
@@ -30,9 +33,9 @@ def local_copy(folder: Path, local: str, log: Callable[[str], None] = print) -> 
         there = _sizes(target)
         return NOTE in there and sizes.items() <= there.items()
 
-    with once(target, log, is_whole) as missing:
+    with once(target, is_whole) as missing:
         if missing:
-            log(f"copying {num_bytes:,} bytes of tokens to {target}")
+            logger.info(f"copying {num_bytes:,} bytes of tokens to {target}")
             try:
                 _copy(folder, target, num_bytes)
             except OSError as error:
@@ -42,7 +45,9 @@ def local_copy(folder: Path, local: str, log: Callable[[str], None] = print) -> 
                 ) from error
     seconds = json.loads((target / NOTE).read_text())["seconds"]
     rate = num_bytes / max(seconds, 1e-9) / 1e6
-    log(f"tokens are read from {target}: {num_bytes:,} bytes, copied in {seconds:.1f} s, {rate:,.0f} MB a second")
+    logger.info(
+        f"tokens are read from {target}: {num_bytes:,} bytes, copied in {seconds:.1f} s, {rate:,.0f} MB a second"
+    )
     return target
 
 
@@ -56,27 +61,12 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 def _copy(folder: Path, target: Path, num_bytes: int) -> None:
     begun = time.perf_counter()
-    build = Path(f"{target}.build")
-    for remains in (target, build):  # of a damaged copy, and of one that was cut short
-        shutil.rmtree(remains, ignore_errors=True)
     free = shutil.disk_usage(target.parent).free
     if free < num_bytes:
         raise OSError(f"{free:,} bytes are free, {num_bytes:,} are needed")
-    build.mkdir()
-    try:
+    with atomic(target, durable=True) as new:
+        new.mkdir()
         for file in folder.iterdir():
-            shutil.copyfile(file, build / file.name)
-            _flush(build / file.name)
+            shutil.copyfile(file, new / file.name)
         seconds = time.perf_counter() - begun
-        (build / NOTE).write_text(json.dumps({"bytes": num_bytes, "seconds": seconds}))
-        _flush(build / NOTE)
-        os.rename(build, target)
-    except OSError:
-        shutil.rmtree(build, ignore_errors=True)
-        raise
-
-
-def _flush(file: Path) -> None:
-    """Wait until the file is on the disk, so that after a crash of the node no name stands for half a copy."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
+        (new / NOTE).write_text(json.dumps({"bytes": num_bytes, "seconds": seconds}))

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from distill.config import Source
-from distill.data.corpus import HeldOut, Shard, documents
+from distill.data.heldout import HeldOut
 from distill.data.readers import blocks
+from distill.data.sources import Shard, Source, read
+from distill.files import atomic
 
 BLOCK = 16 << 10  # characters that are tokenized at once
 SHORTEST = 8  # tokens that the end of a document needs to become a row
@@ -38,7 +40,7 @@ class Packing:
         return np.dtype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
 
 
-class Rows:
+class RowWriter:
     """Rows written to a file as their ids come in."""
 
     def __init__(self, file: IO[bytes], packing: Packing) -> None:
@@ -94,33 +96,31 @@ def load_tokenizer(text: str) -> Any:
     return tokenizer
 
 
-def pack(stem: str, shard: Shard, source: Source, packing: Packing, setting: str) -> dict[str, Any]:
+def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str, Any]:
     """Writes `<stem>.train`, `<stem>.heldout` and, last, `<stem>.json`, whose contents it returns.
 
     Each file appears whole or not at all, so a build that was killed goes on from the shards that are done.
     """
     begun = time.perf_counter()
     skipped: list[str] = []
-    marks = [f"{stem}.{os.getpid()}.{part}.tmp" for part in PARTS]
-    with open(marks[0], "wb") as train, open(marks[1], "wb") as heldout:
-        parts = [Rows(train, packing), Rows(heldout, packing)]
-        for document in documents(shard, source, setting, lambda error: skipped.append(str(error))):
-            _pack_document(document.text, parts, packing)
-        for rows in parts:
-            rows.end()
-    for mark, part in zip(marks, PARTS, strict=True):
-        os.replace(mark, f"{stem}.{part}")
+    with ExitStack() as files:
+        new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
+        writers = [RowWriter(files.enter_context(path.open("wb")), packing) for path in new]
+        for document in read(source, shard, lambda error: skipped.append(str(error))):
+            _pack_document(document.text, writers, packing)
+        for writer in writers:
+            writer.end()
     done: dict[str, Any] = {
-        part: {"rows": rows.rows, "tokens": rows.tokens, "documents": rows.documents}
-        for part, rows in zip(PARTS, parts, strict=True)
+        part: {"rows": writer.rows, "tokens": writer.tokens, "documents": writer.documents}
+        for part, writer in zip(PARTS, writers, strict=True)
     }
     done |= {"skipped": skipped, "seconds": time.perf_counter() - begun}
-    Path(f"{marks[0]}.json").write_text(json.dumps(done))
-    os.replace(f"{marks[0]}.json", f"{stem}.json")
+    with atomic(Path(f"{stem}.json")) as record:
+        record.write_text(json.dumps(done))
     return done
 
 
-def _pack_document(text: str, parts: list[Rows], packing: Packing) -> None:
+def _pack_document(text: str, parts: list[RowWriter], packing: Packing) -> None:
     tokenizer = load_tokenizer(packing.tokenizer)
     met = set()
     for held, stretch in packing.held_out.parts(text):

@@ -30,15 +30,15 @@ def pieces(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]
 
     `start` and `stop` are byte offsets: the lines that begin in [start, stop) are read.
     """
-    lines: list[str] = []
+    piece: list[str] = []
     size = 0
-    for line in _lines(path, start, stop, limit=PIECE):
-        lines.append(line)
+    for line in lines(path, start, stop, limit=PIECE):
+        piece.append(line)
         size += len(line)
         if size >= PIECE and (not line.strip() or size >= 2 * PIECE):
-            yield "".join(lines).strip()
-            lines, size = [], 0
-    yield "".join(lines).strip()
+            yield "".join(piece).strip()
+            piece, size = [], 0
+    yield "".join(piece).strip()
 
 
 _BLANK = re.compile(r"\s")
@@ -58,72 +58,13 @@ def blocks(text: str, size: int) -> Iterator[str]:
         begin = end
 
 
-_HEADING = re.compile(r"\s*((?:= )+)(.*?)((?: =)+)\s*$")
-_MARK = re.compile(r" ?@([-,.])@ ?")
-
-
-def articles(lines: Iterable[str]) -> Iterator[str]:
-    """WikiText articles: split at ` = Title = `, headings without their marks, `@-@ @,@ @.@` joined back.
-
-    Only a line between blank ones is a title, since formulas wrapped over lines can look like one. Where no title
-    comes, an article ends after 1 MiB.
-    """
-    article: list[str] = []
-    size = 0
-    for before, line, after in _neighbours(lines):
-        heading = _HEADING.match(line)
-        if heading and len(heading[1]) == len(heading[3]) and not before.strip() and not after.strip():
-            line = heading[2]
-            ends = len(heading[1]) == 2  # one mark on either side: the title of the next article
-        else:
-            ends = size >= PIECE
-        if ends and article:
-            yield "\n\n".join(article)
-            article, size = [], 0
-        if line.strip():
-            article.append(_MARK.sub(r"\1", line.strip()))
-            size += len(line)
-    yield "\n\n".join(article)
-
-
-def _neighbours(lines: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Each line with the one before and the one after it, empty at the ends."""
-    before, line = "", None
-    for after in lines:
-        if line is not None:
-            yield before, line, after
-            before = line
-        line = after
-    if line is not None:
-        yield before, line, ""
-
-
-def wikitext(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """The articles of a WikiText file; one that crosses `stop` is cut there."""
-    return articles(_lines(path, start, stop))
-
-
-_BREAK = re.compile(r"\s*(?:<br\s*/?>\s*)+", re.I)
-_C1 = {code: bytes([code]).decode("cp1252", errors="ignore") for code in range(0x80, 0xA0)}
-
-
-def review(text: str) -> str:
-    """An IMDB review with `<br />` as paragraph ends and C1 control characters as the Windows-1252 signs they were."""
-    return _BREAK.sub("\n\n", text.translate(_C1)).strip()
-
-
-def review_file(path: Path) -> Iterator[str]:
-    """The one review of a file of the original folder form."""
-    yield review("".join(_lines(path)))
-
-
 def records(path: Path, field: str, setting: str, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """`field` of every JSON object of a JSONL file; `start` and `stop` as in `pieces`.
 
     Raises:
         SettingError: an object has no such field. Unreadable: a line is no JSON object.
     """
-    for number, line in enumerate(_lines(path, start, stop), 1):
+    for number, line in enumerate(lines(path, start, stop), 1):
         if not line.strip():
             continue
         try:
@@ -150,6 +91,17 @@ def columns(path: Path, field: str, setting: str, start: int = 0, stop: int | No
                     yield _text({field: value}, field, path.name, setting)
     except (pyarrow.ArrowException, OSError) as error:
         raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+
+
+def num_row_groups(path: Path) -> int:
+    """Of a Parquet file; 1 where it cannot be read, so that the reader says what is wrong with it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return int(pyarrow.parquet.ParquetFile(path).num_row_groups)
+    except (pyarrow.ArrowException, OSError):
+        return 1
 
 
 def load_hub(hub: str, subset: str | None, split: str, streaming: bool, setting: str) -> Any:
@@ -202,8 +154,9 @@ def _no_field(field: str, fields: list[str], name: str, setting: str) -> Setting
     return SettingError(f"{setting}.field={field}: {name} has no such field; it has {', '.join(map(str, fields))}")
 
 
-def _lines(path: Path, start: int = 0, stop: int | None = None, limit: int = -1) -> Iterator[str]:
-    """Lines of a UTF-8 file, plain or gzip, that begin in bytes [start, stop); one over `limit` bytes comes in parts.
+def lines(path: Path, start: int = 0, stop: int | None = None, limit: int = -1) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or gzip, that begin in bytes [start, stop); one over `limit` bytes comes in
+    parts.
 
     Raises:
         Unreadable: damaged, or not UTF-8.

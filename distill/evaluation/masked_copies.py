@@ -1,10 +1,10 @@
-"""The hidden row of each masked position of many masked copies, computed without what the copies share or nobody reads.
+"""The head's input at the masked position of many masked copies, without what the copies share or nobody reads.
 
 Pseudo-perplexity runs copies of a row that differ from it at one position, and reads the result at that position only.
 So the first layer's projections are made once per row and put right at the masked position, and the last layer is
 computed at that position alone. Both are exact but for rounding. Families that are not known here run in full.
 
-Shapes: R rows, S positions, B copies, H hidden size, A attention heads, D size of a head.
+Shapes: R rows, S positions, B copies, H hidden size, E input size of the output embedding, A heads, D size of a head.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,28 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import BertModel, DistilBertModel, RobertaModel
+from transformers import (
+    BertForMaskedLM,
+    BertModel,
+    DistilBertForMaskedLM,
+    DistilBertModel,
+    RobertaForMaskedLM,
+    RobertaModel,
+)
 
+from distill.data.batch import PADDING
 from distill.kernels.attention import pays, products
 from distill.kernels.packed_linear import PackedLinear
-from distill.models.load import hidden_states
+from distill.models.language_model import LanguageModel, OutputSpec
+
+# Models that are known to the letter, their encoders, and what they do between the last hidden state [N, H] and the
+# output embedding [N, E].
+ENCODERS = {BertForMaskedLM: BertModel, DistilBertForMaskedLM: DistilBertModel, RobertaForMaskedLM: RobertaModel}
+PREDICTION_HEADS: dict[type, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    BertForMaskedLM: lambda m, x: m.cls.predictions.transform(x),
+    DistilBertForMaskedLM: lambda m, x: m.vocab_layer_norm(m.activation(m.vocab_transform(x))),
+    RobertaForMaskedLM: lambda m, x: m.lm_head.layer_norm(nn.functional.gelu(m.lm_head.dense(x))),
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +43,7 @@ class Copies:
     """Copies of rows with one position masked each. The same row may stand behind many copies."""
 
     rows: torch.Tensor  # [R, S]
-    attention: torch.Tensor | None  # [R, S], False at padding; None: no padding
+    valid: torch.Tensor | None  # [R, S], False at padding; None: no padding
     row: torch.Tensor  # [B] which row a copy is of
     column: torch.Tensor  # [B] its masked position
     mask_id: int
@@ -34,11 +51,11 @@ class Copies:
     def ids(self) -> torch.Tensor:
         """[B, S]"""
         ids = self.rows[self.row]
-        ids[self.places] = self.mask_id
+        ids[self.index] = self.mask_id
         return ids
 
     @property
-    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def index(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The masked positions, as an index into anything [B, S, ...]."""
         return torch.arange(len(self.row), device=self.row.device), self.column
 
@@ -54,16 +71,24 @@ class Layer:
     rest: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (attended, the layer's input) -> the layer's output
 
 
-def hidden_at_masks(model: Any, copies: Copies) -> torch.Tensor:
-    """Last hidden state of `model`, in evaluation mode, at the masked position of each copy, [B, H]."""
-    layers = _layers(model.base_model)
+def head_rows_at_masks(model: LanguageModel, copies: Copies) -> torch.Tensor:
+    """Input of the output embedding of `model`, in evaluation mode, at the masked position of each copy, [B, E]."""
+    layers = _layers(model.model)
     if layers is None:
-        attention = None if copies.attention is None else copies.attention[copies.row]
-        return hidden_states(model, copies.ids(), attention)[copies.places]
-    mask = None if copies.attention is None else copies.attention[copies.row][:, None, None]
-    x = model.base_model.embeddings(copies.ids())
+        documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]
+        positions = torch.arange(len(copies.row), device=copies.row.device) * copies.rows.shape[1] + copies.column
+        rows = model({"input_ids": copies.ids()}, documents, OutputSpec(True, positions)).head_rows
+        assert rows is not None
+        return rows
+    return PREDICTION_HEADS[type(model.model)](model.model, _hidden_at_masks(model.model.base_model, layers, copies))
+
+
+def _hidden_at_masks(encoder: Any, layers: list["Layer"], copies: Copies) -> torch.Tensor:
+    """Last hidden state at the masked position of each copy, [B, H]."""
+    mask = None if copies.valid is None else copies.valid[copies.row][:, None, None]
+    x = encoder.embeddings(copies.ids())
     if len(layers) > 1:
-        x = _first(layers[0], x, model.base_model.embeddings(copies.rows), copies, mask)
+        x = _first(layers[0], x, encoder.embeddings(copies.rows), copies, mask)
     for layer in layers[1:-1]:
         x = layer.rest(_attend(layer, layer.query(x), layer.key(x), layer.value(x), mask), x)
     return _last(layers[-1], x, copies, mask)
@@ -73,11 +98,11 @@ def _first(
     layer: Layer, x: torch.Tensor, rows: torch.Tensor, copies: Copies, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """x [B, S, H] and rows [R, S, H], the embeddings with and without masks -> the layer's output [B, S, H]."""
-    masked = x[copies.places]
+    masked = x[copies.index]
 
     def project(linear: nn.Linear | PackedLinear) -> torch.Tensor:
         projected = linear(rows)[copies.row]
-        projected[copies.places] = linear(masked)
+        projected[copies.index] = linear(masked)
         return projected
 
     return layer.rest(_attend(layer, project(layer.query), project(layer.key), project(layer.value), mask), x)
@@ -90,16 +115,16 @@ def _last(layer: Layer, x: torch.Tensor, copies: Copies, mask: torch.Tensor | No
     queries instead of B * S keys and values. The key's bias adds the same to all scores of a query, which the softmax
     takes out; the value's passes through, as attention sums to 1.
     """
-    here = x[copies.places]
+    here = x[copies.index]
     key, value = (
         linear.weight.unflatten(0, (layer.num_heads, -1))  # [A, D, H]
         for linear in (layer.key, layer.value)
     )
     query = layer.query(here).unflatten(1, (layer.num_heads, -1))  # [B, A, D]
-    asked = torch.einsum("bad,adh->bah", query, key)
+    projected = torch.einsum("bad,adh->bah", query, key)
     # The heads stand where positions usually do: they all look at the same X.
     seen = scaled_dot_product_attention(
-        asked[:, None], x[:, None], x[:, None], attn_mask=mask, scale=query.shape[-1] ** -0.5
+        projected[:, None], x[:, None], x[:, None], attn_mask=mask, scale=query.shape[-1] ** -0.5
     )
     attended = torch.einsum("bah,adh->bad", seen[:, 0], value).flatten(1) + layer.value.bias
     return layer.rest(attended, here)
@@ -117,14 +142,16 @@ def _attend(
     return attended.transpose(1, 2).flatten(2)
 
 
-def _layers(base: Any) -> list[Layer] | None:
+def _layers(model: Any) -> list[Layer] | None:
     """The pieces of a model whose encoder is known to the letter, else None: a subclass may compute something else."""
-    if type(base) in (BertModel, RobertaModel) and not base.config.is_decoder:
-        layers = [_bert(layer) for layer in base.encoder.layer]
-    elif type(base) is DistilBertModel:
-        layers = [_distilbert(layer) for layer in base.transformer.layer]
-    else:
+    encoder: Any = getattr(model, "base_model", None)
+    known_encoder = ENCODERS.get(type(model)) is type(encoder)
+    if not known_encoder or getattr(model.config, "is_decoder", False):
         return None
+    if type(model) is DistilBertForMaskedLM:
+        layers = [_distilbert(layer) for layer in encoder.transformer.layer]
+    else:
+        layers = [_bert(layer) for layer in encoder.encoder.layer]
     # What else stands in for a linear layer (int8, adapters) has weights of another form.
     known = (nn.Linear, PackedLinear)
     plain = all(type(linear) in known for layer in layers for linear in (layer.query, layer.key, layer.value))

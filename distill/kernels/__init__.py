@@ -1,1 +1,16 @@
-"""What makes models faster on a CPU; none of it changes what they compute beyond rounding."""
+"""What makes models faster on a CPU. None of it changes what they compute beyond rounding.
+
+`precision.kernels=plain` turns all of it off: torch's own linear layers, attention and memory, and the readable
+objective. Two files rest on private operators of torch: `packed_linear` on `torch.ops.mkldnn._reorder_linear_weight`
+and `_linear_pointwise`, `int8` on `torch.ops.onednn.qlinear_prepack` and `qlinear_pointwise`. Both try them before they
+use them; where an operator is gone or computes something else, torch's own layers run (int8 is refused).
+"""
+
+# Families whose layers use their weights in no other way than by calling them, and whose dropout and attention are
+# laid out by rows. Others run as they are.
+FAMILIES = ("albert", "bert", "distilbert", "modernbert", "roberta")
+
+
+def family_of(model: object) -> str | None:
+    """The transformers model type; None for a model that is none of transformers'."""
+    return getattr(getattr(model, "config", None), "model_type", None)

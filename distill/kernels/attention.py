@@ -9,25 +9,30 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from distill.kernels import FAMILIES, family_of
 from distill.kernels.dropout import factors
-from distill.models.load import TRANSFORMS
 
 NAME = "batched_products"  # of `attention`, in transformers' list
+DROPOUT_ONLY = "batched_products_for_dropout"  # the same, but torch's SDPA wherever nothing is dropped
 MOST_SCORES = 1 << 27  # 256 MiB in bf16: from here on torch's kernels, which keep no scores
 
 
-def use_batched_products(model: Any) -> None:
+def use_batched_products(model: Any, plain: bool = False) -> None:
     """Let a model of a known family attend by `attention`; one that does not use SDPA is left as it is.
 
-    A decoder is, too: SDPA would be told that it is causal, where there is no mask to say so.
+    A decoder is, too: SDPA would be called as causal, where there is no mask to say so.
+
+    Args:
+        plain: only under dropout, whose random numbers have to be those of the rows (see `dropout`).
     """
     config: Any = getattr(model, "config", None)
-    if getattr(config, "model_type", None) not in TRANSFORMS or getattr(config, "is_decoder", False):
+    if family_of(model) not in FAMILIES or getattr(config, "is_decoder", False):
         return
     if config._attn_implementation == "sdpa":
-        AttentionInterface.register(NAME, attention)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
-        model.set_attn_implementation(NAME)
+        name = DROPOUT_ONLY if plain else NAME
+        AttentionInterface.register(name, _attention_under_dropout if plain else attention)
+        AttentionMaskInterface.register(name, sdpa_mask)
+        model.set_attn_implementation(name)
 
 
 def attention(
@@ -51,6 +56,14 @@ def attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, **others)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
     return products(query, key, value, attention_mask, scale, dropout).transpose(1, 2).contiguous(), None
+
+
+def _attention_under_dropout(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+) -> tuple[Tensor, None]:
+    """`attention` where something is dropped, else torch's SDPA."""
+    function = attention if others.get("dropout") else sdpa_attention_forward
+    return function(module, query, key, value, attention_mask, **others)
 
 
 def pays(query: Tensor, key: Tensor) -> bool:

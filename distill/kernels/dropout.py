@@ -1,15 +1,45 @@
-"""Dropout on the CPU: torch draws a random number for every value, here one of 64 bits decides for four."""
+"""Dropout on the CPU whose random numbers belong to the row of the corpus, and a quarter as many of them as torch's.
 
+Torch draws a number for every value from one stream, so what is dropped depends on which rows share a micro-batch, and
+on the rank. Here each row has a stream of its own, named by a key of (seed, epoch, row): the same values are dropped
+however the rows of a step are split over micro-batches and ranks. One number of 64 bits decides for four values.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 LEVELS = 1 << 16  # 16 bits for each value: its probability is met to 8e-6
+GOLDEN = 0x9E3779B97F4A7C15  # any odd number: distinguishes the dropouts of one forward
 
 
-def draw_less(student: Any) -> None:
-    """Give a student the dropout below in the place of torch's; its weights stay as they are."""
+class _Streams:
+    """The keys of the rows in the micro-batch at hand, and how many dropouts of its forward have drawn already."""
+
+    def __init__(self) -> None:
+        self.keys: Sequence[int] = ()
+        self.calls = 0
+        self.generator = torch.Generator()
+
+
+_streams = _Streams()
+
+
+@contextmanager
+def keyed_by_row(keys: Sequence[int]) -> Iterator[None]:
+    """While it is open, one forward of a micro-batch of rows with these keys [B] draws from their streams."""
+    _streams.keys, _streams.calls = keys, 0
+    try:
+        yield
+    finally:
+        _streams.keys = ()
+
+
+def replace_dropout(student: Any) -> None:
+    """Give a student the dropout below instead of torch's; its weights stay as they are."""
     for module in student.modules():
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
@@ -24,10 +54,29 @@ class Dropout(nn.Dropout):
 
 
 def factors(x: Tensor, p: float) -> Tensor:
-    """What dropout multiplies `x` by, in its shape and dtype: 0 with probability `p`, else what keeps the mean."""
+    """What dropout multiplies `x` [B, ...] by, in its shape and dtype: 0 with probability `p`, else what keeps the
+    mean.
+
+    Outside of `keyed_by_row`, and where the first dimension of `x` is not that of the rows, torch's stream is used.
+    """
     dropped = round(p * LEVELS)
     if dropped == LEVELS:
         return torch.zeros_like(x)
-    words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)  # all 64 bits
-    levels = words.view(torch.int16)[: x.numel()].view(x.shape)
+    levels = _words(x).view(torch.int16)
+    if levels.dim() == 2:
+        levels = levels[:, : x[0].numel()]
+    levels = levels.reshape(-1)[: x.numel()].view(x.shape)
     return (levels >= dropped - LEVELS // 2).to(x.dtype).mul_(LEVELS / (LEVELS - dropped))
+
+
+def _words(x: Tensor) -> Tensor:
+    """Random numbers of 64 bits, one for four values of `x`: [B, words of a row], or [words] without keys."""
+    keys, lowest = _streams.keys, -(2**63)
+    if len(keys) != len(x):
+        return torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(lowest, None)
+    call, _streams.calls = _streams.calls, _streams.calls + 1
+    words = torch.empty(len(x), -(-x[0].numel() // 4), dtype=torch.int64)
+    for row, key in zip(words, keys, strict=True):
+        _streams.generator.manual_seed((key + call * GOLDEN) % 2**63)
+        row.random_(lowest, None, generator=_streams.generator)
+    return words

@@ -1,4 +1,4 @@
-"""The C library's malloc, told to keep what is freed: training asks for the same large tensors again and again."""
+"""Makes the C library's malloc keep what is freed: training allocates the same large tensors again and again."""
 
 import ctypes
 import platform
@@ -8,7 +8,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _LARGEST = 2**31 - 1
 
 
-def keep_freed() -> None:
+def retain_heap() -> None:
     """Give nothing back to the system: tensors come from memory that has pages already.
 
     By default glibc asks the system anew for every tensor above 32 MiB, and gives back what is free at the heap's end.

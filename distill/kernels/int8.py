@@ -1,12 +1,13 @@
 """The frozen teacher with its encoder in int8, for the forward passes of training on a CPU.
 
 Linear layers of the encoder multiply integers: weights rounded once, with a scale for every output channel, inputs at
-every call, with a scale for every position, so that what the teacher says of a row never depends on the rows beside it.
+every call, with a scale for every position, so that the outcome for a row never depends on the rows beside it.
 Everything else, the head above all, is the teacher's own and runs under bf16 autocast. This is dynamic quantisation
 without calibration; for rounding and integer products see Jacob et al. 2018, section 2.
 """
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -49,6 +50,20 @@ def check(device: torch.device) -> None:
         raise SettingError(f"precision.teacher=int8 is for the CPU, and this run is on {device.type}: set bf16")
     if not torch.cpu._is_vnni_supported() or not torch.backends.mkldnn.is_available():
         raise SettingError("precision.teacher=int8: this processor has no AVX-512 VNNI; set bf16 or fp32")
+    if not _operators_work():
+        raise SettingError(f"precision.teacher=int8: torch {torch.__version__} lacks its operators; set bf16 or fp32")
+
+
+@functools.cache
+def _operators_work() -> bool:
+    """Whether the private operators are there and multiply what they should."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            layer, x = nn.Linear(48, 32), torch.randn(5, 48)
+            exact = layer(x)
+            return bool((Int8Linear(layer)(x) - exact).norm() < 0.05 * exact.norm())
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+        return False
 
 
 def quantize(teacher: Any) -> Any:

@@ -1,15 +1,15 @@
 """Models that only go forward, on the CPU: linear layers rounded and laid out once instead of in every forward."""
 
 import copy
+import functools
 from typing import Any
 
 import torch
 from torch import nn
 
-from distill.config import Precision
-from distill.kernels import int8
+from distill.config import PrecisionConfig
+from distill.kernels import FAMILIES, family_of, int8
 from distill.kernels.attention import use_batched_products
-from distill.models.load import TRANSFORMS
 
 
 class PackedLinear(nn.Module):
@@ -32,38 +32,33 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
 
 
-def for_training(teacher: Any, precision: Precision, device: torch.device) -> Any:
+def pack_teacher(teacher: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of `teacher`, which is in evaluation mode, for training's forward passes under `precision.teacher`.
 
     Families that are not known are given back as they are; int8 takes any family.
     """
     dtype = torch.float32 if precision.teacher == "fp32" else torch.bfloat16
     # Inductor lays out what it compiles itself.
-    packs = device.type == "cpu" and not precision.compile and _can_pack(dtype)
+    packs = device.type == "cpu" and not precision.compile and precision.kernels != "plain" and can_pack(dtype)
     if precision.teacher == "int8":
-        return _lay_out(int8.quantize(teacher), dtype, packs)
-    return _lay_out(_share(teacher), dtype, packs) if _is_known(teacher) else teacher
+        return _pack(int8.quantize(teacher), dtype, packs)
+    return _pack(_share(teacher), dtype, packs) if family_of(teacher) in FAMILIES else teacher
 
 
-def for_evaluation(model: Any, precision: str, device: torch.device) -> Any:
+def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
 
-    It is the latter on a GPU, which lays out nothing, where torch.compile has laid out what it wants, and for families
-    that are not known.
+    It is the latter on a GPU, which lays out nothing, where torch.compile has laid out what it wants, with
+    `precision.kernels=plain`, and for families that are not known.
     """
-    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    if device.type != "cpu" or not _can_pack(dtype) or not _is_known(model):
+    dtype = torch.float32 if precision.evaluate == "fp32" else torch.bfloat16
+    if device.type != "cpu" or precision.kernels == "plain" or precision.compile:
         return model
-    if model.base_model._compiled_call_impl is not None:
+    if not can_pack(dtype) or family_of(model) not in FAMILIES:
         return model
-    laid_out = _lay_out(_share(model), dtype, packs=True)
-    use_batched_products(laid_out)  # a student in training does already: teacher and twin are scored as it is
-    return laid_out
-
-
-def _is_known(model: Any) -> bool:
-    """Others may use their layers' weights in ways of their own."""
-    return getattr(getattr(model, "config", None), "model_type", None) in TRANSFORMS
+    packed = _pack(_share(model), dtype, packs=True)
+    use_batched_products(packed)  # a student in training does already: teacher and twin are scored as it is
+    return packed
 
 
 def _share(model: Any) -> Any:
@@ -71,7 +66,7 @@ def _share(model: Any) -> Any:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()})
 
 
-def _lay_out(model: Any, dtype: torch.dtype, packs: bool) -> Any:
+def _pack(model: Any, dtype: torch.dtype, packs: bool) -> Any:
     """`model`, changed: every linear layer in `dtype`, and packed, but for the head."""
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
@@ -83,10 +78,20 @@ def _lay_out(model: Any, dtype: torch.dtype, packs: bool) -> Any:
     return model
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
+@functools.cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this processor has the format, and the private operators are there and multiply as torch's layer does."""
     if not torch.backends.mkldnn.is_available():
         return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    try:
+        if dtype != torch.float32 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            layer, x = nn.Linear(48, 32), torch.randn(5, 48)
+            close = 1e-5 if dtype == torch.float32 else 0.05
+            return torch.allclose(PackedLinear(layer, dtype)(x).float(), layer(x), rtol=close, atol=close)
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+        return False
 
 
 def _rounded(layer: nn.Linear, dtype: torch.dtype) -> nn.Linear:

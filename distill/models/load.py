@@ -1,13 +1,5 @@
-"""The frozen teacher, and the one way to ask any masked language model for its hidden rows and its head.
+"""Reads models and tokenizers from folders or the Hub, and refuses what is not understood."""
 
-Shapes: B rows, S positions, N selected positions, H hidden size, E input size of the
-output embedding, V vocabulary.
-
-A model is a transformers `*ForMaskedLM` of a family named in `TRANSFORMS`, or any module with `base_model(input_ids,
-attention_mask)`, `get_output_embeddings()` and its own `head_rows(hidden)`.
-"""
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,66 +8,44 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from distill.config import HERE, Teacher
+from distill.config import HERE, TeacherConfig
 from distill.errors import SettingError
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
 
 EMBEDDED = HERE / "teacher" / "embedded"
 
-# What each family does between the last hidden state and its output embedding: [N, H] -> [N, E].
-TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
-    "bert": lambda m, x: m.cls.predictions.transform(x),
-    "distilbert": lambda m, x: m.vocab_layer_norm(m.activation(m.vocab_transform(x))),
-    "roberta": lambda m, x: m.lm_head.layer_norm(nn.functional.gelu(m.lm_head.dense(x))),
-    "modernbert": lambda m, x: m.head(x),
-    "albert": lambda m, x: m.predictions.LayerNorm(m.predictions.activation(m.predictions.dense(x))),
-}
 
-
-def hidden_states(model: Any, ids: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
-    """ids [B, S], attention [B, S] or None -> last hidden state [B, S, H]."""
-    return model.base_model(input_ids=ids, attention_mask=attention).last_hidden_state
-
-
-def head_rows(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """hidden [N, H] -> what the output embedding takes [N, E]."""
-    own = getattr(model, "head_rows", None)
-    return own(hidden) if own is not None else TRANSFORMS[model.config.model_type](model, hidden)
-
-
-def output_embedding(model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight [V, E] and bias [V] (or None) of the output embedding."""
-    layer = model.get_output_embeddings()
-    return layer.weight, layer.bias
-
-
-def logits(model: Any, hidden: torch.Tensor, vocab: int) -> torch.Tensor:
-    """hidden [N, H] -> logits [N, vocab], without the rows that only pad the embedding."""
-    weight, bias = output_embedding(model)
-    return nn.functional.linear(head_rows(model, hidden), weight[:vocab], None if bias is None else bias[:vocab])
-
-
-def check_family(model: Any, setting: str) -> None:
-    """Refuse a model whose head is not understood, rather than train another function than the model computes.
+def check_model(model: Any, setting: str) -> None:
+    """Refuse a model that `LanguageModel` does not read right, rather than train another function than it computes.
 
     Raises:
-        SettingError: unknown family, or the pieces above do not give the model's own logits.
+        SettingError: the model cannot be watched, or what is read from it are not its own logits and hidden states.
     """
-    family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if not hasattr(model, "head_rows") and family not in TRANSFORMS:
-        known = ", ".join(sorted(TRANSFORMS))
-        raise SettingError(f"{setting}: the family {family} is not known ({known}); give the model a head_rows method")
     training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    ids = torch.arange(8, device=device)[None]
-    with torch.no_grad():
-        whole = model(input_ids=ids)
-        whole = getattr(whole, "logits", whole)[0]
-        pieces = logits(model, hidden_states(model, ids, None)[0], whole.shape[-1])
-    model.train(training)
-    if not torch.allclose(whole, pieces, rtol=1e-3, atol=1e-3):
+    ids = torch.arange(8, device=next(model.parameters()).device)[None]
+    depth = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    layers = (*range(depth), LAST) if isinstance(depth, int) else (LAST,)
+    try:
+        with torch.no_grad():
+            whole = model(input_ids=ids, attention_mask=None, **({"output_hidden_states": True} if depth else {}))
+            logits = getattr(whole, "logits", whole)[0]
+            reader = LanguageModel(model)
+            found = reader({"input_ids": ids}, None, OutputSpec(True, None, layers))
+            assert found.head_rows is not None
+            pairs = [(reader.logits(found.head_rows, logits.shape[-1]), logits)]
+            pairs += [(found.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
+    except (AttributeError, KeyError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
         raise SettingError(
-            f"{setting}: the head of {type(model).__name__} ({family}) computes something else than known"
+            f"{setting}: {type(model).__name__} does not offer what a language model has to: base_model, "
+            f"get_output_embeddings() and a forward that calls both ({first_line(error)})"
+        ) from error
+    finally:
+        model.train(training)
+    if not all(read.shape == own.shape and torch.allclose(read, own, rtol=1e-3, atol=1e-3) for read, own in pairs):
+        raise SettingError(
+            f"{setting}: {type(model).__name__} computes something between its layers and its logits that is not "
+            "understood; choose a model whose logits are those of its output embedding"
         )
 
 
@@ -105,7 +75,7 @@ def load_pretrained(setting: str, path: str, revision: str | None = None, trust_
         raise SettingError(f"{setting}={path} does not load as a masked language model: {first_line(error)}") from error
     if missing := sorted(found["missing_keys"]):  # transformers has filled them with random numbers
         raise SettingError(f"{setting}={path} lacks weights of a masked language model, such as {missing[0]}")
-    check_family(model, f"{setting}={path}")
+    check_model(model, f"{setting}={path}")
     return model
 
 
@@ -125,48 +95,52 @@ def load_tokenizer(
     return tokenizer
 
 
-def load_teacher(settings: Teacher) -> tuple[Any, PreTrainedTokenizerBase | None, str]:
-    """The frozen teacher in evaluation mode, its tokenizer and its name for the report; None, None, "" for none."""
-    if settings.kind == "none":
-        return None, None, ""
-    if settings.kind not in ("embedded", "pretrained"):
-        raise SettingError(f"teacher.kind={settings.kind} is not known: choose one of embedded, pretrained, none")
+def teacher_path(settings: TeacherConfig) -> str:
+    """The folder or Hub name of a teacher. Raises SettingError where none is given."""
     path = str(EMBEDDED) if settings.kind == "embedded" else settings.path
     if path is None:
         raise SettingError("teacher.path=null: give a model folder, a run folder or a name on the Hub")
+    return path
+
+
+def load_teacher(settings: TeacherConfig) -> tuple[Any, PreTrainedTokenizerBase | None, str]:
+    """The frozen teacher in evaluation mode, its tokenizer and its name for the report; None, None, "" for none."""
+    if settings.kind == "none":
+        return None, None, ""
+    path = teacher_path(settings)
     model = load_pretrained("teacher.path", path, settings.revision, settings.trust_remote_code)
     model.requires_grad_(False).eval()
     name = "the embedded teacher" if settings.kind == "embedded" else path
     return model, load_tokenizer("teacher.path", path, settings.revision, settings.trust_remote_code), name
 
 
-def check_pair(teacher: Any | None, student: Any, tokenizer: PreTrainedTokenizerBase, cosine: bool) -> None:
-    """Refuse models that do not fit the tokenizer, or each other. `teacher` may be None.
+def check_vocabulary(teacher: Any | None, student: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse models that do not know all tokens of the tokenizer. `teacher` may be None.
 
     Raises:
-        SettingError: an embedding smaller than the vocabulary, or hidden sizes that differ under a cosine term.
+        SettingError: an output embedding smaller than the vocabulary.
     """
     for name, model in (("teacher", teacher), ("student", student)):
-        if model is not None and (known := output_embedding(model)[0].shape[0]) < len(tokenizer):
+        if model is None:
+            continue
+        known = model.get_output_embeddings().weight.shape[0]
+        if known < len(tokenizer):
             raise SettingError(
                 f"{name}: it knows {known} tokens, but the tokenizer has {len(tokenizer)}; choose a fitting pair"
             )
-    if teacher is None or not cosine:
-        return
-    sizes = teacher.config.hidden_size, student.config.hidden_size
-    if sizes[0] != sizes[1]:
-        raise SettingError(
-            f"objective.cosine.weight: teacher and student have hidden sizes {sizes[0]} and {sizes[1]}; set it to 0"
-        )
 
 
-def check_tokenizers(ours: PreTrainedTokenizerBase, theirs: PreTrainedTokenizerBase, setting: str) -> None:
-    """Refuse the model that `setting` names when its token ids (`theirs`) mean something else than this run's.
+def check_tokenizers(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, setting: str) -> None:
+    """Refuse the model that `setting` names when the ids of its tokenizer mean something else than this run's.
+
+    Args:
+        own: the tokenizer of this run.
+        other: the tokenizer of that model.
 
     Raises:
         SettingError: the vocabularies differ.
     """
-    here, there = ours.get_vocab(), theirs.get_vocab()
+    here, there = own.get_vocab(), other.get_vocab()
     if here != there:
         differing = sum(here.get(token) != number for token, number in there.items())
         raise SettingError(

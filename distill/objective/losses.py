@@ -29,23 +29,12 @@ def soft(student_logits: Tensor, teacher_logits: Tensor, temperature: float, cut
     return temperature**2 * (kept + _tail(student, teacher, cut))
 
 
-def strongest(teacher_logits: Tensor, count: int, temperature: float) -> tuple[Tensor, Tensor]:
-    """The teacher's `count` = K largest entries at the temperature: ids int64 [N, K] and log_probs [N, K + 1].
-
-    The last column of log_probs is the logarithm of the joint mass of all others, of which there has to be one: K < V.
-    """
-    scaled = _at_least_fp32(teacher_logits) / temperature
-    values, ids = scaled.topk(count)
-    rest = scaled.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
-    return ids, torch.cat([values, rest], 1).log_softmax(-1)
-
-
 def soft_topk(student_logits: Tensor, ids: Tensor, log_probs: Tensor, temperature: float) -> Tensor:
     """Soft targets from the teacher's K largest entries alone, all others in one tail bucket: [N, V] -> [N], in nats.
 
     `soft` of the K + 1 buckets: T^2 * (sum over K of p (log p - log q) + P (log P - log Q)), with q = softmax(student
-    / T) and P, Q the joint masses of the rest. `ids` [N, K] and `log_probs` [N, K + 1] are what `strongest` gives;
-    log_probs may have been rounded since and are normalised here.
+    / T) and P, Q the joint masses of the rest. `ids` [N, K] and `log_probs` [N, K + 1] are what
+    `teacher.signal.top_k_log_probs` gives; log_probs may have been rounded since and are normalised here.
     """
     student, ids = _at_least_fp32(student_logits) / temperature, ids.long()
     rest = student.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)

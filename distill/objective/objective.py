@@ -1,170 +1,115 @@
-"""The combined objective: soft targets, masked words and hidden directions, each over its own global count.
+"""The combined objective: named, weighted loss terms, each over its own global count.
 
-Shapes: B rows, S positions, A = positions that are no padding, L = positions to predict, H hidden size, V vocabulary.
+total = sum over the terms of weight * (sum of the term over its positions) / (its count over the whole step). The
+counts are taken over all micro-batches and ranks of the step before the first backward. So the gradient is the same for
+every split of the step's rows, and padding or uneven masks weigh nothing.
+
+Shapes: B rows, S positions, N rows that reach the head, T terms.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
+from torch import Tensor, nn
 
-from distill.config import Objective as Settings
-from distill.config import Precision, Rows
-from distill.data.batches import Batch
-from distill.kernels.precision import autocast, rounded
-from distill.models.load import head_rows, hidden_states, output_embedding
-from distill.objective import losses
-from distill.objective.fused import Head, TopK, soft_and_mlm
-
-TERMS = ("soft", "mlm", "cosine")
-# Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
-# saved a logit (measured at 512 x 30,522) and 10 to 20 s to start.
-MANY_LOGITS = 4e9
-
-
-def pays_to_compile(settings: Settings, precision: Precision, device: torch.device, num_logits: float) -> bool:
-    """Whether a run that visits `num_logits` of the student compiles the elementwise part of its objective."""
-    if settings.kernel != "auto" or precision.compile:
-        return precision.compile
-    return device.type == "cuda" or num_logits >= MANY_LOGITS
+from distill.data.batch import Batch
+from distill.models.language_model import Head, OutputSpec
+from distill.objective.blocks import NO_TARGET
+from distill.objective.tally import TOKENS
+from distill.objective.terms import ALL, Term, VocabularyTerm
+from distill.objective.trainable import Trainable
+from distill.objective.vocabulary import plain, visit
+from distill.teacher.signal import Signal
 
 
 class Objective:
-    """total = sum over the terms of weight * (sum of the term over its positions) / (its count over the whole step).
+    """The loss terms of a run.
 
-    The counts are taken over all micro-batches and ranks of the step before the first backward. So the gradient is the
-    same for every split of the step's rows, and padding or uneven masks weigh nothing.
+    Attributes:
+        names: of the terms, in the order of every vector [T] here; nobody else relies on it.
+        needs_teacher: whether any term does.
     """
 
     def __init__(
-        self, settings: Settings, precision: Precision, vocab: int, compiled: bool = False, micro_batches: int = 1
+        self, terms: dict[str, Term], weights: dict[str, float], vocab: int, plain: bool = False, compiled: bool = False
     ) -> None:
-        """`compiled`: the fused kernel's elementwise part goes through torch.compile, where there is a compiler.
+        """`plain`: all logits, readable, instead of the one visit; `compiled`: the visit through torch.compile."""
+        self.terms, self.weights = terms, {name: weights[name] for name in terms}
+        self.vocab, self.plain, self.compiled = vocab, plain, compiled
+        self.names = tuple(terms)
+        self.needs_teacher = any(term.needs_teacher for term in terms.values())
+        self._vocabulary = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
 
-        `micro_batches`: how many of them one forward of the teacher takes.
-        """
-        self.settings, self.precision, self.vocab, self.compiled = settings, precision, vocab, compiled
-        self.micro_batches = micro_batches
-        self.weights = torch.tensor([settings.soft.weight, settings.mlm.weight, settings.cosine.weight])
-        self.needs_teacher = settings.soft.weight > 0 or settings.cosine.weight > 0
+    def modules(self) -> dict[str, nn.Module]:
+        """What is trained beside the student, by term."""
+        return {name: term.module for name, term in self.terms.items() if term.module is not None}
 
-    def counts(self, window: list[Batch]) -> torch.Tensor:
-        """Positions that carry each term in these micro-batches: [3] float64, in the order of `TERMS`."""
-        targets = sum(batch.num_targets for batch in window)
-        positions = sum(batch.num_positions for batch in window)
-        soft = positions if self.settings.soft.rows is Rows.all else targets
-        return torch.tensor([soft, targets, positions], dtype=torch.float64)
+    def count(self, window: list[Batch]) -> Tensor:
+        """Positions that carry each term in these micro-batches, and tokens: [T + 1] float64."""
+        counts = [sum(term.count(batch) for batch in window) for term in self.terms.values()]
+        return torch.tensor([*counts, sum(batch.num_valid for batch in window)], dtype=torch.float64)
 
-    def total(self, sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of the terms' means; a term without positions counts nothing."""
-        return (self.weights.to(sums) * sums / counts.to(sums).clamp(min=1)).sum()
+    def by_name(self, values: list[float]) -> dict[str, float]:
+        """A vector [T] or [T + 1] of this class as numbers by name."""
+        return dict(zip((*self.names, TOKENS), values, strict=False))
 
-    def ask(self, teacher: Any | None, window: list[Batch]) -> Iterator[tuple[Batch, torch.Tensor | None]]:
-        """Each micro-batch with the teacher's last hidden state of it, [B * S, H]; None where no live one is needed."""
-        for start in range(0, len(window), self.micro_batches):
-            part = window[start : start + self.micro_batches]
-            if teacher is None or not self.needs_teacher or part[0].top_ids is not None:
-                yield from ((batch, None) for batch in part)
-            else:
-                yield from zip(part, self._encode(teacher, part), strict=True)
+    def scales(self, counts: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What each term's sum is multiplied by in a step with these counts: [T], weight / count."""
+        weights = torch.tensor([self.weights[name] for name in self.names])
+        return (weights / counts[: len(self.names)].clamp(min=1)).to(device, dtype)
 
-    def __call__(
-        self,
-        student: Any,
-        teacher: Any | None,
-        batch: Batch,
-        counts: torch.Tensor,
-        taught: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This micro-batch's share of the step's loss, and the sums of the three terms, [3], detached.
+    @property
+    def visits_all_rows(self) -> bool:
+        """Whether every position that is no padding reaches the head; else only those with a target do."""
+        return any(term.rows == ALL for term in self._vocabulary.values())
 
-        `counts` [3]: positions of each term over the whole step and all ranks. `taught`: what `ask` says of the batch;
-        without it the teacher is asked here.
-        """
-        settings, device = self.settings, batch.inputs.device
-        with autocast(self.precision.student, device):
-            hidden = hidden_states(student, batch.inputs, batch.attention).flatten(0, 1)
-            ours = Head(head_rows(student, self._select(hidden, batch)), *output_embedding(student))
-        dtype = ours.rows.dtype if self.precision.student == "fp32" else torch.bfloat16
-        ours = ours._replace(dtype=dtype, rounded=rounded(ours.weight, dtype))
-        if taught is None:
-            ((_, taught),) = self.ask(teacher, [batch])
-        theirs = self._soft_targets(teacher, taught, batch)
-        targets = self._select(batch.targets[:, None], batch)[:, 0]
-        scales = (self.weights / counts.clamp(min=1)).to(device, torch.promote_types(hidden.dtype, torch.float32))
-        terms = self._plain if settings.kernel == "plain" else self._fused
-        loss, sums = terms(ours, theirs, targets if settings.mlm.weight > 0 else None, scales)
-        directions = torch.zeros((), device=device)
-        if taught is not None and settings.cosine.weight > 0:
-            directions = losses.cosine(_real(hidden, batch), _real(taught, batch)).sum()
-            loss = loss + scales[2] * directions
-        return loss, torch.cat([sums, directions.detach()[None]])
+    def positions(self, batch: Batch) -> Tensor | None:
+        """Flat positions of the batch that reach the head, [N]; None: all of them."""
+        if self.visits_all_rows:
+            return batch.valid_positions
+        (rows,) = {term.rows for term in self._vocabulary.values()}
+        return batch.labels[rows].positions
 
-    def _encode(self, teacher: Any, batches: list[Batch]) -> list[torch.Tensor]:
-        """The teacher's last hidden state of each batch, [B * S, H], from one forward."""
-        inputs = torch.cat([batch.inputs for batch in batches])
-        attention = None
-        if any(batch.attention is not None for batch in batches):
-            attention = torch.cat([_attention(batch) for batch in batches])
-        with torch.no_grad(), autocast(self.precision.teacher, inputs.device):
-            hidden = hidden_states(teacher, inputs, attention)
-        return [part.flatten(0, 1) for part in hidden.split([len(batch.inputs) for batch in batches])]
+    def student_spec(self, batch: Batch) -> OutputSpec:
+        """What is wanted of the student's forward."""
+        layers = sorted({layer for term in self.terms.values() for layer in term.student_layers})
+        return OutputSpec(bool(self._vocabulary), self.positions(batch) if self._vocabulary else None, tuple(layers))
 
-    def _soft_targets(self, teacher: Any | None, taught: torch.Tensor | None, batch: Batch) -> Head | TopK | None:
-        """What soft targets come from, where they are wanted: the teacher's head, or what is cached."""
-        if batch.top_ids is not None and batch.top_log_probs is not None:
-            return TopK(batch.top_ids, batch.top_log_probs)
-        if taught is None or self.settings.soft.weight == 0:
-            return None
-        with torch.no_grad(), autocast(self.precision.teacher, batch.inputs.device):
-            rows = head_rows(teacher, self._select(taught, batch))
-        dtype = rows.dtype if self.precision.teacher == "fp32" else torch.bfloat16
-        return Head(rows, *output_embedding(teacher), dtype)
+    def teacher_spec(self, batch: Batch) -> OutputSpec:
+        """What is wanted of the teacher."""
+        layers = sorted({layer for term in self.terms.values() for layer in term.teacher_layers})
+        wants_logits = any(term.needs_teacher for term in self._vocabulary.values())
+        return OutputSpec(wants_logits, self.positions(batch) if wants_logits else None, tuple(layers))
 
-    def _fused(
-        self, ours: Head, theirs: Head | TopK | None, targets: torch.Tensor | None, scales: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return soft_and_mlm(
-            ours,
-            theirs,
-            targets,
-            soft_scale=scales[0],
-            mlm_scale=scales[1],
-            temperature=self.settings.temperature,
-            cutoff=self.settings.soft.cutoff,
-            vocab=self.vocab,
-            compiled=self.compiled,
-        )
+    def __call__(self, model: Trainable, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """This micro-batch's share of the step's loss, and the sums of the terms, [T], detached."""
+        outputs = model(batch.inputs, batch.documents, self.student_spec(batch))
+        loss = scales.new_zeros(())
+        sums: dict[str, Tensor] = {}
+        if self._vocabulary:
+            assert outputs.head_rows is not None
+            loss, found = self._visit(model.student.head(outputs.head_rows), signal, batch, scales)
+            sums |= dict(zip(self._vocabulary, found, strict=True))
+        for number, (name, term) in enumerate(self.terms.items()):
+            if name not in self._vocabulary:
+                term_sum = term.loss_sum(outputs, signal, batch)
+                loss = loss + scales[number] * term_sum
+                sums[name] = term_sum.detach().to(scales.dtype)
+        return loss, torch.stack([sums[name] for name in self.names])
 
-    def _plain(
-        self, ours: Head, theirs: Head | TopK | None, targets: torch.Tensor | None, scales: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The reference: all logits of both models, then the terms as `distill.losses` writes them."""
-        logits = self._logits(ours)
-        sums = torch.zeros(2, device=logits.device, dtype=scales.dtype)
-        temperature = self.settings.temperature
-        if isinstance(theirs, TopK):
-            sums[0] = losses.soft_topk(logits, theirs.ids, theirs.log_probs, temperature).sum()
-        elif theirs is not None:
-            sums[0] = losses.soft(logits, self._logits(theirs), temperature, self.settings.soft.cutoff).sum()
-        if targets is not None:
-            sums[1] = losses.mlm(logits, targets).sum()
-        return (scales[:2] * sums).sum(), sums.detach()
+    def _visit(self, head: Head, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """The terms over the vocabulary: their scaled sum, and the unscaled sums."""
+        terms = list(self._vocabulary.values())
+        own = torch.stack([scales[self.names.index(name)] for name in self._vocabulary])
+        targets = self._targets(batch)
+        if self.plain:
+            return plain(terms, head, signal.logits_source, targets, own, self.vocab)
+        return visit(terms, head, signal.logits_source, targets, own, self.vocab, self.compiled)
 
-    def _logits(self, head: Head) -> torch.Tensor:
-        bias = None if head.bias is None else head.bias[: self.vocab].to(head.dtype)
-        return torch.nn.functional.linear(head.rows.to(head.dtype), head.weight[: self.vocab].to(head.dtype), bias)
-
-    def _select(self, values: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Only the rows that carry a term reach the vocabulary-sized head: [B * S, ...] -> [A or L, ...]."""
-        if self.settings.soft.weight > 0 and self.settings.soft.rows is Rows.all:
-            return _real(values, batch)
-        return values.index_select(0, batch.masked)
-
-
-def _attention(batch: Batch) -> torch.Tensor:
-    return torch.ones_like(batch.inputs, dtype=torch.bool) if batch.attention is None else batch.attention
-
-
-def _real(values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    return values if batch.real is None else values.index_select(0, batch.real)
+    def _targets(self, batch: Batch) -> Tensor:
+        """The token to predict in each row that reaches the head, [N]; NO_TARGET where there is none."""
+        ((positions, targets),) = batch.labels.values()
+        selected = self.positions(batch)
+        if selected is positions:
+            return targets
+        flat = torch.full((batch.ids.numel(),), NO_TARGET, device=targets.device)
+        flat[positions] = targets
+        return flat if selected is None else flat.index_select(0, selected)

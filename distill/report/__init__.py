@@ -1,1 +1,1 @@
-"""What a run says of itself."""
+"""What a run leaves for its reader: results, report, figures."""

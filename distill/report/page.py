@@ -30,7 +30,7 @@ class Table:
 
 @dataclass
 class Tiles:
-    """The few numbers to see first, each with what it says."""
+    """The few numbers to see first, each with its meaning."""
 
     tiles: list[tuple[str, str]]
 
@@ -192,10 +192,12 @@ def _html_table(table: Table) -> str:
 
 CSS = """
 :root{--paper:#fff;--ink:#22303c;--soft-ink:#5a6672;--rule:#d5dbe1;--hair:#e6eaee;--wash:#f4f6f8;
---teacher:#66717d;--student:#0072b2;--twin:#d55e00;--mlm:#009e73;--cosine:#b0588c}
+--teacher:#66717d;--student:#0072b2;--twin:#d55e00;--series-1:#0072b2;--series-2:#009e73;--series-3:#b0588c;
+--series-4:#e69f00;--series-5:#56b4e9;--series-6:#8c6d31}
 @media (prefers-color-scheme:dark){:root{--paper:#14191f;--ink:#e3e8ed;--soft-ink:#9aa7b4;--rule:#333d47;
 --hair:#262f38;--wash:#1c232b;
---teacher:#a3aeba;--student:#56b4e9;--twin:#f0884a;--mlm:#35c79c;--cosine:#dd90bd}}
+--teacher:#a3aeba;--student:#56b4e9;--twin:#f0884a;--series-1:#56b4e9;--series-2:#35c79c;--series-3:#dd90bd;
+--series-4:#f2bd4b;--series-5:#a6d8f5;--series-6:#cbb07a}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.6 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
@@ -233,7 +235,8 @@ pre{background:var(--wash);border-radius:.5rem;padding:.9rem 1rem;overflow-x:aut
 font:.84rem/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
 details{margin:1rem 0}summary{cursor:pointer;font-weight:600}
 @media print{:root{--paper:#fff;--ink:#000;--soft-ink:#444;--rule:#ccc;--hair:#ddd;--wash:#f2f2f2;
---teacher:#66717d;--student:#0072b2;--twin:#d55e00;--mlm:#009e73;--cosine:#b0588c}
+--teacher:#66717d;--student:#0072b2;--twin:#d55e00;--series-1:#0072b2;--series-2:#009e73;--series-3:#b0588c;
+--series-4:#e69f00;--series-5:#56b4e9;--series-6:#8c6d31}
 @page{margin:16mm 14mm}html{font-size:11.5px}body{font-size:1rem}main{max-width:none;padding:0}
 h2{margin-top:1.6rem;break-after:avoid}
 figure,.wide,.tiles{break-inside:avoid}figcaption,.note{break-before:avoid}pre{white-space:pre-wrap;overflow-wrap:anywhere}.wide,figure{overflow:visible}}

@@ -10,19 +10,21 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
+from distill.report.lookup import label_of, measures_of, titles_of_terms, usable
+
 INK, RULE = "#22303c", "#d5dbe1"
-COLOURS = {"teacher": "#66717d", "student": "#0072b2", "twin": "#d55e00", "mlm": "#009e73", "cosine": "#b0588c"}
-TERMS = {
-    "total": ("Total (weighted sum)", INK),
-    "soft": ("Soft targets", COLOURS["student"]),
-    "mlm": ("Masked words (MLM)", COLOURS["mlm"]),
-    "cosine": ("Hidden states (cosine)", COLOURS["cosine"]),
+MODELS = {"teacher": "#66717d", "student": "#0072b2", "twin": "#d55e00"}
+SERIES = ("#0072b2", "#009e73", "#b0588c", "#e69f00", "#56b4e9", "#8c6d31")  # of loss terms, in their order
+CSS_NAMES = {
+    INK: "currentColor",
+    RULE: "var(--rule)",
+    **{hue: f"var(--series-{number})" for number, hue in enumerate(SERIES, 1)},
+    **{hue: f"var(--{name})" for name, hue in MODELS.items()},
 }
-CSS_NAMES = {INK: "currentColor", RULE: "var(--rule)", **{hue: f"var(--{name})" for name, hue in COLOURS.items()}}
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8,
@@ -69,7 +71,7 @@ def draw(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]]) -
         drawn = {
             "comparison": _comparison(results),
             "epochs": _epochs(results),
-            "loss": _loss(metrics),
+            "loss": _loss(results, metrics),
             "optimizer": _optimizer(metrics),
             "throughput": _throughput(metrics),
         }
@@ -80,22 +82,12 @@ def draw(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]]) -
         }
 
 
-def usable(value: Any) -> bool:
-    """Whether `value` is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def smoothed(values: Sequence[float], span: int) -> list[float]:
-    """Mean of the values up to `span` places to either side; near the ends of as many as there are on both."""
+    """Mean of the values up to `span` positions to either side; near the ends of as many as there are on both."""
     sums = [0.0, *accumulate(values)]
     last = len(values) - 1
-    reach = [min(span, place, last - place) for place in range(len(values))]
+    reach = [min(span, at, last - at) for at in range(len(values))]
     return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reach)]
-
-
-def label_of(results: dict[str, Any], name: str) -> str:
-    """What an evaluation set is called in the report."""
-    return str(((results.get("evaluation") or {}).get(name) or {}).get("name") or name)
 
 
 def _panels(count: int, columns: int, height: float) -> tuple[Any, list[Any]]:
@@ -127,20 +119,24 @@ def _curve(axes: Any, x: list[float], y: list[float], colour: str) -> None:
     axes.plot(x[::stride], smoothed(y, len(y) // 60)[::stride], color=colour)
 
 
-def _loss(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
-    curves = {term: _points(metrics, "step", f"loss/{term}") for term in TERMS}
-    # A run with one term: its total says the same again.
+def _loss(results: dict[str, Any], metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
+    titles = titles_of_terms(results)
+    for line in metrics:
+        titles |= {key[5:]: key[5:] for key in line if key.startswith("loss/") and key[5:] not in titles}
+    curves = {term: _points(metrics, "step", f"loss/{term}") for term in titles}
+    # With one term alone the total is that term again.
     shown = [term for term, (x, _) in curves.items() if x]
-    shown = ["mlm"] if shown == ["total", "mlm"] else shown
+    shown = shown[1:] if len(shown) == 2 and shown[0] == "total" else shown
     if not shown:
         return None
     skipped = _skipped(metrics)
+    colours = {"total": INK} | dict(zip((name for name in titles if name != "total"), cycle(SERIES), strict=False))
     figure, panels = _panels(len(shown), min(2, len(shown)), 1.9)
     for axes, term in zip(panels, shown, strict=True):
-        _curve(axes, *curves[term], TERMS[term][1])
-        axes.set_title(TERMS[term][0])
+        _curve(axes, *curves[term], colours[term])
+        axes.set_title(_plain("Total (weighted sum)" if term == "total" else titles[term]))
         for step in skipped:
-            axes.axvline(step, color=COLOURS["twin"], linewidth=0.8, linestyle=":")
+            axes.axvline(step, color=MODELS["twin"], linewidth=0.8, linestyle=":")
     for axes in panels[-2:]:
         axes.set_xlabel("step")
     caption = "Training loss by step: each logged value faintly, their moving average on top."
@@ -163,11 +159,11 @@ def _optimizer(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
     for axes, key in zip(panels, shown, strict=True):
         x, y = curves[key]
         if key == "lr":
-            axes.plot(x, y, color=COLOURS["student"], marker="o" if len(x) == 1 else None)
+            axes.plot(x, y, color=MODELS["student"], marker="o" if len(x) == 1 else None)
             axes.yaxis.set_major_formatter("{x:g}")
             axes.set_ylim(bottom=0)
         else:
-            _curve(axes, x, y, COLOURS["mlm"])
+            _curve(axes, x, y, SERIES[1])
             if min(y) > 0 and max(y) > 20 * sorted(y)[len(y) // 2]:
                 axes.set_yscale("log")
         axes.set_title(titles[key])
@@ -180,7 +176,7 @@ def _throughput(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
     if not x:
         return None
     figure, (axes,) = _panels(1, 1, 1.9)
-    _curve(axes, x, y, COLOURS["student"])
+    _curve(axes, x, y, MODELS["student"])
     axes.set_ylim(bottom=0, top=1.15 * sorted(y)[math.ceil(0.98 * len(y)) - 1] or None)
     axes.set_title("Training tokens per second")
     axes.set_xlabel("minutes of training")
@@ -190,7 +186,7 @@ def _throughput(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
 
 def _comparison(results: dict[str, Any]) -> tuple[Any, str] | None:
     models = {name: results[name] for name in ("teacher", "student", "twin") if results.get(name)}
-    titles = {"perplexity": "Perplexity", "pseudo_perplexity": "Pseudo-perplexity"}
+    titles = {name: measure["title"] for name, measure in measures_of(results).items()}
     values = {
         measure: {
             name: {key: value for key, value in (model.get(measure) or {}).items() if usable(value) and value > 0}
@@ -205,7 +201,8 @@ def _comparison(results: dict[str, Any]) -> tuple[Any, str] | None:
     figure, panels = _panels(len(shown), len(shown), 0.85 + 0.42 * len(sets))
     for axes, measure in zip(panels, shown, strict=True):
         _dots(axes, values[measure], sets)
-        axes.set_title(f"{titles[measure]} (lower is better)")
+        better = "lower" if measures_of(results)[measure].get("lower_is_better", True) else "higher"
+        axes.set_title(_plain(f"{titles[measure]} ({better} is better)"))
         axes.set_yticks(range(len(sets)), [_plain(label_of(results, key)) for key in sets])
         axes.tick_params(axis="y", labelleft=axes is panels[0])
     figure.legend(
@@ -223,7 +220,7 @@ def _dots(axes: Any, values: dict[str, dict[str, float]], sets: list[str]) -> No
         axes.hlines(row, min(of_set, default=0), max(of_set, default=0), color=RULE, linewidth=3, zorder=1)
     for (name, named), marker in zip(values.items(), "sod", strict=False):
         x, y = [named[key] for key in sets if key in named], [row for row, key in enumerate(sets) if key in named]
-        axes.scatter(x, y, s=34, color=COLOURS[name], marker=marker, label=name, zorder=2)
+        axes.scatter(x, y, s=34, color=MODELS[name], marker=marker, label=name, zorder=2)
     if max(everything) > 8 * min(everything):
         axes.set_xscale("log")
     axes.set_ylim(len(sets) - 0.5, -0.5)
@@ -236,7 +233,7 @@ def _epochs(results: dict[str, Any]) -> tuple[Any, str] | None:
         "student": results.get("history") or [],
         "twin": (results.get("twin") or {}).get("history") or [],
     }
-    titles = {"perplexity": "perplexity", "pseudo_perplexity": "pseudo-perplexity"}
+    titles = {name: measure["title"].lower() for name, measure in measures_of(results).items()}
     panels_of = [
         (measure, key)
         for measure in titles
@@ -244,19 +241,23 @@ def _epochs(results: dict[str, Any]) -> tuple[Any, str] | None:
     ]
     if not panels_of or len(histories["student"]) < 2:
         return None
-    columns = min(3, len([measure for measure, _ in panels_of if measure == "perplexity"]) or len(panels_of))
+    first = panels_of[0][0]
+    columns = min(3, len([measure for measure, _ in panels_of if measure == first]))
     figure, panels = _panels(len(panels_of), columns, 1.9)
     for axes, (measure, key) in zip(panels, panels_of, strict=True):
         _by_epoch(axes, histories, measure, key)
         level = ((results.get("teacher") or {}).get(measure) or {}).get(key)
         if usable(level):
-            axes.axhline(level, color=COLOURS["teacher"], linestyle="--", linewidth=1.2, label="teacher")
+            axes.axhline(level, color=MODELS["teacher"], linestyle="--", linewidth=1.2, label="teacher")
         axes.set_title(_plain(f"{label_of(results, key)}\n{titles[measure]}"))
     for axes in panels[-columns:]:
         axes.set_xlabel("epoch")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure, "Perplexity and pseudo-perplexity after each epoch (lower is better)."
+    return (
+        figure,
+        f"{' and '.join(dict.fromkeys(titles[measure] for measure, _ in panels_of)).capitalize()} after each epoch.",
+    )
 
 
 def _by_epoch(axes: Any, histories: dict[str, list[dict[str, Any]]], measure: str, key: str) -> None:
@@ -266,7 +267,7 @@ def _by_epoch(axes: Any, histories: dict[str, list[dict[str, Any]]], measure: st
         lines = [{"epoch": line.get("epoch"), "y": (line.get(measure) or {}).get(key)} for line in history]
         x, y = _points(lines, "epoch", "y")
         if x:
-            axes.plot(x, y, color=COLOURS[name], marker=marker, markersize=4, label=name)
+            axes.plot(x, y, color=MODELS[name], marker=marker, markersize=4, label=name)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from distill.progress import duration
 from distill.report import page, plots
+from distill.report.lookup import label_of, measures_of, models_of, sets_of, titles_of_terms, usable, value_at
 from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, short
-from distill.report.plots import Picture, label_of, usable
-from distill.report.summary import MEASURES, comparison, findings, models_of, sets_of, setting, tiles, value_at
+from distill.report.plots import Picture
+from distill.report.summary import comparison, findings, setting, tiles
 
-LOSSES = {"total": "Total", "soft": "Soft targets", "mlm": "MLM", "cosine": "Cosine"}
 MOST_NAMED = 5  # left-out files that are listed by name
 
 
@@ -47,9 +47,11 @@ def _models(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block
     table = comparison(results)
     if not table.rows:
         return []
-    table.note = (
-        "Perplexity is the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask; "
-        "pseudo-perplexity is the same with each scored token masked by itself. Lower is better for both."
+    table.note = " ".join(
+        f"{measure['title']} is {measure['explanation']}; "
+        f"{'lower' if measure.get('lower_is_better', True) else 'higher'} is better."
+        for measure in measures_of(results).values()
+        if measure.get("explanation")
     )
     if results.get("agreement"):
         table.note += " First choice and KL divergence compare student and teacher at the masked positions."
@@ -71,7 +73,8 @@ def _name(results: dict[str, Any], model: str) -> str | None:
 def _epochs(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
     student = {_epoch(line): line for line in results.get("history") or []}
     twin = {_epoch(line): line for line in value_at(results, "twin", "history") or []}
-    tables = [_losses(student, twin), *(_measure(results, measure, student, twin) for measure in MEASURES)]
+    tables = [_losses(results, student, twin)]
+    tables += [_measure(results, measure, student, twin) for measure in measures_of(results)]
     shown: list[Block] = [table for table in tables if table.rows]
     return shown + ([pictures["epochs"]] if "epochs" in pictures else [])
 
@@ -81,22 +84,23 @@ def _epoch(line: dict[str, Any]) -> str:
     return f"{line.get('epoch') or 0:.2f}".rstrip("0").rstrip(".")
 
 
-def _losses(student: dict[str, Any], twin: dict[str, Any]) -> Table:
+def _losses(results: dict[str, Any], student: dict[str, Any], twin: dict[str, Any]) -> Table:
     """Training losses of each epoch, with what the twin's terms were beside them."""
+    titles = titles_of_terms(results, results.get("twin") or {})
     columns = [
         (term, history)
         for history in (student, twin)
-        for term in LOSSES
+        for term in titles
         if any(value_at(line, "loss", term) is not None for line in history.values())
     ]
-    # Of one term alone the weighted total says nothing new.
+    # With one term alone the weighted total is that term again.
     for history in (student, twin):
         terms = [term for term, of in columns if of is history]
         if len(terms) == 2 and terms[0] == "total":
             columns.remove(("total", history))
-    head = ["Epoch", "Steps", "Tokens", "Time", *(LOSSES[term] for term, _ in columns)]
-    twins = sum(of is twin for _, of in columns)
-    groups = [("", 4), ("Student", len(columns) - twins), ("Twin", twins)] if twins else []
+    head = ["Epoch", "Steps", "Tokens", "Time", *(titles[term] for term, _ in columns)]
+    twin_columns = sum(of is twin for _, of in columns)
+    groups = [("", 4), ("Student", len(columns) - twin_columns), ("Twin", twin_columns)] if twin_columns else []
     rows = [
         [
             epoch,
@@ -124,21 +128,24 @@ def _measure(results: dict[str, Any], measure: str, student: dict[str, Any], twi
     rows = [row for row in rows if set(row[1:]) - {NONE}]
     if rows and value_at(results, "teacher", measure):
         # Once for each set: the first of its columns.
-        firsts = [key not in [before for before, _, _ in columns[:place]] for place, (key, _, _) in enumerate(columns)]
-        theirs = [number(value_at(results, "teacher", measure, key)) for key, _, _ in columns]
-        rows.append(["Teacher", *(cell if first else "" for cell, first in zip(theirs, firsts, strict=True))])
+        keys = [key for key, _, _ in columns]
+        cells = [number(value_at(results, "teacher", measure, key)) for key in keys]
+        firsts = [keys.index(key) == column for column, key in enumerate(keys)]
+        rows.append(["Teacher", *(cell if first else "" for cell, first in zip(cells, firsts, strict=True))])
     labels = [label_of(results, key) for key, _, _ in columns]
+    title = measures_of(results)[measure]["title"]
     if not twin:
-        return Table(["Epoch", *labels], rows, title=MEASURES[measure])
+        return Table(["Epoch", *labels], rows, title=title)
     groups = [("", 1), *((label, labels.count(label)) for label in dict.fromkeys(labels))]
-    return Table(["Epoch", *(name for _, name, _ in columns)], rows, title=MEASURES[measure], groups=groups)
+    return Table(["Epoch", *(name for _, name, _ in columns)], rows, title=title, groups=groups)
 
 
 def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
     training, backend = results.get("training") or {}, results.get("backend") or {}
     epochs, rings = training.get("epochs"), backend.get("rings") or {}
     final = training.get("final_loss") or {}
-    losses = [f"{LOSSES[term]} {number(final[term])}" for term in LOSSES if usable(final.get(term))]
+    titles = titles_of_terms(results, {"history": [{"loss": final}]})
+    losses = [f"{title} {number(final[term])}" for term, title in titles.items() if usable(final.get(term))]
     facts = [
         ("Steps", number(training.get("steps"))),
         ("Epochs", f"{epochs:.4g}" if usable(epochs) else None),
@@ -279,5 +286,5 @@ def _limits(results: dict[str, Any]) -> list[str]:
     if usable(length):
         limits.append(f"It was trained on rows of {length} tokens; longer inputs were not tested.")
     if results.get("teacher"):
-        limits.append("It has been taught the teacher's mistakes too, and the teacher's licence applies to it.")
+        limits.append("It has learnt the teacher's mistakes too, and the teacher's licence applies to it.")
     return limits

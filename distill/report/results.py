@@ -1,12 +1,10 @@
-"""What a run says of itself: the banner at the start, results.json at the end."""
+"""The facts of a run in words and numbers: the banner at its start, results.json at its end."""
 
 import json
 import os
 import platform
 import subprocess
 import sys
-from dataclasses import asdict
-from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,48 +13,22 @@ import torch
 import transformers
 
 import distill
-from distill.backends import Workers
+from distill.backends import Backend
 from distill.checkpoint import State
 from distill.config import HERE, Config
 from distill.data.batches import Batches
 from distill.data.tokens import Tokens
 from distill.errors import SettingError
+from distill.evaluation.measures import Measure
 from distill.models.load import size
-from distill.train import ENDLESS, plan
+from distill.objective.objective import Objective
+from distill.schedule import ENDLESS, total_steps
 
-# Groups and settings on which the trained student does not depend, so a resumed run may change them.
-INCIDENTAL = ("corpus", "evaluate", "backend", "precision", "tracker", "scale", "resume")
-INCIDENTAL_TRAIN = ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "workers")
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
 
 
-def identity(config: Config, tokens: Tokens, batches: Batches) -> dict[str, Any]:
-    """Everything that the trained student depends on, flat: a checkpoint may be gone on from only if it is the same.
-
-    The corpus stands there by the digest of its rows, wherever it lies; micro-batch, accumulation and ranks stand there
-    by their product, because the same rows in one step give the same step.
-    """
-    settings = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
-    settings["teacher"]["cache"].pop("gigabytes")  # only says whether the run may start
-    settings["teacher"].pop("micro_batches")
-    settings["train"] = {name: value for name, value in settings["train"].items() if name not in INCIDENTAL_TRAIN}
-    corpus = {"corpus.rows": tokens.digest, "corpus.num_rows": len(batches.rows)}
-    return {**_flat(settings), **corpus, "train.rows_per_step": batches.rows_per_step}
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            plain = value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
-            flat[prefix + name] = plain
-    return flat
-
-
 def notes(config: Config, tokens: Tokens) -> list[str]:
-    """What the report has to say besides corpus, teacher and scale, which it names itself."""
+    """Notes for the report besides corpus, teacher and scale, which it names itself."""
     lines = [] if config.scale == "paper" else [PAPER]
     if config.precision.teacher == "int8":
         lines.append("In training the teacher's encoder ran in int8; its scores here are those of the teacher itself.")
@@ -68,7 +40,7 @@ def notes(config: Config, tokens: Tokens) -> list[str]:
 
 
 def cache_note(facts: dict[str, Any]) -> str:
-    """What the report has to say of soft targets that were read from a cache."""
+    """A note for the report on soft targets that were read from a cache."""
     return (
         f"Soft targets were read from a cache of the teacher's {facts['top_k']} likeliest tokens at each position, "
         f"which hold {facts['kept_mass']:.1%} of its probability at the temperature; all others share one entry "
@@ -86,7 +58,7 @@ def banner(
     notes: list[str],
 ) -> str:
     """The lines shown before training starts."""
-    steps = plan(config.train, batches.steps_per_epoch)
+    steps = total_steps(config.train, batches.steps_per_epoch)
     length = batches.rows.shape[1]
     sizes = ", ".join(f"{name} {size(model)[0]:,} parameters" for name, model in models.items() if model is not None)
     end = f"{steps:,} steps" if steps < ENDLESS else f"{config.train.minutes} minutes"
@@ -105,13 +77,13 @@ def banner(
     )
 
 
-def epoch_line(line: dict[str, Any]) -> str:
+def epoch_line(line: dict[str, Any], measures: list[Measure]) -> str:
     """One line of history in words."""
     losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
     scores = [
-        f"{measure.replace('_', '-')} {name} {value:.2f}"
-        for measure in ("perplexity", "pseudo_perplexity")
-        for name, value in line.get(measure, {}).items()
+        f"{measure.title.lower()} {name} {value:.2f}"
+        for measure in measures
+        for name, value in line.get(measure.name, {}).items()
     ]
     return "; ".join([f"epoch {line['epoch']:g}, step {line['step']:,}: loss {losses}", *scores])
 
@@ -166,7 +138,6 @@ def training_block(
     batches: Batches,
     history: list[dict[str, Any]],
     metrics: list[dict[str, Any]],
-    ended_by: str,
 ) -> dict[str, Any]:
     return {
         "steps": state.step,
@@ -175,14 +146,36 @@ def training_block(
         "seconds": state.seconds,
         "tokens_per_second": state.tokens / max(state.seconds, 1e-9),
         "data_wait": data_wait(metrics),
-        "workers": batches.workers,
+        "threads": batches.threads,
         "final_loss": history[-1]["loss"] if history else {},
         "skipped_steps": state.skipped,
-        "ended_by": ended_by,
     }
 
 
-def backend_block(backend: Workers, config: Config, state: State) -> dict[str, Any]:
+def objective_block(objective: Objective) -> dict[str, Any]:
+    """The loss terms by name, as the report calls them."""
+    return {
+        "kernel": "plain" if objective.plain else "fused, compiled" if objective.compiled else "fused",
+        "terms": {
+            name: {"title": term.title or name, "weight": objective.weights[name]}
+            for name, term in objective.terms.items()
+        },
+    }
+
+
+def measures_block(measures: list[Measure]) -> dict[str, Any]:
+    """What was measured, as the report calls it."""
+    return {
+        measure.name: {
+            "title": measure.title,
+            "explanation": measure.explanation,
+            "lower_is_better": measure.lower_is_better,
+        }
+        for measure in measures
+    }
+
+
+def backend_block(backend: Backend, config: Config, state: State) -> dict[str, Any]:
     return {
         "name": backend.name,
         "ranks": backend.size,

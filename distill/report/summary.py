@@ -1,35 +1,11 @@
-"""What the results of a run say: findings in plain sentences, the few numbers to see first, and the table of models."""
+"""The results of a run in short: findings in plain sentences, the few numbers to see first, and the table of models."""
 
 from collections.abc import Callable
 from typing import Any
 
 from distill.progress import duration
+from distill.report.lookup import label_of, measures_of, models_of, sets_of, usable, value_at
 from distill.report.page import MINUS, NONE, TIMES, Table, number, percent, short
-from distill.report.plots import label_of, usable
-
-MODELS = ("teacher", "student", "twin")
-MEASURES = {"perplexity": "Perplexity", "pseudo_perplexity": "Pseudo-perplexity"}
-
-
-def value_at(results: dict[str, Any], *keys: str) -> Any:
-    """The value at a path of keys, or None as soon as one of them is missing."""
-    value: Any = results
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def models_of(results: dict[str, Any]) -> list[str]:
-    return [name for name in MODELS if results.get(name)]
-
-
-def sets_of(results: dict[str, Any], measure: str) -> list[str]:
-    """Evaluation sets for which any model or epoch has a number, in the order of results["evaluation"]."""
-    given = [value_at(results, name, measure) or {} for name in MODELS]
-    given += [line.get(measure) or {} for line in results.get("history") or []]
-    named = dict.fromkeys(key for values in given for key, value in values.items() if value is not None)
-    order = list(results.get("evaluation") or {})
-    return sorted(named, key=lambda key: order.index(key) if key in order else len(order))
 
 
 def findings(results: dict[str, Any]) -> str:
@@ -59,10 +35,12 @@ def setting(results: dict[str, Any]) -> str:
 
 
 def tiles(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """The few numbers to see first, each with what it says; quality is that of the first evaluation set."""
+    """The few numbers to see first, each with its meaning; quality is that of the first evaluation set."""
     student, teacher, twin = (results.get(name) or {} for name in ("student", "teacher", "twin"))
-    first = next(iter(sets_of(results, "perplexity")), "")
-    ours = value_at(student, "perplexity", first)
+    measure, *others = measures_of(results)
+    title = measures_of(results)[measure]["title"].lower()
+    first = next(iter(sets_of(results, measure)), "")
+    value = value_at(student, measure, first)
     size = _ratio(student.get("parameters"), teacher.get("parameters"))
     speed = _ratio(student.get("tokens_per_second"), teacher.get("tokens_per_second"))
     top1 = value_at(results, "agreement", first, "top1")
@@ -70,12 +48,15 @@ def tiles(results: dict[str, Any]) -> list[tuple[str, str]]:
     if not teacher and usable(student.get("parameters")):
         shown = [(short(student["parameters"]), "parameters")]
     shown += [(f"{speed:.2f}{TIMES}", "the teacher's speed")] if speed else []
-    shown += [(number(ours), f"perplexity on {label_of(results, first)}")] if usable(ours) else []
-    pseudo = value_at(student, "pseudo_perplexity", first)
-    shown += [(number(pseudo), "pseudo-perplexity, the same text")] if not teacher and usable(pseudo) else []
+    shown += [(number(value), f"{title} on {label_of(results, first)}")] if usable(value) else []
+    for other in others if not teacher else ():
+        own = value_at(student, other, first)
+        shown += (
+            [(number(own), f"{measures_of(results)[other]['title'].lower()}, the same text")] if usable(own) else []
+        )
     for name, model in (("teacher's", teacher), ("twin's (no teacher)", twin)):
-        share = _ratio(ours, value_at(model, "perplexity", first))
-        shown += [(_signed(share), f"perplexity against the {name}")] if share else []
+        share = _ratio(value, value_at(model, measure, first))
+        shown += [(_signed(share), f"{title} against the {name}")] if share else []
     return shown + ([(percent(top1), "same first choice as the teacher")] if usable(top1) else [])
 
 
@@ -96,9 +77,9 @@ def comparison(results: dict[str, Any]) -> Table:
     add("Parameters", ("parameters",), number, percent)
     add("Weights", ("bytes",), lambda value: short(value, "B"), percent)
     add("Speed (tokens/s)", ("tokens_per_second",), number, lambda share: f"{share:.2f}{TIMES}")
-    for measure, title in MEASURES.items():
+    for measure, described in measures_of(results).items():
         sets = sets_of(results, measure)
-        table.rows += [[title]] if sets else []
+        table.rows += [[described["title"]]] if sets else []
         for key in sets:
             add(label_of(results, key), (measure, key), number, _signed)
     table.rows += _agreement(results, names, both)
@@ -134,41 +115,46 @@ def _size(results: dict[str, Any]) -> str:
 
 
 def _quality(results: dict[str, Any]) -> str:
+    """The first measure on every set, against the teacher's where there is one."""
+    measure, described = next(iter(measures_of(results).items()))
+    title = described["title"].lower()
     relative, alone = [], []
-    for key in sets_of(results, "perplexity"):
-        ours, theirs = (value_at(results, name, "perplexity", key) for name in ("student", "teacher"))
-        share, where = _ratio(ours, theirs), label_of(results, key)
+    for key in sets_of(results, measure):
+        student, teacher = (value_at(results, name, measure, key) for name in ("student", "teacher"))
+        share, where = _ratio(student, teacher), label_of(results, key)
         if share is not None:
-            relative.append(f"{_change(share)} on {where} ({number(ours)}, teacher {number(theirs)})")
-        elif usable(ours):
-            alone.append(f"{number(ours)} on {where}")
-    sentences = [f"Against the teacher's, its perplexity is {_listed(relative)}."] if relative else []
-    sentences += [f"Its perplexity is {_listed(alone)}."] if alone else []
+            relative.append(f"{_change(share)} on {where} ({number(student)}, teacher {number(teacher)})")
+        elif usable(student):
+            alone.append(f"{number(student)} on {where}")
+    sentences = [f"Against the teacher's, its {title} is {_listed(relative)}."] if relative else []
+    sentences += [f"Its {title} is {_listed(alone)}."] if alone else []
     return " ".join(sentences)
 
 
 def _against_twin(results: dict[str, Any]) -> str:
+    measure, described = next(iter(measures_of(results).items()))
     shares = [
-        _ratio(value_at(results, "student", "perplexity", key), value_at(results, "twin", "perplexity", key))
-        for key in sets_of(results, "perplexity")
+        _ratio(value_at(results, "student", measure, key), value_at(results, "twin", measure, key))
+        for key in sets_of(results, measure)
     ]
     known = [share for share in shares if share is not None]
     if not known:
         return ""
-    ours, twins = value_at(results, "training", "steps"), value_at(results, "twin", "steps")
-    if ours == twins:
-        after = f"for the same {number(ours)} steps" if usable(ours) else ""
+    steps, twin_steps = value_at(results, "training", "steps"), value_at(results, "twin", "steps")
+    if steps == twin_steps:
+        after = f"for the same {number(steps)} steps" if usable(steps) else ""
     else:
-        after = f"for {number(twins)} steps instead of {number(ours)}"
-    if max(known) < 1:
+        after = f"for {number(twin_steps)} steps instead of {number(steps)}"
+    better = [share < 1 if described.get("lower_is_better", True) else share > 1 for share in known]
+    if all(better):
         verdict = "Learning from the teacher helped"
-    elif min(known) >= 1:
+    elif not any(better):
         verdict = "Learning from the teacher did not help"
     else:
         verdict = "Learning from the teacher helped on some sets only"
     return (
         f"{verdict}: against its twin, the same student trained without a teacher {after}".rstrip()
-        + f", its perplexity is {_changes(known)}."
+        + f", its {described['title'].lower()} is {_changes(known)}."
     )
 
 

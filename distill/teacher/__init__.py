@@ -1,1 +1,1 @@
-"""What a frozen teacher says of a batch, live or from a cache."""
+"""What a frozen teacher gives for a batch, live or from a cache."""

@@ -14,21 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from distill.backends import Workers
-from distill.config import Config
+from distill.backends import Backend
 from distill.data.batches import Batches
 from distill.data.disk_cache import once
 from distill.errors import SettingError
-from distill.kernels.precision import autocast
-from distill.models.load import hidden_states, logits
-from distill.objective.losses import strongest
+from distill.files import atomic
+from distill.models.language_model import LanguageModel, OutputSpec
 from distill.progress import Progress
-from distill.teacher.cache import FILES, Cache, taught_places
+from distill.teacher.cache import FILES, Cache, Positions
+from distill.teacher.signal import top_k_log_probs
 
 FORWARD_TOKENS = 4096  # of one forward: the teacher keeps no activations
 LOGITS_BYTES = 64 << 20  # that exist at once
@@ -36,7 +34,9 @@ LOWEST = -6e4  # log-probability: float16 ends at -65504
 WAIT = 0.2  # seconds between two looks at the parts that others have in hand
 
 
-def build(cache: Cache, config: Config, teacher: Any, batches: Batches, backend: Workers) -> None:
+def build(
+    cache: Cache, teacher: LanguageModel, batches: Batches, positions: Positions, temperature: float, backend: Backend
+) -> None:
     """Make the cache, if it is not ready, together with all other processes that come here, and check it.
 
     All ranks have to call it, with the teacher on the backend's device.
@@ -46,39 +46,40 @@ def build(cache: Cache, config: Config, teacher: Any, batches: Batches, backend:
     """
     if not cache.ready:
         try:
-            _make_room(cache, config.corpus.cache)
-            with Progress("teacher cache", cache.num_positions, "tokens", quiet=backend.rank != 0) as progress:
-                asker = Asker(cache, config, teacher, batches, backend.device, progress)
-                _fill_all(asker, backend.rank * cache.num_parts // backend.size)
+            _make_room(cache)
+            with Progress("teacher cache", cache.num_positions, "tokens") as progress:
+                builder = CacheBuilder(cache, teacher, batches, positions, temperature, backend.device, progress)
+                _fill_all(builder, backend.rank * cache.num_parts // backend.size)
             _finish(cache)
         except OSError as error:
             raise SettingError(
-                f"corpus.cache={config.corpus.cache}: {cache.folder} cannot be written ({error.strerror}); give another"
+                f"corpus.cache: {cache.folder} cannot be written ({error.strerror}); give another folder"
             ) from error
         cache.check()
     backend.barrier()  # other machines may be slower
 
 
 @dataclass
-class Asker:
-    """Asks the teacher for the parts of a cache and writes down what it says."""
+class CacheBuilder:
+    """Runs the teacher over the parts of a cache and writes its largest entries down."""
 
     cache: Cache
-    config: Config
-    teacher: Any
+    teacher: LanguageModel
     batches: Batches
+    positions: Positions
+    temperature: float
     device: torch.device
     progress: Progress
 
     def fill(self, part: int) -> None:
-        """Ask for a part, write it, and only then write that it is done."""
+        """Compute a part, write it, and only then write that it is done."""
         began, rows, span = time.monotonic(), self.cache.rows_of(part), self.cache.span_of(part)
         at_once = max(1, FORWARD_TOKENS // self.batches.rows.shape[1])
-        answers = []
+        pieces = []
         for start in range(rows.start, rows.stop, at_once):
-            answers.append(self.ask(np.arange(start, min(start + at_once, rows.stop))))
-            self.progress.update(self.progress.done + len(answers[-1][0]))
-        ids, log_probs = (np.concatenate(pieces) for pieces in zip(*answers, strict=True))
+            pieces.append(self.top_k(np.arange(start, min(start + at_once, rows.stop))))
+            self.progress.update(self.progress.done + len(pieces[-1][0]))
+        ids, log_probs = (np.concatenate(values) for values in zip(*pieces, strict=True))
         assert len(ids) == span.stop - span.start
         for name, values in zip(FILES, (ids, log_probs), strict=True):
             with (self.cache.folder / name).open("r+b") as file:
@@ -87,38 +88,38 @@ class Asker:
                 file.flush()
                 os.fsync(file.fileno())
         kept = float(-np.expm1(log_probs[:, -1].astype(np.float64)).sum())
-        _write(_path_of(self.cache, part), {"kept": kept, "seconds": time.monotonic() - began})
+        with atomic(_record_of(self.cache, part)) as new:
+            new.write_text(json.dumps({"kept": kept, "seconds": time.monotonic() - began}), encoding="utf-8")
 
     @torch.inference_mode()
-    def ask(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def top_k(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """ids [n, K] int64 and log_probs [n, K + 1] float16 at the positions of these rows."""
-        objective, vocab = self.config.objective, self.cache.origin["vocabulary"]
+        vocab = self.cache.origin["vocabulary"]
         batch = self.batches.batch(numbers, 0).to(self.device)
-        with autocast(self.config.precision.teacher, self.device):
-            hidden = hidden_states(self.teacher, batch.inputs, batch.attention).flatten(0, 1)
-            rows = hidden[taught_places(batch, objective.soft.rows)]
-            pieces = [
-                strongest(logits(self.teacher, chunk, vocab), self.cache.top_k, objective.temperature)
-                for chunk in rows.split(max(1, LOGITS_BYTES // (4 * vocab)))
-            ]
+        outputs = self.teacher(batch.inputs, batch.documents, OutputSpec(True, self.positions(batch)))
+        assert outputs.head_rows is not None
+        pieces = [
+            top_k_log_probs(self.teacher.logits(rows, vocab), self.cache.top_k, self.temperature)
+            for rows in outputs.head_rows.split(max(1, LOGITS_BYTES // (4 * vocab)))
+        ]
         ids, log_probs = (torch.cat(values) for values in zip(*pieces, strict=True))
         return ids.cpu().numpy(), log_probs.clamp(min=LOWEST).half().cpu().numpy()
 
 
-def _fill_all(asker: Asker, first: int) -> None:
+def _fill_all(builder: CacheBuilder, first: int) -> None:
     """Go round the parts from `first` on, until each is done, by this process or by another."""
-    cache, progress = asker.cache, asker.progress
+    cache, progress = builder.cache, builder.progress
     waiting = [*range(first, cache.num_parts), *range(first)]
     while waiting:
         others = []
         for part in waiting:
-            path = _path_of(cache, part)
-            with _claim(path) as ours:
+            path = _record_of(cache, part)
+            with _claim(path) as claimed:
                 if path.exists():
                     span = cache.span_of(part)
                     progress.update(progress.done + span.stop - span.start)
-                elif ours:
-                    asker.fill(part)
+                elif claimed:
+                    builder.fill(part)
                 else:
                     others.append(part)
         waiting = others
@@ -127,10 +128,10 @@ def _fill_all(asker: Asker, first: int) -> None:
 
 def _finish(cache: Cache) -> None:
     """Put offsets and meta.json beside the parts; one process does, the others wait."""
-    with once(cache.meta_path, log=lambda _: None) as missing:
+    with once(cache.meta_path, quiet=True) as missing:
         if not missing:
             return
-        parts = [json.loads(_path_of(cache, part).read_text(encoding="utf-8")) for part in range(cache.num_parts)]
+        parts = [json.loads(_record_of(cache, part).read_text(encoding="utf-8")) for part in range(cache.num_parts)]
         np.save(cache.folder / "offsets.npy", cache.offsets)
         meta = {
             "origin": cache.origin,
@@ -138,10 +139,11 @@ def _finish(cache: Cache) -> None:
             "seconds": sum(part["seconds"] for part in parts),
             "sha256": [cache.digest(part) for part in range(cache.num_parts)],
         }
-        _write(cache.meta_path, meta)
+        with atomic(cache.meta_path) as new:
+            new.write_text(json.dumps(meta), encoding="utf-8")
 
 
-def _make_room(cache: Cache, setting: str) -> None:
+def _make_room(cache: Cache) -> None:
     """Raises SettingError where the disk has no room for what is still to be written."""
     (cache.folder / "parts").mkdir(parents=True, exist_ok=True)
     files = [cache.folder / name for name in FILES]
@@ -151,20 +153,14 @@ def _make_room(cache: Cache, setting: str) -> None:
     free = shutil.disk_usage(cache.folder).free
     if missing > free:
         raise SettingError(
-            f"corpus.cache={setting}: the teacher cache takes {missing / 1e9:.3g} GB more and there is room for "
+            f"corpus.cache: the teacher cache {cache.folder} takes {missing / 1e9:.3g} GB more and there is room for "
             f"{free / 1e9:.3g} GB; give another folder, or lower teacher.cache.top_k"
         )
 
 
-def _path_of(cache: Cache, part: int) -> Path:
+def _record_of(cache: Cache, part: int) -> Path:
     """The record that a part is done."""
     return cache.folder / "parts" / f"{part:06d}.json"
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(new, path)
 
 
 @contextmanager

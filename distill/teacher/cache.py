@@ -8,12 +8,13 @@ A cache is a folder `<corpus.cache>/teacher/<key>`:
     log_probs    [N, K + 1] float16, at the run's temperature; the last column is the joint mass of all other entries
     offsets.npy  [R + 1] int64: the positions of row r lie at offsets[r] to offsets[r + 1], in their order
     meta.json    what the cache was made from, and checksums; written last: without it the cache is unfinished
-    parts/       what is known of the parts that are done, so that an interrupted `distill.teacher_pass` goes on
+    parts/       what is known of the parts that are done, so that an interrupted `build_cache` goes on
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill.config import Config, Rows
-from distill.data.batches import Batch, Batches
-from distill.data.collate.mlm import Masker
+from distill.config import TeacherCacheConfig
+from distill.data.batch import Batch
+from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
-from distill.data.tokens import Tokens
 from distill.errors import SettingError
 
-FORMAT = 1  # raise it when the same teacher, rows and settings would give other files
+FORMAT = 2  # raise it when the same teacher, rows and settings would give other files
 MOST_PARTS = 1000
 FEWEST_ROWS = 128  # of a part
 COUNTED_ROWS = 1024  # at once
@@ -67,12 +67,12 @@ class Cache:
 
     def read(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """ids [n, K] int32 and log_probs [n, K + 1] float16 at the positions of these rows, row by row."""
-        places = np.concatenate([np.arange(self.offsets[row], self.offsets[row + 1]) for row in numbers])
+        positions = np.concatenate([np.arange(self.offsets[row], self.offsets[row + 1]) for row in numbers])
         ids, log_probs = self._maps
-        return ids[places].astype(np.int32), log_probs[places]
+        return ids[positions].astype(np.int32), log_probs[positions]
 
     def facts(self) -> dict[str, Any]:
-        """What results.json says of it. kept_mass: the mean share of the teacher's probability in the kept entries."""
+        """For results.json. kept_mass: the mean share of the teacher's probability that the kept entries hold."""
         return {
             "top_k": self.top_k,
             "positions": self.num_positions,
@@ -82,10 +82,10 @@ class Cache:
         }
 
     def check(self) -> None:
-        """Raises SettingError where the finished files are not what their checksums and `origin` say."""
+        """Raises SettingError where the finished files do not match their checksums and `origin`."""
         try:
             if self._meta["origin"] != self.origin:
-                raise self.refusal("made from something else than its name says")
+                raise self.refusal("made from something else than its name stands for")
             for name in FILES:
                 if (self.folder / name).stat().st_size != self.num_positions * self.stride(name):
                     raise self.refusal(f"damaged ({name} has the wrong size)")
@@ -153,41 +153,49 @@ class Cache:
         return meta
 
 
-def find(config: Config, teacher: Any, tokens: Tokens, batches: Batches, vocab: int) -> Cache:
-    """The cache that these settings want: checked if it is there, else to be made by `teacher_pass.build`.
+# Flat positions of a micro-batch that carry soft targets, [n] int64 in ascending order; None: all of them.
+Positions = Callable[[Batch], torch.Tensor | None]
+
+
+def find(
+    settings: TeacherCacheConfig, origin: dict[str, Any], batches: Batches, positions: Positions, folder: str
+) -> Cache:
+    """The cache that these settings want: checked if it is there, else to be made by `build_cache.build`.
+
+    Args:
+        origin: everything that decides what the cache holds; what it is computed on, and how many at once, is no part.
+        positions: which positions of a batch carry soft targets.
+        folder: where caches are kept (`corpus.cache`).
 
     Raises:
         SettingError: `top_k` does not fit the vocabulary, the cache would be larger than `teacher.cache.gigabytes`, or
             the one that is there is wrong or damaged.
     """
-    settings = config.teacher.cache
     assert settings.top_k is not None
-    if settings.top_k >= vocab:
+    if settings.top_k >= (vocab := origin["vocabulary"]):
         raise SettingError(f"teacher.cache.top_k={settings.top_k}: the vocabulary has {vocab} tokens; give fewer")
-    origin = _origin(config, teacher, tokens, batches, vocab)
+    origin = {"format": FORMAT, **origin, "top_k": settings.top_k, "rows": len(batches.rows)}
     key = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:32]
-    folder = folder_of(config.corpus.cache, "teacher", key)
-    if (folder / "meta.json").exists():
-        cache = Cache(folder, origin, np.zeros(1, np.int64), True)
-        try:
-            offsets = np.load(folder / "offsets.npy")
-        except (OSError, ValueError) as error:
-            raise cache.refusal(f"damaged ({error})") from error
-        if offsets.shape != (len(batches.rows) + 1,):
-            raise cache.refusal("damaged (offsets.npy has the wrong size)")
-        cache = Cache(folder, origin, offsets, True)
-        cache.check()
-        return cache
-    cache = Cache(folder, origin, _offsets(batches, config.objective.soft.rows), False)
+    path = folder_of(folder, "teacher", key)
+    if (path / "meta.json").exists():
+        return _checked(path, origin, len(batches.rows))
+    cache = Cache(path, origin, _offsets(batches, positions), False)
     _check_size(cache, settings.gigabytes)
     return cache
 
 
-def taught_places(batch: Batch, soft_rows: Rows) -> torch.Tensor:
-    """The flat places of a batch that carry soft targets, in ascending order, [n] int64."""
-    if soft_rows is Rows.masked:
-        return batch.masked
-    return torch.arange(batch.inputs.numel(), device=batch.inputs.device) if batch.real is None else batch.real
+def _checked(path: Path, origin: dict[str, Any], num_rows: int) -> Cache:
+    """The finished cache at `path`. Raises SettingError where it is damaged."""
+    cache = Cache(path, origin, np.zeros(1, np.int64), True)
+    try:
+        offsets = np.load(path / "offsets.npy")
+    except (OSError, ValueError) as error:
+        raise cache.refusal(f"damaged ({error})") from error
+    if offsets.shape != (num_rows + 1,):
+        raise cache.refusal("damaged (offsets.npy has the wrong size)")
+    cache = Cache(path, origin, offsets, True)
+    cache.check()
+    return cache
 
 
 def _check_size(cache: Cache, gigabytes: float) -> None:
@@ -199,49 +207,16 @@ def _check_size(cache: Cache, gigabytes: float) -> None:
         )
 
 
-def _offsets(batches: Batches, soft_rows: Rows) -> np.ndarray:
+def _offsets(batches: Batches, positions: Positions) -> np.ndarray:
     counts = [np.zeros(1, np.int64)]
     length = batches.rows.shape[1]
     for start in range(0, len(batches.rows), COUNTED_ROWS):
         numbers = np.arange(start, min(start + COUNTED_ROWS, len(batches.rows)))
-        places = taught_places(batches.batch(numbers, 0), soft_rows)
-        counts.append(np.bincount(places.numpy() // length, minlength=len(numbers)))
+        flat = positions(batches.batch(numbers, 0))
+        of_row = (
+            np.full(len(numbers), length)
+            if flat is None
+            else np.bincount(flat.numpy() // length, minlength=len(numbers))
+        )
+        counts.append(of_row)
     return np.concatenate(counts).cumsum()
-
-
-def _origin(config: Config, teacher: Any, tokens: Tokens, batches: Batches, vocab: int) -> dict[str, Any]:
-    """Everything that decides what a cache holds; what it was computed on, and how many at once, is left out."""
-    return {
-        "format": FORMAT,
-        "teacher": _digest_of(teacher),
-        "precision": config.precision.teacher,
-        "tokens": tokens.digest,
-        "rows": len(batches.rows),
-        "masks": _digest_of_masks(batches.masker),
-        "seed": batches.seed,
-        "soft_rows": config.objective.soft.rows.value,
-        "temperature": config.objective.temperature,
-        "top_k": config.teacher.cache.top_k,
-        "vocabulary": vocab,
-    }
-
-
-def _digest_of(teacher: Any) -> str:
-    """Of a model's class, configuration and weights, wherever they were loaded from."""
-    fields = {
-        name: value
-        for name, value in teacher.config.to_diff_dict().items()
-        if name not in ("_name_or_path", "transformers_version")
-    }
-    digest = hashlib.sha256(json.dumps([type(teacher).__name__, fields], sort_keys=True, default=str).encode())
-    for name, tensor in sorted(teacher.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def _digest_of_masks(masker: Masker) -> str:
-    digest = hashlib.sha256(repr((sorted(asdict(masker.settings).items()), masker.mask_id)).encode())
-    for values in (masker.ordinary, masker.weights, masker.continues):
-        digest.update(values.tobytes())
-    return digest.hexdigest()

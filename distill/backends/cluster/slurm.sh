@@ -1,8 +1,9 @@
 #!/bin/bash
 # The main job on several nodes of a Slurm cluster, one rank per GPU.
 #
-#   sbatch conf/cluster/slurm.sh                            from the checkout, which lies where all nodes see it
-#   BACKEND=ddp BOOKS=/data/books sbatch conf/cluster/slurm.sh seed=1      settings of Distill are handed on
+#   python -m distill.backends.cluster slurm > slurm.sh
+#   sbatch slurm.sh                            from the checkout, which lies where all nodes see it
+#   BACKEND=ddp BOOKS=/data/books sbatch slurm.sh seed=1      settings of Distill are handed on
 #
 # Before: `make horovod` on a node like those of the job (for backend=ddp any `make` target). scale=paper fetches its
 # teacher from the Hugging Face Hub. Where the nodes have no internet, run once on the login node

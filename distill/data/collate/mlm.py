@@ -1,14 +1,17 @@
-"""Which positions are to be predicted, and what the models see in their place.
+"""Masked language modelling: which positions of a row are to be predicted, and what the models see there instead.
 
 Shapes: B rows, S positions, V vocabulary.
 """
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import asdict, dataclass
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import Masking
+from distill.config import MaskingConfig
+from distill.data.batch import PADDING, Batch, Labels
 from distill.errors import SettingError
 from distill.seed import key, uniform
 
@@ -16,16 +19,39 @@ IGNORE = -100  # target of a position that is not predicted
 
 
 @dataclass(frozen=True)
-class Masker:
+class MaskedLM:
     """Masks rows of token ids, each from its own key, so that any row's mask can be recomputed."""
 
-    settings: Masking
+    settings: MaskingConfig
     mask_id: int
+    pad_id: int
     ordinary: np.ndarray  # [V] bool: may be chosen; never a special token
     weights: np.ndarray  # [V] relative chance of a token to be chosen
     continues: np.ndarray  # [V] bool: the token goes on the word of the token before it
 
-    def __call__(self, ids: np.ndarray, row_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def identity(self) -> str:
+        """sha256 of everything that decides the masks of a row besides its key."""
+        digest = hashlib.sha256(repr((sorted(asdict(self.settings).items()), self.mask_id)).encode())
+        for values in (self.ordinary, self.weights, self.continues):
+            digest.update(values.tobytes())
+        return digest.hexdigest()
+
+    def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
+        """A micro-batch of the rows ids [B, S] int64, each masked by its own key [B]."""
+        inputs, targets = self.mask(ids, row_keys)
+        valid = ids != self.pad_id
+        positions, masked = np.flatnonzero(valid), np.flatnonzero(targets != IGNORE)
+        full = len(positions) == ids.size
+        return Batch(
+            inputs={"input_ids": torch.from_numpy(inputs)},
+            documents=None if full else torch.from_numpy(np.where(valid, 0, PADDING)),
+            labels={"mlm": Labels(torch.from_numpy(masked), torch.from_numpy(targets.reshape(-1)[masked]))},
+            valid_positions=None if full else torch.from_numpy(positions),
+            row_ids=row_ids,
+        )
+
+    def mask(self, ids: np.ndarray, row_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """ids [B, S] int64, row_keys [B] uint64 -> inputs [B, S], targets [B, S] (IGNORE where not predicted)."""
         keys = key(0, "position", row_keys[:, None], np.arange(ids.shape[1]))
         chosen = self._choose(ids, keys)
@@ -76,8 +102,11 @@ class Masker:
         return chosen
 
 
-def masker(settings: Masking, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Masker:
-    """`counts` [V]: how often each token occurs in the training rows, for the smoothing of the choice."""
+def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> MaskedLM:
+    """The masking of a tokenizer's rows.
+
+    `counts` [V]: how often each token occurs in the training rows, for the smoothing of the choice.
+    """
     vocab = len(counts)
     ordinary = np.ones(vocab, bool)
     ordinary[list(tokenizer.all_special_ids)] = False
@@ -94,5 +123,5 @@ def masker(settings: Masking, tokenizer: PreTrainedTokenizerBase, counts: np.nda
             "objective.masking.whole_words=true: this tokenizer does not mark where words begin; set false"
         )
     weights = np.maximum(counts, 1).astype(np.float64) ** -settings.smoothing
-    assert tokenizer.mask_token_id is not None
-    return Masker(settings, tokenizer.mask_token_id, ordinary, weights, continues)
+    assert tokenizer.mask_token_id is not None and tokenizer.pad_token_id is not None
+    return MaskedLM(settings, tokenizer.mask_token_id, tokenizer.pad_token_id, ordinary, weights, continues)

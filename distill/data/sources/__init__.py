@@ -1,1 +1,110 @@
-"""One file for each kind of text."""
+"""Sources of text: one file for each kind, found by its name, and the base class of a user's own."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distill.component import Component, class_name
+from distill.config import CacheConfig, SourceConfig
+from distill.data.heldout import fraction
+from distill.data.readers import Unreadable
+from distill.errors import SettingError
+
+
+class Document(NamedTuple):
+    """A name for messages, and a text whose paragraphs are parted by blank lines."""
+
+    name: str
+    text: str
+
+
+class Shard(NamedTuple):
+    """A unit of work: whole files, or the range [start, stop) of one file or Hub data set.
+
+    The range counts bytes of a plain file, row groups of a Parquet file, rows of a Hub data set.
+    """
+
+    paths: tuple[str, ...]
+    start: int = 0
+    stop: int | None = None
+    size: int = 0  # stored bytes (rows of a Hub data set), for progress
+
+    def parts(self) -> "list[Shard]":
+        """The same work file by file: one that cannot be read does not take the others with it."""
+        if len(self.paths) <= 1:
+            return [self]
+        return [self._replace(paths=(path,)) for path in self.paths]
+
+
+class Source(ABC):
+    """Where documents come from. It is sent to the processes that prepare tokens, so it must pickle."""
+
+    share: float = 1.0  # seeded share of the documents that is used
+
+    @abstractmethod
+    def shards(self) -> list[Shard]:
+        """The units of work that the source falls into, in the order of its documents."""
+
+    @abstractmethod
+    def documents(self, shard: Shard) -> Iterator[Document]:
+        """The documents of a shard, in order and in bounded memory.
+
+        Raises:
+            Unreadable: the file cannot be used; what came before stays.
+        """
+
+    def describe(self) -> str:
+        """A few words for the banner."""
+        return type(self).__name__
+
+    @property
+    def identity(self) -> Any:
+        """What changes when the text changes; tokens in the cache are known by it. Any value with a `repr`."""
+        paths = [Path(path) for shard in self.shards() for path in shard.paths]
+        return type(self).__qualname__, [file_state(path) for path in paths if path.is_file()]
+
+
+def read(
+    source: Source, shard: Shard, unreadable: Callable[[Unreadable], None] = lambda error: None
+) -> Iterator[Document]:
+    """The documents of a shard, of them the seeded share `source.share`.
+
+    A file that cannot be read goes to `unreadable`, and the next one is read.
+    """
+    for part in shard.parts():
+        try:
+            for document in source.documents(part):
+                if source.share >= 1 or fraction(document.text, "share") < source.share:
+                    yield document
+        except Unreadable as error:
+            unreadable(error)
+
+
+def file_state(path: Path) -> tuple[str, int, int]:
+    """Name, size and time of a file."""
+    state = path.stat()
+    return str(path.resolve()), state.st_size, state.st_mtime_ns
+
+
+def find_source(settings: SourceConfig | Component, setting: str, cache: CacheConfig) -> Source | None:
+    """The source that settings name, its files found; None where it is not to be had at all.
+
+    Args:
+        setting: what error lines call the settings, such as `corpus` or `evaluate.sources.imdb`.
+
+    Raises:
+        SettingError: a path that was given does not exist, or holds no file of the kind.
+    """
+    if isinstance(settings, Component):
+        source = settings()
+        if not isinstance(source, Source):
+            raise SettingError(
+                f"{setting}._target_={settings.path} gives no distill.data.sources.Source: inherit from it"
+            )
+        return source
+    module = importlib.import_module(f"{__name__}.{settings.kind}")
+    found = getattr(module, class_name(settings.kind)).find(settings, setting, cache)
+    assert found is None or isinstance(found, Source)
+    return found

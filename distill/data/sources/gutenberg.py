@@ -1,4 +1,4 @@
-"""One Project Gutenberg file, as it occurs in the wild, turned into the text of its book."""
+"""Project Gutenberg books as they come: header, licence and credits stripped, lines joined to paragraphs."""
 
 import codecs
 import gzip
@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distill.data.readers import Unreadable
-
-SUFFIXES = (".txt", ".txt.gz", ".zip")
+from distill.data.sources._files import FileSource
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
 # `*** START OF THE PROJECT GUTENBERG EBOOK X ***`, at times indented, without blanks, or over two or three lines.
@@ -37,6 +36,22 @@ _ILLUSTRATION = re.compile(r"\[\s*(?:Illustrations?|Frontispiece)\b[^\]]{0,1000}
 _ITALICS = re.compile(r"(?<!\w)_([^_]+)_(?!_)")
 _DECLARED = re.compile(rb"Character set encoding:\s*([\w-]+)", re.I)
 _WORD = re.compile(r"[^\W_]")
+
+
+class Gutenberg(FileSource):
+    word = "Gutenberg"
+    suffixes = (".txt", ".txt.gz", ".zip")
+    ranges = False
+
+    @classmethod
+    def usual_paths(cls, data: Path, split: str) -> list[Path]:
+        return [data / "gutenberg" / split]
+
+    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, str]]:
+        return books(path)
+
+    def clean(self, text: str) -> str:
+        return clean(text)
 
 
 def books(path: Path) -> Iterator[tuple[str, str]]:

@@ -5,18 +5,27 @@ import hashlib
 import importlib.machinery
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import re
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any, Self
 
-from distill.data.disk_cache import folder_of, once
+from distill.config import CacheConfig, SourceConfig
+from distill.data.disk_cache import folder_of, once, workers
 from distill.data.readers import blocks
+from distill.data.sources import Document, Shard, Source
+from distill.data.sources.jsonl import Jsonl
+from distill.files import atomic
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 2  # raise it when the same packages would give another text
 
@@ -56,28 +65,52 @@ def installed() -> dict[str, tuple[Path, str]]:
     return found
 
 
-def describe() -> str:
-    """A few words for the banner."""
-    count = len(installed()) - 1
-    return f"embedded prose (docstrings of Python {platform.python_version()} and {count} installed packages)"
+@dataclass(frozen=True)
+class Prose(Source):
+    """A document is up to 16 KiB or so of the prose of one folder of modules, so that few rows end early."""
+
+    cache: CacheConfig
+    share: float = 1.0
+
+    @classmethod
+    def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self:
+        return cls(cache, settings.share)
+
+    def describe(self) -> str:
+        count = len(installed()) - 1
+        return f"embedded prose (docstrings of Python {platform.python_version()} and {count} installed packages)"
+
+    @property
+    def identity(self) -> Any:
+        return FORMAT, [(name, version) for name, (_, version) in installed().items()], self.share
+
+    def shards(self) -> list[Shard]:
+        """Those of a JSONL file in the cache, which is made first where there is none for these packages."""
+        return _lines_of(build(self.cache)).shards()
+
+    def documents(self, shard: Shard) -> Iterator[Document]:
+        return _lines_of(Path(shard.paths[0])).documents(shard)
 
 
-def build(cache: str, pool: Executor | None = None, log: Callable[[str], None] = print) -> Path:
+def _lines_of(path: Path) -> Jsonl:
+    return Jsonl(SourceConfig(kind="jsonl", path=str(path)), "corpus")
+
+
+def build(cache: CacheConfig) -> Path:
     """A JSONL file of documents, one of `{"name", "text"}` a line, made once per set of package versions.
 
-    A document is up to 16 KiB or so of the prose of one folder of modules, so that few rows end early. A paragraph that
-    came before, in any package, is left out.
+    A paragraph that came before, in any package, is left out.
     """
     packages = installed()
     key = hashlib.sha256(repr((FORMAT, [(name, version) for name, (_, version) in packages.items()])).encode())
-    path = folder_of(cache, "prose", f"{key.hexdigest()[:32]}.jsonl")
-    with once(path, log) as missing:
+    path = folder_of(cache.cache, "prose", f"{key.hexdigest()[:32]}.jsonl")
+    with once(path) as missing, workers(cache) as pool:
         if missing:
             begun = time.perf_counter()
             versions = ", ".join(f"{name} {version}".strip() for name, (_, version) in packages.items())
-            log(f"reading the prose of {versions}")
+            logger.info(f"reading the prose of {versions}")
             count = _write(packages, path, pool)
-            log(f"read {count:,} paragraphs of prose in {time.perf_counter() - begun:.0f} s")
+            logger.info(f"read {count:,} paragraphs of prose in {time.perf_counter() - begun:.0f} s")
     return path
 
 
@@ -91,13 +124,11 @@ def _write(packages: dict[str, tuple[Path, str]], path: Path, pool: Executor | N
     for (name, root, file), found in zip(modules, texts, strict=True):
         folder = ".".join((name, *file.parent.relative_to(root).parts))
         folders.setdefault(folder, []).extend(_unseen(found, seen))
-    part = path.with_suffix(f".{os.getpid()}.tmp")
-    with part.open("w", encoding="utf-8") as out:
+    with atomic(path) as new, new.open("w", encoding="utf-8") as out:
         for folder, kept in folders.items():
             for number, text in enumerate(blocks("\n\n".join(kept), DOCUMENT)):
                 record = {"name": f"{folder}#{number}", "text": text.strip()}
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
-    os.replace(part, path)
     return len(seen)
 
 

@@ -10,27 +10,27 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from distill.backends.bucket import MAX_RIDERS, Bucket
-from distill.backends.place import Place
+from distill.backends.bucket import MAX_STATS, Bucket
+from distill.backends.rank import RankInfo
 from distill.backends.rings import choose_rings, parse_rings
-from distill.config import Backend
+from distill.config import BackendConfig
 from distill.errors import RankLost
 
 LARGEST_TRIAL = 8 * 2**20  # elements that `rings=auto` exchanges to measure
 
 
 @contextmanager
-def others_needed() -> Iterator[None]:
-    """Turn what a communication library says when a rank is gone into RankLost, in one line."""
+def _naming_lost_rank() -> Iterator[None]:
+    """Turn the error of a communication library whose rank is gone into RankLost, in one line."""
     try:
         yield
     except RuntimeError as error:
-        # Without the place in the library's source, and without its advice.
+        # Without the line of the library's source, and without its advice.
         reason = re.sub(r"^\[\S+\] *", "", str(error).strip() or type(error).__name__).split(". ")[0].split("\n")[0]
         raise RankLost(f"another rank has ended or does not answer: {reason}") from error
 
 
-class Workers:
+class Backend:
     """The ranks of one run, seen from one of them.
 
     The gradients of all trainable parameters are views into one flat fp32 bucket, so that backward adds to the bucket
@@ -56,13 +56,13 @@ class Workers:
     name: str
     engine: str
 
-    def __init__(self, settings: Backend, place: Place, device: torch.device) -> None:
+    def __init__(self, settings: BackendConfig, info: RankInfo, device: torch.device) -> None:
         self.settings = settings
-        self.rank, self.size = place.rank, place.size
-        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self.rank, self.size = info.rank, info.size
+        self.local_rank, self.local_size = info.local_rank, info.local_size
         self.device = device
-        asked = parse_rings(settings.rings)
-        self.rings, self._measure_rings = asked or 1, asked is None and self.size > 1
+        requested = parse_rings(settings.rings)
+        self.rings, self._measure_rings = requested or 1, requested is None and self.size > 1
         self.ring_seconds: dict[int, float] = {}
         self.num_syncs = self.num_collectives = self.bytes_sent = 0
         self.gradients = torch.empty(0)
@@ -104,35 +104,35 @@ class Workers:
             self._exchange()
             # The bucket now holds the same sum on all ranks and takes part in the next exchange: as its mean.
             self.gradients.div_(self.size)
-            self._bucket.riders.zero_()
+            self._bucket.stats.zero_()
 
-    def sum_gradients(self, riders: Tensor | None = None) -> Tensor | None:
-        """Sum the gradients over all ranks, once per window, and with them `riders`.
+    def sum_gradients(self, stats: Tensor | None = None) -> Tensor | None:
+        """Sum the gradients over all ranks, once per window, and with them `stats`.
 
         Every rank has to call it, also one that had no micro-batch in this window.
 
         Args:
-            riders: up to 63 numbers of this rank, [n] float32, such as counts and losses; n is the same on all ranks.
+            stats: up to 63 numbers of this rank, [n] float32, such as counts and losses; n is the same on all ranks.
 
         Returns:
-            The riders summed over all ranks, [n] float32.
+            The stats summed over all ranks, [n] float32.
         """
         if not self._bucket.is_whole():
             raise RuntimeError("a gradient left the bucket: use zero_gradients(), never set_to_none=True")
-        count = 0 if riders is None else len(riders)
-        assert count <= MAX_RIDERS, "too many riders"
-        places = self._bucket.riders
+        count = 0 if stats is None else len(stats)
+        assert count <= MAX_STATS, "too many stats"
+        reduced = self._bucket.stats
         if self.size == 1:
-            return None if riders is None else riders.to(places, copy=True)
+            return None if stats is None else stats.to(reduced, copy=True)
         while True:
-            places.zero_()
-            if riders is not None:
-                places[:count] = riders
-            places[-1] = 1  # "this rank has no further micro-batch": counts the ranks that are through
+            reduced.zero_()
+            if stats is not None:
+                reduced[:count] = stats
+            reduced[-1] = 1  # "this rank has no further micro-batch": counts the ranks that are through
             self._exchange()
             # Ranks may have fewer micro-batches than others; with sync=every they go along until all are through.
-            if self.settings.sync == "window" or int(places[-1]) == self.size:
-                return None if riders is None else places[:count].clone()
+            if self.settings.sync == "window" or int(reduced[-1]) == self.size:
+                return None if stats is None else reduced[:count].clone()
             self.gradients.div_(self.size)
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Workers:
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         if self.size > 1:
             self._count(result)
-            with others_needed():
+            with _naming_lost_rank():
                 self._sum(result)
         return result
 
@@ -160,7 +160,7 @@ class Workers:
         """Wait until all ranks have come here, however long that takes."""
         if self.size > 1:
             self.num_collectives += 1
-            with others_needed():
+            with _naming_lost_rank():
                 self._barrier()
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Workers:
         self.num_syncs += 1
         for number in range(len(self._under_way), len(self._bucket.segments)):
             self._start(number)
-        with others_needed():
+        with _naming_lost_rank():
             for wait in self._under_way:
                 wait()
         self._under_way = []
@@ -220,13 +220,13 @@ class Workers:
         gradients = wire = None
         if self.settings.compression == "bf16":
             # Counts and losses stay exact: bfloat16 ends at 256 for consecutive integers.
-            riders = self._bucket.riders if number == len(self._bucket.segments) - 1 else values[:0]
-            gradients = values[len(riders) :]
+            stats = self._bucket.stats if number == len(self._bucket.segments) - 1 else values[:0]
+            gradients = values[len(stats) :]
             wire = gradients.bfloat16()
-            parts = [*wire.chunk(self.rings), *([riders] if len(riders) else [])]
+            parts = [*wire.chunk(self.rings), *([stats] if len(stats) else [])]
         for part in parts:
             self._count(part)
-        with others_needed():
+        with _naming_lost_rank():
             wait = self._begin_sum(parts, f"gradients/{number}")
 
         def finish() -> None:
@@ -259,7 +259,7 @@ class Workers:
         with torch.no_grad():
             data = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
             self._count(data)
-            with others_needed():
+            with _naming_lost_rank():
                 self._broadcast(data)
             start = 0
             for tensor in tensors:

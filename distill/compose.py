@@ -1,0 +1,195 @@
+"""The one door through which Hydra's configuration becomes `distill.config.Config`.
+
+Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
+read settings start quickly.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from distill.component import Component, component, convert, kinds
+from distill.config import (
+    RECIPES,
+    CacheConfig,
+    Config,
+    CorpusConfig,
+    CorpusFlags,
+    ObjectiveConfig,
+    SourceConfig,
+    StudentConfig,
+    TermConfig,
+    TokensConfig,
+)
+from distill.errors import SettingError
+
+SOURCES = "distill.data.sources"
+TERMS = "distill.objective.terms"
+HELDOUT = "heldout"  # the kind of an evaluation set that is a part of the corpus
+
+Settings = TypeVar("Settings")
+
+
+def register() -> None:
+    """Make the schema and the recipes known to Hydra.
+
+    Hydra finds a group by the name of its folder, so `recipes/x.yaml` can be `recipe/x` only through the ConfigStore.
+    """
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    store = ConfigStore.instance()
+    store.store(name="schema", node=_schema())
+    for file in sorted(RECIPES.glob("*.yaml")):
+        store.store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
+
+
+def _schema() -> Any:
+    """Types and defaults of every setting; groups that take settings of a user's own callable have defaults only."""
+    from omegaconf import OmegaConf
+
+    config = Config()
+    schema = {each.name: getattr(config, each.name) for each in fields(config) if each.name != "given"}
+    # null: the source's own default, which may be that of a user's own class.
+    schema["corpus"] = {each.name: None for each in fields(SourceConfig) if each.name != "kind"}
+    for part in (TokensConfig(), CacheConfig(), CorpusFlags()):
+        schema["corpus"] |= _plain(part)
+    schema["student"] = {
+        name: value for name, value in _plain(StudentConfig()).items() if name not in ("kind", "custom")
+    }
+    objective = _plain(ObjectiveConfig())
+    schema["objective"] = {name: value for name, value in objective.items() if name != "terms"}
+    return OmegaConf.create(schema)
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    """A dataclass as a dict that anything can be merged into."""
+    return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(settings).items()}
+
+
+def build(composed: Any) -> Config:
+    """Hydra's DictConfig -> plain dataclasses.
+
+    Raises:
+        SettingError: a key that no part of Distill reads, a value of the wrong type, or one that was left open.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SettingError(explain(error)) from error
+    assert isinstance(container, dict)
+    given = {str(name): value for name, value in container.items()}
+    config = Config(given=given)
+    groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name != "given"}
+    for name in given:
+        if name not in groups:
+            raise SettingError(
+                f"{name} is no setting of Distill: a recipe is +recipe=NAME, and --cfg job shows the rest"
+            )
+    for name, default in groups.items():
+        if name in OPEN_GROUPS:
+            setattr(config, name, OPEN_GROUPS[name](given.get(name) or {}))
+        elif is_dataclass(default):
+            setattr(config, name, _typed(type(default), given.get(name) or {}, name))
+        else:
+            setattr(config, name, convert(given.get(name, default), type(default), name))
+    for name, source in config.evaluate.sources.items():
+        config.evaluate.sources[name] = _source(f"evaluate.sources.{name}", source)
+    return config
+
+
+def _typed(cls: type[Settings], given: dict[str, Any], setting: str) -> Settings:
+    """A dataclass from these values; errors name `setting` and the key."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), given))
+    except OmegaConfBaseException as error:
+        raise SettingError(f"{setting}.{explain(error)}") from error
+    assert isinstance(typed, cls)
+    return typed
+
+
+def _take(given: dict[str, Any], cls: type[Any]) -> dict[str, Any]:
+    """Remove the keys that are fields of `cls` from `given`, and give them with their values."""
+    return {each.name: given.pop(each.name) for each in fields(cls) if each.name in given}
+
+
+def corpus_config(given: dict[str, Any]) -> CorpusConfig:
+    """The group `corpus` as it is written on the command line: settings of the source, of its tokens and its caches."""
+    given = dict(given)
+    tokens = _typed(TokensConfig, _take(given, TokensConfig), "corpus")
+    cache = _typed(CacheConfig, _take(given, CacheConfig), "corpus")
+    own = _typed(CorpusFlags, _take(given, CorpusFlags), "corpus")
+    return CorpusConfig(source=_source("corpus", given), tokens=tokens, cache=cache, **asdict(own))
+
+
+def _source(setting: str, given: dict[str, Any]) -> SourceConfig | Component:
+    if given.get("_target_") is not None:
+        return component(setting, given, SOURCES, optional=tuple(each.name for each in fields(SourceConfig)))
+    kind = str(given.get("kind"))
+    if kind != HELDOUT and kind not in (known := kinds(SOURCES)):
+        raise SettingError(
+            f"{setting}.kind={kind} is not known: choose one of {', '.join(known)}, or name a class of your own as "
+            f"{setting}._target_"
+        )
+    return _typed(SourceConfig, {name: value for name, value in given.items() if value is not None}, setting)
+
+
+def student_config(given: dict[str, Any]) -> StudentConfig:
+    """The group `student`: built-in settings, or those of the callable that `_target_` names."""
+    if given.get("_target_") is None:
+        return _typed(StudentConfig, given, "student")
+    # A scale may set the dropout, say, of any student.
+    optional = tuple(each.name for each in fields(StudentConfig))
+    return StudentConfig(kind="custom", custom=component("student", given, "", optional=optional))
+
+
+def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
+    """The group `objective`: settings of the objective itself; every other key is a loss term with its settings."""
+    own = {each.name for each in fields(ObjectiveConfig) if each.name != "terms"}
+    objective = _typed(ObjectiveConfig, {name: value for name, value in given.items() if name in own}, "objective")
+    for name, term in given.items():
+        if name in own:
+            continue
+        setting = f"objective.{name}"
+        if not name.isidentifier():
+            raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
+        if not isinstance(term, dict):
+            raise SettingError(f"{setting}={term} is neither a setting of the objective nor a loss term with a weight")
+        arguments = dict(term)
+        weight = arguments.pop("weight", 1.0)
+        if not isinstance(weight, int | float) or isinstance(weight, bool):
+            raise SettingError(f"{setting}.weight={weight} is no number")
+        objective.terms[name] = TermConfig(float(weight), component(setting, arguments, TERMS, kind=name))
+    return objective
+
+
+# Groups whose settings may be those of the user's own callables.
+OPEN_GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "corpus": corpus_config,
+    "student": student_config,
+    "objective": objective_config,
+}
+
+
+def explain(error: Exception) -> str:
+    """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
+    key = getattr(error, "full_key", None)
+    chain: list[BaseException] = [error]
+    while cause := chain[-1].__cause__:
+        chain.append(cause)
+    # Hydra wraps OmegaConf's error, which says what is wrong with the value.
+    inner = next((e for e in reversed(chain) if getattr(e, "full_key", None)), error)
+    key = getattr(inner, "full_key", None) or key
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    what = str(inner).strip().splitlines()[0] if inner is not error else lines[0]
+    if inner is error:
+        options = [line for line in lines[1:] if "full_key" not in line and "object_type" not in line]
+        what = " ".join([what, *options])
+    return f"{key}: {what}" if key and key not in what else what

@@ -1,0 +1,65 @@
+"""What one micro-batch is: token ids, which positions are text, and the targets of each task.
+
+Shapes: B rows, S positions, N positions with a target.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+PADDING = -1  # the document number of positions that are padding
+
+
+class Labels(NamedTuple):
+    """The targets of one task. Positions are found on the CPU, so that no step waits for a device to search."""
+
+    positions: torch.Tensor  # [N] int64, flat positions in B * S
+    targets: torch.Tensor  # [N] int64, the token to predict at each
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of rows."""
+
+    inputs: dict[str, torch.Tensor]  # what the models take besides masks: input_ids [B, S]
+    documents: torch.Tensor | None  # [B, S] int64, number of the document, PADDING at padding; None: no padding at all
+    labels: dict[str, Labels]  # by task, such as mlm
+    valid_positions: torch.Tensor | None  # [num_valid] int64, flat positions that are no padding; None: all of them
+    row_ids: np.ndarray  # [B] int64, number of each row in the corpus
+    # What `Teacher.read_ahead` has put here, such as cached entries of these rows; only the teacher looks at it.
+    teacher_data: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """[B, S] int64, token ids as the models see them."""
+        return self.inputs["input_ids"]
+
+    @property
+    def num_valid(self) -> int:
+        """Positions that are no padding."""
+        return self.ids.numel() if self.valid_positions is None else len(self.valid_positions)
+
+    def with_teacher_data(self, **tensors: torch.Tensor) -> "Batch":
+        return replace(self, teacher_data=tensors)
+
+    def to(self, device: torch.device) -> "Batch":
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "Batch":
+        return self._each(torch.Tensor.pin_memory)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        def each(value: Any) -> Any:
+            return None if value is None else change(value)
+
+        return replace(
+            self,
+            inputs={name: change(value) for name, value in self.inputs.items()},
+            documents=each(self.documents),
+            labels={name: Labels(*map(change, labels)) for name, labels in self.labels.items()},
+            valid_positions=each(self.valid_positions),
+            teacher_data={name: change(value) for name, value in self.teacher_data.items()},
+        )

@@ -1,0 +1,59 @@
+"""Which part of the text training never sees, decided by the text alone."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+
+from distill.data.readers import blocks
+
+FEW = 50  # documents
+BLOCK = 8 << 10  # characters
+
+
+def fraction(text: str, purpose: str) -> float:
+    """A number in [0, 1) drawn from the text alone: the same on every machine, another one for each purpose."""
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, person=purpose.encode()).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Which part of the text training never sees, decided by the text alone.
+
+    A document is held out when its `fraction` lies below `share`. Of fewer than 50 documents that could take none, or
+    far too much, so there the rule works on blocks of whole paragraphs of about 8 KiB: the share of them with the
+    lowest fractions is held out, at least one.
+    """
+
+    share: float
+    by_block: bool = False
+
+    def parts(self, text: str) -> Iterator[tuple[bool, str]]:
+        """(held out?, text) for each stretch of a document that falls to one part; the stretches follow each other."""
+        if not self.by_block:
+            yield self._below(text), text
+            return
+        stretch: list[str] = []
+        held = False
+        for block in blocks(text, BLOCK):
+            if stretch and self._below(block) != held:
+                yield held, "".join(stretch)
+                stretch = []
+            held = self._below(block)
+            stretch.append(block)
+        if stretch:
+            yield held, "".join(stretch)
+
+    def _below(self, text: str) -> bool:
+        return self.share > 0 and fraction(text, "heldout") < self.share
+
+
+def held_out(share: float, texts: Iterable[str]) -> HeldOut:
+    """The rule for a corpus of these documents, of which at most the first 50 are looked at."""
+    first = list(islice(texts, FEW)) if share else []
+    if not first or len(first) == FEW:
+        return HeldOut(share)
+    drawn = sorted(fraction(block, "heldout") for text in first for block in blocks(text, BLOCK))
+    count = min(max(1, round(share * len(drawn))), len(drawn) - 1)
+    return HeldOut(drawn[count], by_block=True)  # strictly below: exactly `count` blocks (more only of repeated text)

@@ -1,0 +1,20 @@
+"""Any data set of the Hugging Face Hub, or a local folder that `datasets` reads."""
+
+from typing import Self
+
+from distill.config import CacheConfig, SourceConfig
+from distill.data.sources._files import FileSource
+from distill.errors import SettingError
+
+
+class Hub(FileSource):
+    word = "Hub"
+    suffixes = ()
+
+    @classmethod
+    def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self | None:
+        if settings.path is not None:
+            raise SettingError(f"{setting}.path={settings.path}: kind=hub takes no path; set {setting}.kind")
+        if not settings.hub:
+            raise SettingError(f"{setting}.hub=null: {setting}.kind=hub needs the name of a data set on the Hub")
+        return cls(settings, setting)

@@ -1,0 +1,64 @@
+"""WikiText: articles under ` = Title = `, tokens joined back from `@-@ @,@ @.@`."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from distill.data.readers import PIECE, lines
+from distill.data.sources._files import FileSource
+
+_FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
+_HEADING = re.compile(r"\s*((?:= )+)(.*?)((?: =)+)\s*$")
+_MARK = re.compile(r" ?@([-,.])@ ?")
+
+
+class Wikitext(FileSource):
+    word = "WikiText"
+    suffixes = (".txt", ".txt.gz", ".raw", ".tokens")
+
+    @classmethod
+    def usual_paths(cls, data: Path, split: str) -> list[Path]:
+        return [data / "wikitext-2-raw" / _FILES.get(split, split)]
+
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str]:
+        """The articles; one that crosses `stop` is cut there."""
+        return articles(lines(path, start, stop))
+
+    def from_rows(self, texts: Iterable[str]) -> Iterable[str]:
+        return articles(texts)  # on the Hub every line is a row
+
+
+def articles(lines: Iterable[str]) -> Iterator[str]:
+    """WikiText articles: split at ` = Title = `, headings without their marks, `@-@ @,@ @.@` joined back.
+
+    Only a line between blank ones is a title, since formulas wrapped over lines can look like one. Where no title
+    comes, an article ends after 1 MiB.
+    """
+    article: list[str] = []
+    size = 0
+    for before, line, after in _neighbours(lines):
+        heading = _HEADING.match(line)
+        if heading and len(heading[1]) == len(heading[3]) and not before.strip() and not after.strip():
+            line = heading[2]
+            ends = len(heading[1]) == 2  # one mark on either side: the title of the next article
+        else:
+            ends = size >= PIECE
+        if ends and article:
+            yield "\n\n".join(article)
+            article, size = [], 0
+        if line.strip():
+            article.append(_MARK.sub(r"\1", line.strip()))
+            size += len(line)
+    yield "\n\n".join(article)
+
+
+def _neighbours(lines: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Each line with the one before and the one after it, empty at the ends."""
+    before, line = "", None
+    for after in lines:
+        if line is not None:
+            yield before, line, after
+            before = line
+        line = after
+    if line is not None:
+        yield before, line, ""

@@ -1,0 +1,94 @@
+"""What a measure is, and what all of them share: the batches of a set, and means that are exchanged between ranks.
+
+Every value is a sum over positions divided by their number, so it depends neither on batch size nor on padding nor on
+the number of ranks. Shapes: B rows, S positions, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torchmetrics.text import Perplexity as TokenPerplexity
+
+from distill.backends import Backend
+from distill.data.batch import Batch
+from distill.data.collate.mlm import MaskedLM
+from distill.evaluation.sets import SEED, EvaluationSet
+from distill.models.language_model import LanguageModel
+from distill.seed import key
+
+Done = Callable[[int], None]  # gets the number of rows or positions that were scored since the last call
+
+
+class Measure(Protocol):
+    """One number for a model on a set. History, report, comparison and plots know measures by name.
+
+    Attributes:
+        name: its key in results.json.
+        title: what the report calls it.
+        explanation: half a sentence that follows the title.
+        lower_is_better: the direction.
+        unit: of what `size` counts.
+    """
+
+    name: str
+    title: str
+    explanation: str
+    lower_is_better: bool
+    unit: str
+
+    def size(self, data: EvaluationSet) -> int:
+        """How much work a set is, in `unit`, over all ranks."""
+        ...
+
+    def score(self, model: LanguageModel, data: EvaluationSet, done: Done) -> float:
+        """The measure of a model that is in evaluation mode; all ranks call it and get the same."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What measures share: how rows are masked, how many at once, and the ranks that share the work."""
+
+    collator: MaskedLM
+    vocab: int
+    batch_size: int
+    backend: Backend
+
+    def masked_batches(self, data: EvaluationSet, done: Done) -> Iterator[Batch]:
+        """This rank's rows under the fixed mask, longest first and cut to the longest of their batch."""
+        lengths = (data.rows != self.collator.pad_id).sum(1)
+        order = np.argsort(-lengths, kind="stable")[self.backend.rank :: self.backend.size]
+        for start in range(0, len(order), self.batch_size):
+            numbers = order[start : start + self.batch_size]
+            ids = data.rows[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
+            keys = key(SEED, "evaluation mask", numbers)
+            yield self.collator.collate(ids, keys, numbers).to(self.backend.device)
+            done(len(numbers))
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.backend.device)
+
+
+class MeanExp:
+    """exp of the mean negative log-likelihood of tokens, over all ranks, in float64."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.metric = TokenPerplexity().to(backend.device)
+        self.metric.set_dtype(torch.float64)
+
+    def update(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """logits [N, V], targets [N]"""
+        # In float64: torchmetrics takes the logarithm of a softmax, which in fp32 can be the logarithm of 0.
+        self.metric.update(logits.double()[None], targets[None])
+
+    def compute(self) -> float:
+        # torchmetrics would exchange through torch.distributed alone; our backends include others.
+        sums = torch.stack([self.metric.total_log_probs.double(), self.metric.count.double()])
+        total, count = self.backend.sum(sums).tolist()
+        # A numpy exp: a hopeless model's value is inf, where math.exp would end the run with OverflowError.
+        with np.errstate(over="ignore"):
+            return float(np.exp(total / count)) if count else float("nan")

@@ -1,0 +1,77 @@
+"""Pseudo-perplexity: every scored token masked by itself (Salazar et al. 2020, "Masked Language Model Scoring").
+
+Shapes: R rows, S positions, B copies of them with one position masked each.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from distill.config import PseudoPerplexityConfig
+from distill.evaluation.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.measures import Done, MeanExp, Scoring
+from distill.evaluation.sets import SEED, EvaluationSet
+from distill.kernels.precision import autocast
+from distill.models.language_model import LanguageModel
+from distill.seed import key, uniform
+
+COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one forward
+
+
+class PseudoPerplexity:
+    """exp of the mean negative log-likelihood of tokens that are masked one at a time.
+
+    A seeded share of all ordinary positions is scored, drawn position by position.
+    """
+
+    name = "pseudo_perplexity"
+    title = "Pseudo-perplexity"
+    explanation = "the same with each scored token masked by itself"
+    lower_is_better = True
+    unit = "positions"
+
+    def __init__(self, scoring: Scoring, settings: PseudoPerplexityConfig) -> None:
+        self.scoring, self.settings = scoring, settings
+
+    def size(self, data: EvaluationSet) -> int:
+        return len(self.positions(data))
+
+    def positions(self, data: EvaluationSet) -> np.ndarray:
+        """The flat positions of `data.rows` that are scored, [N] int64."""
+        ordinary = np.flatnonzero(self.scoring.collator.ordinary[data.rows].reshape(-1))
+        drawn = uniform(key(SEED, "pseudo-perplexity", ordinary)) < self.settings.share
+        return ordinary[drawn]
+
+    def score(self, model: LanguageModel, data: EvaluationSet, done: Done) -> float:
+        mean = MeanExp(self.scoring.backend)
+        # One context around all: autocast then casts a trained weight once, not in each forward.
+        with autocast(model.precision, self.scoring.backend.device):
+            for copies, targets in self._copies(data, done):
+                # Only the masked position reaches the vocabulary-sized head.
+                mean.update(model.logits(head_rows_at_masks(model, copies), self.scoring.vocab), targets)
+        return mean.compute()
+
+    def _copies(self, data: EvaluationSet, done: Done) -> Iterator[tuple[Copies, torch.Tensor]]:
+        """This rank's batches of copies, each with the tokens that its masks hide, [B]; of alike length, longest first.
+
+        A batch holds `batch_size` copies, fewer of rows longer than 128: the memory is bounded.
+        """
+        collator, backend, tensor = self.scoring.collator, self.scoring.backend, self.scoring.tensor
+        width = data.rows.shape[1]
+        lengths = (data.rows != collator.pad_id).sum(1)
+        positions = self.positions(data)
+        # Copies of one row stay side by side, and so share what can be computed once per row.
+        positions = positions[np.argsort(-lengths[positions // width], kind="stable")]
+        sizes = self.settings.batch_size * COPY // np.maximum(lengths[positions // width], COPY)
+        starts = [0]
+        while starts[-1] < len(positions):
+            starts.append(starts[-1] + max(int(sizes[starts[-1]]), 1))
+        for start, end in list(pairwise(starts))[backend.rank :: backend.size]:
+            numbers, row = np.unique(positions[start:end] // width, return_inverse=True)
+            column = positions[start:end] % width
+            rows = data.rows[numbers, : lengths[numbers].max()].astype(np.int64)
+            valid = None if (rows != collator.pad_id).all() else tensor(rows != collator.pad_id)
+            yield Copies(tensor(rows), valid, tensor(row), tensor(column), collator.mask_id), tensor(rows[row, column])
+            done(len(row))

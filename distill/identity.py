@@ -1,0 +1,93 @@
+"""What a trained student depends on: everything that must match to resume a run or to call it finished."""
+
+from typing import Any
+
+from distill.config import Config
+from distill.errors import SettingError
+
+# Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
+# identity by the digest of its rows, the teacher by that of its weights.
+RESUME_IGNORES = ("corpus", "teacher", "evaluate", "backend", "precision", "tracker", "scale", "resume")
+# Settings of the other groups for which the same holds.
+SETTINGS_IGNORED = {
+    *(
+        f"train.{name}"
+        for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "workers")
+    ),
+    "objective.kernel",
+    "student.path",
+    "student.trust_remote_code",
+}
+LENGTH = ("train.epochs", "train.steps", "train.minutes")
+
+
+def run_identity(
+    config: Config, digests: dict[str, str | None], num_rows: int, rows_per_step: int, total_steps: int
+) -> dict[str, Any]:
+    """Everything that the trained student depends on, flat, by the names of the settings.
+
+    Micro-batch, accumulation and ranks stand there by their product, because the same rows in one step give the same
+    step. How long the run is stands there only where the learning rate of its steps depends on that.
+
+    Args:
+        digests: of the corpus's rows, the teacher, and the student's start where that is a model of the user's.
+        total_steps: after which the run ends, wall-clock aside.
+    """
+    weightless = {name for name, term in config.objective.terms.items() if term.weight == 0}
+    kept = {
+        name: value
+        for name, value in flatten(config.given).items()
+        if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
+        if not (name.startswith("objective.") and name.split(".")[1] in weightless)
+    }
+    if config.schedule.kind == "constant":
+        warmup = kept.pop("schedule.warmup", 0.0)
+        kept |= {"schedule.warmup_steps": round(warmup * total_steps, 6)} if warmup else {}
+        if not warmup or config.train.minutes is None:
+            kept = {name: value for name, value in kept.items() if name not in LENGTH}
+    return {
+        **kept,
+        **{f"{name}.digest": digest for name, digest in digests.items()},
+        "teacher.cache.top_k": config.teacher.cache.top_k,
+        "precision.teacher.int8": config.precision.teacher == "int8",
+        "corpus.num_rows": num_rows,
+        "train.rows_per_step": rows_per_step,
+    }
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names; lists stay lists."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + str(name)] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], where: str) -> None:
+    """Raises SettingError when a run would be resumed with settings changed that its student depends on."""
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if not names:
+        return
+    differing = [_difference(name, before.get(name), now.get(name)) for name in names]
+    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+    cure = "go back to them"
+    if set(names) <= set(LENGTH):
+        kind = now.get("schedule.kind")
+        cure = f"the {kind} schedule is made for one length, and only schedule=constant can be continued: go back"
+    raise SettingError(
+        f"{where} belongs to other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another run with "
+        "hydra.run.dir=DIR"
+    )
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    if name == "teacher.digest":
+        return "the teacher has other weights or another tokenizer than then"
+    if name == "student.digest":
+        return "the student starts from other weights than then"
+    if name == "corpus.digest":
+        return "the corpus has another text than then"
+    return f"{name} was {before} and is now {now}"

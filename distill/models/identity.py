@@ -1,0 +1,55 @@
+"""What a model is, wherever it lies: a digest of its weights and tokenizer, kept so that it is computed once."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.disk_cache import folder_of, once
+from distill.files import atomic
+from distill.models.load import model_folder
+
+
+def model_digest(model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
+    """sha256 of a model's class, configuration and weights, and of the tokenizer's vocabulary."""
+    fields = {
+        name: value
+        for name, value in model.config.to_diff_dict().items()
+        if name not in ("_name_or_path", "transformers_version", "dtype")
+    }
+    digest = hashlib.sha256(json.dumps([type(model).__name__, fields], sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    if tokenizer is not None:
+        digest.update(tokenizer_text(tokenizer).encode())
+    return digest.hexdigest()
+
+
+def saved_digest(path: str, model: Any, tokenizer: PreTrainedTokenizerBase | None, cache: str) -> str:
+    """`model_digest` of a model that was loaded from `path`.
+
+    For a local folder it is kept in `cache`, beside names, sizes and times of the files that it was computed from.
+    """
+    folder = Path(model_folder(path))
+    files = sorted(file for file in folder.glob("*") if file.is_file()) if folder.is_dir() else []
+    if not files:
+        return model_digest(model, tokenizer)
+    known = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    kept = folder_of(cache, "digests", hashlib.sha256(repr(known).encode()).hexdigest()[:32])
+    with once(kept, quiet=True) as missing:  # the ranks of a machine ask at the same time
+        if missing:
+            with atomic(kept) as new:
+                new.write_text(model_digest(model, tokenizer) + "\n", encoding="utf-8")
+    return kept.read_text(encoding="utf-8").strip()
+
+
+def tokenizer_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Everything that decides which ids a text gets, without padding and truncation that were left set."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return json.dumps(sorted(tokenizer.get_vocab().items()))
+    return json.dumps(json.loads(backend.to_str()) | {"padding": None, "truncation": None}, sort_keys=True)

@@ -1,0 +1,217 @@
+"""The elementwise part of the visit to a block of rows: losses, and the gradient for the logits written over them.
+
+Shapes: n rows of a block, V vocabulary, K kept entries, T terms. With z = student logits / T, q = softmax(z), p =
+softmax(teacher logits / T), the soft term T^2 * KL(p || q) has the gradient T * (q - p) with respect to the student's
+logits; entries in the tail bucket, of joint masses P and Q, have T * (q - P * q / Q) instead, be the bucket what a
+cut-off leaves or what a teacher's K largest entries leave. Masked words have softmax(logits) - one_hot(target).
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from distill.objective.terms import ALL, VocabularyTerm
+from distill.teacher.signal import TopK
+
+NO_TARGET = -100
+
+
+class TeacherBlock(NamedTuple):
+    """What a block of rows knows of the teacher: logits [n, V], or log-probabilities [n, K + 1] of its K entries."""
+
+    values: Tensor
+    bias: Tensor | None  # [V], still to be added to the logits: the product is spared a pass over memory
+    kept: Tensor | None  # [n, K]; None: all of them
+
+
+class Block(Protocol):
+    """Losses and gradient of a block of rows.
+
+    `num_bytes` is how many of its logits are visited at once on a CPU: small enough to stay in the processor's cache.
+    """
+
+    num_bytes: int
+
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
+    ) -> Tensor:
+        """Losses [T, n]; `logits` [n, V], before the bias, is overwritten with the gradient of the scaled losses.
+
+        targets [n] int64, NO_TARGET in a row without one; None where no row of the block has one. scales [T].
+        """
+        ...
+
+
+class AutogradBlock:
+    """Any terms over the vocabulary, each by its own formula; the gradient is autograd's, inside the block."""
+
+    num_bytes = 1 << 20
+
+    def __init__(self, terms: Sequence[VocabularyTerm]) -> None:
+        self.terms = terms
+
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
+    ) -> Tensor:
+        z = _biased(logits, bias, scales.dtype).detach().requires_grad_()
+        y: Tensor | TopK | None = None
+        if teacher is not None and teacher.kept is not None:
+            y = TopK(teacher.kept, teacher.values)
+        elif teacher is not None:
+            y = _biased(teacher.values, teacher.bias, scales.dtype)
+        if targets is None:
+            targets = torch.full((len(z),), NO_TARGET, device=z.device)
+        with torch.enable_grad():
+            losses = torch.stack([on_its_rows(term, term.losses(z, y, targets), targets) for term in self.terms])
+            (gradient,) = torch.autograd.grad((scales[:, None] * losses).sum(), z)
+        logits.copy_(gradient)
+        return losses.detach()
+
+
+def on_its_rows(term: VocabularyTerm, losses: Tensor, targets: Tensor) -> Tensor:
+    """[n] -> [n], 0 in the rows that do not carry the term."""
+    return losses if term.rows == ALL else torch.where(targets == NO_TARGET, torch.zeros_like(losses), losses)
+
+
+class PairBlock:
+    """Soft targets and masked words by hand, sharing their exponentials; T = 2, in this order."""
+
+    def __init__(self, temperature: float, cutoff: float, compiled: bool) -> None:
+        """`compiled`: through torch.compile, where there is a compiler."""
+        self.temperature, self.cutoff = temperature, cutoff
+        self.function = _compiled if compiled else loss_and_grad_block
+        self.num_bytes = 1 << 22 if compiled else 1 << 20  # compiled, it visits each row on its own: fewer calls
+
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
+    ) -> Tensor:
+        values, teacher_bias, kept = (None, None, None) if teacher is None else teacher
+        column = None if targets is None else targets[:, None]
+        return self.function(logits, bias, values, teacher_bias, kept, column, scales, self.temperature, self.cutoff)
+
+
+def loss_and_grad_block(
+    logits: Tensor,
+    bias: Tensor | None,
+    teacher: Tensor | None,
+    teacher_bias: Tensor | None,
+    kept: Tensor | None,
+    targets: Tensor | None,
+    scale: Tensor,
+    temperature: float,
+    cutoff: float,
+) -> Tensor:
+    """Both losses [2, n] of a block's rows; `logits` [n, V] is overwritten with the gradient of the scaled loss.
+
+    bias, teacher_bias [V]: of either head, still to be added to its logits.
+    teacher: its logits [n, V], or log-probabilities [n, K + 1] of the entries `kept` [n, K]; targets [n,
+    1]. Each is None where the block has no such term. The sums over the rows are left to the caller: with them inside,
+    inductor's CPU code generation fails (torch 2.13).
+    """
+    z = _biased(logits, bias, scale.dtype) / temperature
+    top = z.amax(-1, keepdim=True)
+    # Exponentials are the cost: both terms share these. Kept entries need their own; then soft rows alone want no more.
+    v = (z - top).exp() if kept is None or targets is not None else z
+    soft = mlm = torch.zeros_like(top)
+    gradient = torch.zeros_like(top)
+    if teacher is not None:
+        y = _biased(teacher, teacher_bias, scale.dtype)
+        weight = scale[0] * temperature
+        if kept is None:
+            loss, gradient = _soft(z, top, v, y / temperature, weight, cutoff)
+        else:
+            loss, gradient = _soft_topk(z, y.log_softmax(-1), kept.long(), weight)
+        soft = temperature**2 * loss
+    if targets is not None:
+        w = v if temperature == 1 else v.square() if temperature == 2 else ((z - top) * temperature).exp()
+        on = (targets != NO_TARGET).to(scale.dtype)
+        loss, mlm_gradient = _mlm(z * temperature, top * temperature, w, targets, scale[1] * on)
+        mlm = loss * on
+        gradient = gradient + mlm_gradient
+    logits.copy_(gradient)
+    return torch.stack([soft[:, 0], mlm[:, 0]])
+
+
+def _biased(logits: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return logits.to(dtype) if bias is None else logits.to(dtype) + bias
+
+
+def _soft(z: Tensor, top: Tensor, v: Tensor, y: Tensor, weight: Tensor, cutoff: float) -> tuple[Tensor, Tensor]:
+    """KL(softmax(y) || softmax(z)) [n, 1] and weight * its gradient for z; v = exp(z - top), weight a scalar."""
+    y_top = y.amax(-1, keepdim=True)
+    u = (y - y_top).exp()
+    mass_v, mass_u = v.sum(-1, keepdim=True), u.sum(-1, keepdim=True)
+    if cutoff > 0:
+        return _soft_with_tail(z, top + mass_v.log(), y, y_top + mass_u.log(), weight, cutoff)
+    loss = ((y - z) * u).sum(-1, keepdim=True) / mass_u + ((mass_v / mass_u).log() + (top - y_top))
+    return loss, v * (weight / mass_v) - u * (weight / mass_u)
+
+
+def _soft_with_tail(
+    z: Tensor, z_total: Tensor, y: Tensor, y_total: Tensor, weight: Tensor, cutoff: float
+) -> tuple[Tensor, Tensor]:
+    """The same with the teacher's entries below the cut-off in one bucket; z_total, y_total [n, 1]: log-sum-exps."""
+    log_q, log_p = z - z_total, y - y_total
+    p = log_p.exp()
+    kept = p >= cutoff
+    log_mass_p = y.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True) - y_total  # -inf where nothing is cut
+    log_mass_q = z.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True) - z_total
+    ratio = (log_mass_p - log_mass_q).masked_fill(log_mass_p == -torch.inf, 0)
+    loss = (p * (log_p - log_q)).masked_fill(~kept, 0).sum(-1, keepdim=True) + log_mass_p.exp() * ratio
+    return loss, weight * (log_q.exp() - torch.where(kept, p, (log_q + ratio).exp()))
+
+
+def _soft_topk(z: Tensor, log_p: Tensor, ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for a teacher known by log_p [n, K + 1] of the entries ids [n, K] and, last, of all others together.
+
+    The others' exponentials are taken from the largest of themselves, so that a tiny mass Q keeps its digits.
+    """
+    rest = z.scatter(1, ids, -torch.inf)
+    rest_top = rest.amax(-1, keepdim=True)
+    u = (rest - rest_top).exp()
+    mass_u = u.sum(-1, keepdim=True)
+    log_q = torch.cat([z.gather(1, ids), rest_top + mass_u.log()], 1).log_softmax(-1)
+    p, difference = log_p.exp(), weight * (log_q.exp() - log_p.exp())
+    loss = (p * (log_p - log_q)).sum(-1, keepdim=True)
+    return loss, (u * (difference[:, -1:] / mass_u)).scatter(1, ids, difference[:, :-1])
+
+
+def _mlm(x: Tensor, top: Tensor, w: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy [n, 1] of logits x and weight * its gradient; w = exp(x - top); no target: weight 0, any loss."""
+    mass = w.sum(-1, keepdim=True)
+    loss = mass.log() + (top - x.gather(1, targets.clamp(min=0)))
+    gradient = w * (weight / mass)
+    columns = torch.arange(x.shape[1], device=x.device)
+    return loss, torch.where(columns == targets, gradient - weight, gradient)
+
+
+class _Compiler:
+    """The pair's block through torch.compile, until that fails: without a compiler every call would try for seconds."""
+
+    works = True
+
+    @functools.cached_property
+    def function(self) -> Callable[..., Tensor]:
+        return torch.compile(loss_and_grad_block, dynamic=True)
+
+
+_compiler = _Compiler()
+
+
+def _compiled(logits: Tensor, *rest: Any) -> Tensor:
+    """`loss_and_grad_block` through torch.compile; as it is, after one warning, where there is no compiler."""
+    if not _compiler.works:
+        return loss_and_grad_block(logits, *rest)
+    # Slices would be compiled for every new offset; these are tensors of their own over the same memory.
+    arguments = [from_dlpack(value) if isinstance(value, Tensor) else value for value in (logits, *rest)]
+    try:
+        return _compiler.function(*arguments)
+    except Exception as error:  # a missing compiler and inductor's faults have many faces, all before the first write
+        _compiler.works = False
+        warnings.warn(f"the objective runs without torch.compile: {str(error).splitlines()[0]}", stacklevel=2)
+        return loss_and_grad_block(logits, *rest)

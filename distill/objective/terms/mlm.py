@@ -1,0 +1,18 @@
+"""Masked language modelling: the cross-entropy of the tokens that were masked."""
+
+from torch import Tensor
+
+from distill.objective import losses
+from distill.objective.terms import VocabularyTerm
+from distill.teacher.signal import TopK
+
+
+class Mlm(VocabularyTerm):
+    """Cross-entropy at temperature 1; see `losses.mlm`."""
+
+    title = "Masked words (MLM)"
+    needs_teacher = False
+    rows = "mlm"
+
+    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+        return losses.mlm(student, targets)

@@ -1,0 +1,70 @@
+"""A teacher that runs while the student trains."""
+
+from collections.abc import Iterator
+
+import torch
+
+from distill.data.batch import Batch
+from distill.models.language_model import LanguageModel, Outputs, OutputSpec
+from distill.teacher.signal import Signal, Wanted
+
+
+class LiveTeacher:
+    """A frozen model; one forward of it may take several of the student's micro-batches, as it keeps nothing."""
+
+    def __init__(self, model: LanguageModel, micro_batches: int = 1) -> None:
+        self.model, self.micro_batches = model, micro_batches
+
+    def read_ahead(self, batch: Batch) -> Batch:
+        return batch
+
+    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+        for start in range(0, len(window), self.micro_batches):
+            part = window[start : start + self.micro_batches]
+            specs = [wanted(batch) for batch in part]
+            if specs[0].head or specs[0].layers:
+                yield from self._forward(part, specs)
+            else:
+                yield from (Signal(None, Outputs(None, {})) for _ in part)
+
+    def _forward(self, batches: list[Batch], specs: list[OutputSpec]) -> Iterator[Signal]:
+        """One forward of all batches, and its outcome, cut up again by batch."""
+        with torch.no_grad():
+            outputs = self.model(*_joined(batches), _joined_spec(batches, specs))
+        sizes = [len(batch.ids) for batch in batches]
+        hidden = {layer: states.split(sizes) for layer, states in outputs.hidden.items()}
+        rows = None
+        if outputs.head_rows is not None:
+            counts = [
+                batch.ids.numel() if spec.positions is None else len(spec.positions)
+                for batch, spec in zip(batches, specs, strict=True)
+            ]
+            rows = outputs.head_rows.split(counts)
+        for number in range(len(batches)):
+            here = Outputs(None, {layer: states[number] for layer, states in hidden.items()})
+            yield Signal(None if rows is None else self.model.head(rows[number]), here)
+
+
+def _joined(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """Inputs and documents of all batches, one after the other."""
+    if len(batches) == 1:
+        return batches[0].inputs, batches[0].documents
+    inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in batches[0].inputs}
+    if all(batch.documents is None for batch in batches):
+        return inputs, None
+    return inputs, torch.cat(
+        [torch.zeros_like(batch.ids) if batch.documents is None else batch.documents for batch in batches]
+    )
+
+
+def _joined_spec(batches: list[Batch], specs: list[OutputSpec]) -> OutputSpec:
+    """The same wishes for all batches at once: each batch's positions stand behind those of the batches before it."""
+    if len(batches) == 1 or not specs[0].head or all(spec.positions is None for spec in specs):
+        return specs[0]
+    positions, start = [], 0
+    for batch, spec in zip(batches, specs, strict=True):
+        count = batch.ids.numel()
+        own = torch.arange(count, device=batch.ids.device) if spec.positions is None else spec.positions
+        positions.append(own + start)
+        start += count
+    return specs[0]._replace(positions=torch.cat(positions))

@@ -1,0 +1,39 @@
+"""The teacher of a run: live, from a cache that is made first where there is none, or none at all."""
+
+from distill.backends import Backend
+from distill.config import Config
+from distill.data.batches import Batches
+from distill.models.language_model import LanguageModel
+from distill.teacher import build_cache
+from distill.teacher.cache import Cache, Positions, find
+from distill.teacher.cached import CachedTeacher
+from distill.teacher.live import LiveTeacher
+from distill.teacher.signal import NoTeacher, Teacher
+
+
+def find_cache(config: Config, origin: dict[str, object], batches: Batches, positions: Positions) -> Cache | None:
+    """The cache that the settings want, checked or still to be made; None where the teacher is to run live.
+
+    Raises:
+        SettingError: as `cache.find`.
+    """
+    if config.teacher.cache.top_k is None:
+        return None
+    return find(config.teacher.cache, origin, batches, positions, config.corpus.cache.cache)
+
+
+def make_teacher(
+    model: LanguageModel | None,
+    cache: Cache | None,
+    batches: Batches,
+    positions: Positions,
+    config: Config,
+    backend: Backend,
+) -> Teacher:
+    """The teacher that the loop reads from; all ranks call this. `model` is None where no loss term needs a teacher."""
+    if model is None:
+        return NoTeacher()
+    if cache is None:
+        return LiveTeacher(model, config.teacher.micro_batches)
+    build_cache.build(cache, model, batches, positions, config.objective.temperature, backend)
+    return CachedTeacher(cache)
