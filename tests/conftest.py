@@ -1,11 +1,19 @@
 """Fixtures of the tests: quick, offline, one thread, so that sums are made in the same order everywhere."""
 
-from typing import Any
+from distill.threads import limit_spinning
 
-import numpy as np
-import pytest
-import tiny
-import torch
+limit_spinning()  # before torch is loaded
+
+import logging  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import tiny  # noqa: E402
+import torch  # noqa: E402
+from job import Shelf  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -25,3 +33,34 @@ def teacher() -> Any:
 def rows() -> np.ndarray:
     """20 rows of 5 to 12 tokens, padded: with 8 rows a step the last step of an epoch has 4."""
     return tiny.make_rows(20, shortest=5)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """What the package says, as it is said."""
+    said: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    caplog.set_level(logging.INFO, "distill")
+    handler = Collect()
+    logging.getLogger("distill").addHandler(handler)
+    yield said
+    logging.getLogger("distill").removeHandler(handler)
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """Books and a teacher trained on them; runs go to folders of their own below it."""
+    made = Shelf(tmp_path_factory.mktemp("shelf"))
+    assert made.pretrain() == 0
+    return made
+
+
+@pytest.fixture(scope="session")
+def done(shelf: Shelf) -> Path:
+    """The folder of an undisturbed run on that shelf; no test may change it."""
+    assert shelf.run(shelf.root / "done") == 0
+    return shelf.root / "done"

@@ -1,12 +1,21 @@
 """Runs the main job in this process or as a command, on a small library of made-up books."""
 
+import json
 import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from safetensors.torch import load_file
 
 from distill.__main__ import main
+from distill.compose import build, register
+from distill.config import CONF, Config
 
 ROOT = Path(__file__).resolve().parent.parent
 NOUNS = [
@@ -42,7 +51,7 @@ VERBS = [
     "heard",
 ]
 ADJECTIVES = ["old", "quiet", "golden", "broken", "distant", "little", "heavy", "strange", "bright", "narrow"]
-PLACES = ["by the sea", "in the valley", "at the gate", "over the hill", "near the church", "under the stars"]
+WHERE = ["by the sea", "in the valley", "at the gate", "over the hill", "near the church", "under the stars"]
 TINY = "student.config={hidden_size:32,num_hidden_layers:4,num_attention_heads:2,intermediate_size:64}"
 
 
@@ -56,7 +65,7 @@ def book(number: int, paragraphs: int = 40) -> str:
             # The verb follows from the noun: something that a masked language model can learn.
             verb = VERBS[noun % len(VERBS)]
             adjective = draw.choice(ADJECTIVES)
-            lines.append(f"The {adjective} {NOUNS[noun]} {verb} the {draw.choice(NOUNS)} {draw.choice(PLACES)}.")
+            lines.append(f"The {adjective} {NOUNS[noun]} {verb} the {draw.choice(NOUNS)} {draw.choice(WHERE)}.")
         lines.append("")
     return (
         f"The Project Gutenberg eBook of Book {number}\n\n"
@@ -85,16 +94,85 @@ def distill(*arguments: str) -> int:
         sys.argv = before
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "DISTILL_DATA": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+def environment(path: Path | None = None) -> dict[str, str]:
+    """That of a process of its own; `path` is a folder to import from besides."""
+    folders = os.pathsep.join(str(folder) for folder in (ROOT, path) if folder)
+    return {**os.environ, "PYTHONPATH": folders, "DISTILL_DATA": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def command(*arguments: str) -> subprocess.Popen[str]:
-    """The same as a process of its own."""
+def command(*arguments: str, path: Path | None = None) -> subprocess.Popen[str]:
+    """The same as a process of its own, which can import from `path` too."""
     return subprocess.Popen(
         [sys.executable, "-m", "distill", *arguments],
-        env=environment(),
+        env=environment(path),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+class Shelf:
+    """Books, a teacher trained on them, and the arguments of a distillation from it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.books = library(root / "books")
+        self.corpus = [f"corpus.path={self.books}", f"corpus.cache={root / 'cache'}", "corpus.workers=1"]
+        self.corpus += ["corpus.sequence_length=32", "corpus.heldout=0.1", "evaluate.sets=[heldout]", "evaluate.rows=8"]
+        self.teacher = root / "teacher"
+
+    def pretrain(self) -> int:
+        train = ["train.batch_size=16", "train.accumulate=1", "train.epochs=null", "train.steps=60"]
+        size = [TINY, "corpus.vocab_size=400", "optimizer.lr=5e-3", f"hydra.run.dir={self.teacher}"]
+        return distill("+recipe=bert_pretrain", *self.corpus, *train, *size)
+
+    def arguments(self, folder: Path, *more: str) -> list[str]:
+        train = ["train.batch_size=8", "train.accumulate=2", "train.epochs=2", "train.save_every=2", "corpus.rows=60"]
+        teacher = ["teacher=pretrained", f"teacher.path={self.teacher}"]
+        fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.share=0.1"]
+        return ["+recipe=distilbert_gutenberg", *fixed, f"hydra.run.dir={folder}", *more]
+
+    def run(self, folder: Path, *more: str) -> int:
+        return distill(*self.arguments(folder, *more))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "student" / "model.safetensors")
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """The same student, bitwise."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def assert_alike(one: Path, other: Path, atol: float = 2e-4) -> None:
+    """The same student, but for rounding."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for(condition: Any, process: Any, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def composed(*overrides: str) -> Config:
+    """The settings that a command line with these overrides gives."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return build(compose("config", list(overrides)))

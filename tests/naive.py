@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from tiny import VOCAB
 
-from distill.config import Objective, Rows
-from distill.data.batches import Batch
-from distill.data.collate.mlm import IGNORE
-from distill.objective.objective import TERMS
+from distill.config import ObjectiveConfig
+from distill.data.batch import Batch
+
+NAMES = ("soft", "mlm", "cosine")
 
 
 def kl(teacher: torch.Tensor, student: torch.Tensor, temperature: float, cutoff: float) -> torch.Tensor:
@@ -22,31 +22,40 @@ def kl(teacher: torch.Tensor, student: torch.Tensor, temperature: float, cutoff:
     return temperature**2 * value
 
 
+def attention_of(batch: Batch) -> torch.Tensor:
+    """[B, S], 0 at padding."""
+    return torch.ones_like(batch.ids) if batch.documents is None else (batch.documents >= 0).long()
+
+
+def targets_of(batch: Batch) -> dict[int, int]:
+    """The token to predict by flat position."""
+    return dict(zip(*(values.tolist() for values in batch.labels["mlm"]), strict=True))
+
+
 def definition(
-    settings: Objective, student: Any, teacher: Any | None, batches: list[Batch]
-) -> tuple[torch.Tensor, list[float]]:
+    settings: ObjectiveConfig, student: Any, teacher: Any | None, batches: list[Batch]
+) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of a whole step as the field defines it: full logits of the models themselves, position by position."""
-    values: dict[str, list[torch.Tensor]] = {name: [] for name in TERMS}
+    values: dict[str, list[torch.Tensor]] = {name: [] for name in NAMES}
+    soft = settings.terms["soft"].make.arguments
     for batch in batches:
-        attention = torch.ones_like(batch.inputs) if batch.attention is None else batch.attention
-        ours = student(input_ids=batch.inputs, attention_mask=attention, output_hidden_states=True)
+        attention, targets = attention_of(batch), targets_of(batch)
+        of_student = student(input_ids=batch.ids, attention_mask=attention, output_hidden_states=True)
         with torch.no_grad():
             asked = teacher if teacher is not None else student
-            theirs = asked(input_ids=batch.inputs, attention_mask=attention, output_hidden_states=True)
-        targets = batch.targets.view(batch.inputs.shape)
-        for row, place in np.ndindex(*batch.inputs.shape):
-            if not attention[row, place]:
+            of_teacher = asked(input_ids=batch.ids, attention_mask=attention, output_hidden_states=True)
+        for flat, (row, column) in enumerate(np.ndindex(*batch.ids.shape)):
+            if not attention[row, column]:
                 continue
-            logits, target = ours.logits[row, place][:VOCAB], int(targets[row, place])
-            if target != IGNORE:
+            logits, target = of_student.logits[row, column][:VOCAB], targets.get(flat)
+            if target is not None:
                 values["mlm"].append(-(logits[target] - logits.exp().sum().log()))
-            if teacher is not None and (settings.soft.rows is Rows.all or target != IGNORE):
-                taught = theirs.logits[row, place][:VOCAB]
-                values["soft"].append(kl(taught, logits, settings.temperature, settings.soft.cutoff))
+            if teacher is not None and (soft["rows"] == "all" or target is not None):
+                teacher_logits = of_teacher.logits[row, column][:VOCAB]
+                values["soft"].append(kl(teacher_logits, logits, settings.temperature, soft["cutoff"]))
             if teacher is not None:
-                a, b = ours.hidden_states[-1][row, place], theirs.hidden_states[-1][row, place]
+                a, b = of_student.hidden_states[-1][row, column], of_teacher.hidden_states[-1][row, column]
                 values["cosine"].append(1 - (a @ b) / (a.norm() * b.norm()))
-    means = [torch.stack(v).mean() if v else torch.zeros((), dtype=torch.float64) for v in values.values()]
-    weights = [getattr(settings, name).weight for name in TERMS]
-    total = torch.stack([w * m for w, m in zip(weights, means, strict=True)]).sum()
-    return total, [float(m.detach()) for m in means]
+    means = {n: torch.stack(v).mean() if v else torch.zeros((), dtype=torch.float64) for n, v in values.items()}
+    total = torch.stack([settings.terms[name].weight * mean for name, mean in means.items()]).sum()
+    return total, {name: float(mean.detach()) for name, mean in means.items()}

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 
-from distill.config import Objective, Precision, Rows
-from distill.objective.objective import Objective as CombinedObjective
+from distill import train as loop
+from distill.config import PrecisionConfig
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
@@ -34,7 +35,13 @@ def test_sync(tmp_path: Path) -> None:
     sizes = ("--width", "64", "--layers", "1", "--tokens", "8", "--accumulate", "2", "--rounds", "1")
     _, results = script("sync.py", tmp_path, *sizes, "--engines", ENGINES)
     for measured in results["measured"]:
-        assert set(measured["medians"]) >= {"none", "ours window", "ours every", "wrapper window", "wrapper every"}
+        assert set(measured["medians"]) >= {
+            "none",
+            "distill window",
+            "distill every",
+            "wrapper window",
+            "wrapper every",
+        }
 
 
 def test_rings(tmp_path: Path) -> None:
@@ -46,9 +53,9 @@ def test_rings(tmp_path: Path) -> None:
 
 def test_scaling_and_its_model() -> None:
     scaling = __import__("scaling")
-    told = {case: (float(model), published) for case, model, published in scaling.projection()}
-    assert told["8 nodes, Horovod"][0] == pytest.approx(37, rel=0.02)
-    assert told["8 nodes, Horovod, multi-ring"][0] == pytest.approx(32, rel=0.08)
+    projected = {case: (float(model), published) for case, model, published in scaling.projection()}
+    assert projected["8 nodes, Horovod"][0] == pytest.approx(37, rel=0.02)
+    assert projected["8 nodes, Horovod, multi-ring"][0] == pytest.approx(32, rel=0.08)
     exact = scaling.Model(compute=0.5, latency=0.001, transfer=0.8)
     results = [
         {"size": size, "accumulate": many, "seconds": exact.step(size, many)} for size in (1, 2, 4) for many in (1, 50)
@@ -87,18 +94,16 @@ def test_a_rank_that_fails_ends_the_others() -> None:
 
 
 @pytest.mark.parametrize("rows", ["all", "masked"])
-def test_the_plain_step_has_the_loss_and_gradient_of_ours(rows: str) -> None:
+def test_the_plain_step_has_the_loss_and_gradient_of_the_objective(rows: str) -> None:
     step, cpu = __import__("step"), torch.device("cpu")
-    shape, rows = step.SHAPES["tiny"], Rows(rows)
+    shape = step.SHAPES["tiny"]
     teacher, student = step.make_teacher(shape, cpu), step.make_student(shape, cpu).eval()
-    settings = Objective()
-    settings.soft.rows = rows
-    (batch,) = step.batches(shape, 1, cpu)
-    ours = CombinedObjective(settings, Precision(), shape.vocabulary)
+    (batch,) = step.batches(shape, 1, 1).window(0)
+    objective = tiny.make_objective(step.settings(rows), student, teacher, vocab=shape.vocabulary)
     found = []
     for loss in (
-        step.plain_loss(student, teacher, batch, step.Variant("plain", rows, Precision())),
-        ours(student, teacher, batch, ours.counts([batch]))[0],
+        step.plain_loss(student, teacher, batch, step.Variant("plain", rows, PrecisionConfig())),
+        tiny.loss_of(objective, student, teacher, [batch])[0],
     ):
         student.zero_grad()
         loss.backward()
@@ -107,9 +112,28 @@ def test_the_plain_step_has_the_loss_and_gradient_of_ours(rows: str) -> None:
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-5)
 
 
+def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A benchmark with a loop of its own would go on to time what a run no longer does."""
+    step, cpu = __import__("step"), torch.device("cpu")
+    windows, ended = [], []
+    inner = loop.accumulate_gradients
+
+    def counted(model, teacher, objective, window, *rest):
+        windows.append(len(window))
+        return inner(model, teacher, objective, window, *rest)
+
+    monkeypatch.setattr(loop, "accumulate_gradients", counted)
+    shape, variant = step.SHAPES["tiny"], step.Variant("distill, eager objective", "all", PrecisionConfig())
+    pair = step.make_teacher(shape, cpu), step.make_student(shape, cpu)
+    step.train_with_distill(step.batches(shape, 3, 2), pair, variant, 1, lambda: ended.append(True))
+    assert windows == [3, 3] and len(ended) == 2
+
+
 def test_step(tmp_path: Path) -> None:
-    printed, results = script("step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", "--only", "fp32|ours bf16$")
-    assert [result["variant"] for result in results] == ["plain fp32", "ours fp32", "ours bf16"]
+    printed, results = script(
+        "step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", "--only", "fp32|distill bf16$"
+    )
+    assert [result["variant"] for result in results] == ["plain fp32", "distill fp32", "distill bf16"]
     assert all(len(result["all"]) == 3 and result["peak"] > 2**20 for result in results)
     assert printed.count("tiny") == 0 and printed.count("2x64 -> 1x64, V 500, 2 x 16, masked rows") == 3
 

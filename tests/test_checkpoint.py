@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from tiny import Fit, assert_close, make_model, make_rows, weights_of
+from tiny import Fit, assert_close, make_model, make_rows, objective_config, weights_of
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from distill import checkpoint
-from distill.checkpoint import Checkpoints, State, export, refuse_other_settings
-from distill.config import Masking, Objective, Train
+from distill import checkpoint, files
+from distill.checkpoint import Checkpoints, State, export
+from distill.config import MaskingConfig, TrainConfig
 from distill.errors import SettingError
+from distill.identity import refuse_other_settings
+from distill.objective.tally import Tally
 
 
 class Kill(BaseException):
@@ -26,9 +28,9 @@ class Kill(BaseException):
 
 def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, teacher: Any, seed: int = 5, **settings: Any) -> Fit:
     """With dropout, AdamW, warm-up and clipping: everything that a checkpoint could forget."""
-    train = Train(**{"batch_size": 4, "accumulate": 2, "epochs": 2, "save_every": 1, "keep": 3, **settings})
+    train = TrainConfig(**{"batch_size": 4, "accumulate": 2, "epochs": 2, "save_every": 1, "keep": 3, **settings})
     student = make_model("distilbert", 1, seed=seed, dropout=0.2).train()
-    objective = Objective(masking=Masking(share=0.3))
+    objective = objective_config(masking=MaskingConfig(share=0.3))
     return Fit(folder, tokenizer, rows, teacher, student, objective, train)
 
 
@@ -85,13 +87,17 @@ def test_going_on_is_bitwise_the_same(
     )
 
 
-def test_going_on_with_another_split(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
-    """The same rows a step in other micro-batches: the same to floating-point error (without dropout)."""
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_going_on_with_another_split(tmp_path: Path, tokenizer: Any, rows: np.ndarray, dropout: float) -> None:
+    """The same rows a step in other micro-batches: the same to floating-point error, with dropout keyed by row too."""
 
     def fit(folder: str, **settings: Any) -> Fit:
-        student = make_model("distilbert", 1, seed=5).train()
+        student = make_model("distilbert", 1, seed=5, dropout=dropout).train()
         teacher = make_model("bert", 2).requires_grad_(False)
-        return Fit(tmp_path / folder, tokenizer, rows, teacher, student, settings=Train(**settings), **tiny.plain_sgd())
+        train = TrainConfig(**settings)
+        return Fit(
+            tmp_path / folder, tokenizer, rows, teacher, student, settings=train, keyed_dropout=True, **tiny.plain_sgd()
+        )
 
     whole = fit("whole", batch_size=4, accumulate=2, epochs=1)
     whole.run()
@@ -103,16 +109,18 @@ def test_going_on_with_another_split(tmp_path: Path, tokenizer: Any, rows: np.nd
 
 
 def test_all_that_a_state_holds_comes_back(saved: Fit, tmp_path: Path) -> None:
-    state = State(7, 1234, 5.4321, 7, 3, 2, [0.1, 1 / 3, 1e-9], [5.0, 2.0, 5.0])
-    saved.checkpoints.save(state, saved.student, saved.made)
-    again = saved.checkpoints.load(saved.folder / "step-00000007", saved.student, saved.made)
+    state = State(
+        7, 1234, 5.4321, 7, 3, 2, Tally({"soft": 0.1, "mlm": 1 / 3}, {"soft": 5.0, "mlm": 2.0, "tokens": 5.0}, 9)
+    )
+    saved.checkpoints.save(state, saved.model, saved.made)
+    again = saved.checkpoints.load(saved.folder / "step-00000007", saved.model, saved.made)
     assert again == state
 
 
 def test_before_the_first_step_there_is_no_optimizer_state(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
     """As when every step so far was skipped."""
     fit = Fit(tmp_path, tokenizer, rows)
-    fit.checkpoints.save(State(2, skipped=2), fit.student, fit.made)
+    fit.checkpoints.save(State(2, skipped=2), fit.model, fit.made)
     assert fit.resume().state.skipped == 2 and not optimizer_state(fit)
 
 
@@ -130,7 +138,7 @@ def test_newest_of_no_folder(tmp_path: Path) -> None:
 # --- kills ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["save_file", "_sha256", "_to_disk", "replace"])
+@pytest.mark.parametrize("call", ["save_file", "_sha256", "flush_to_disk", "replace"])
 def test_a_kill_while_saving_leaves_the_older_ones(saved: Fit, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     calls = []
 
@@ -140,18 +148,18 @@ def test_a_kill_while_saving_leaves_the_older_ones(saved: Fit, monkeypatch: pyte
             raise Kill
         return original(*arguments)
 
-    owner = checkpoint.os if call == "replace" else checkpoint
+    owner = {"replace": files.os, "flush_to_disk": files}.get(call, checkpoint)
     original = getattr(owner, call)
     with monkeypatch.context() as patch, pytest.raises(Kill):
         patch.setattr(owner, call, kill)
         saved.state.step = 4
-        saved.checkpoints.save(saved.state, saved.student, saved.made)
+        saved.checkpoints.save(saved.state, saved.model, saved.made)
     newest = saved.checkpoints.newest()
     assert newest is not None and newest.name == "step-00000003"
-    assert [path.name for path in saved.folder.glob(".writing-*")] == [".writing-step-00000004"]
+    (saved.folder / ".step-00000004.new").mkdir(exist_ok=True)  # what a killed process would have left
     assert saved.resume().state.step == 3
     saved.state.step = 4
-    saved.checkpoints.save(saved.state, saved.student, saved.made)
+    saved.checkpoints.save(saved.state, saved.model, saved.made)
     assert sorted(p.name for p in saved.folder.iterdir()) == [f"step-{step:08d}" for step in (2, 3, 4)]
     assert saved.resume().state.step == 4
 
@@ -206,14 +214,14 @@ def flip(path: Path) -> None:
 
 
 DAMAGES: dict[str, Any] = {
-    "a flipped bit in the weights": lambda p: flip(p / "student.safetensors"),
+    "a flipped bit in the weights": lambda p: flip(p / "model.safetensors"),
     "a flipped bit in the optimizer": lambda p: flip(p / "optimizer.safetensors"),
-    "weights cut short": lambda p: (p / "student.safetensors").write_bytes(b"short"),
-    "no weights": lambda p: (p / "student.safetensors").unlink(),
+    "weights cut short": lambda p: (p / "model.safetensors").write_bytes(b"short"),
+    "no weights": lambda p: (p / "model.safetensors").unlink(),
     "no optimizer": lambda p: (p / "optimizer.safetensors").unlink(),
     "state cut short": lambda p: (p / "state.json").write_text((p / "state.json").read_text()[:40]),
     "state that is no text": lambda p: (p / "state.json").write_bytes(b"\xff\xfe\x00"),
-    "state without its parts": lambda p: (p / "state.json").write_text('{"format": 1}'),
+    "state without its parts": lambda p: (p / "state.json").write_text('{"format": 2}'),
 }
 
 

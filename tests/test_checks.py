@@ -4,21 +4,38 @@ import math
 from typing import Any
 
 import pytest
+import tiny
 
 from distill.checks import check
-from distill.config import Config, Corpus, Kind, Source, Student, Teacher
+from distill.config import Config, SourceConfig, StudentConfig, TeacherConfig
 from distill.errors import SettingError
 
 
 def make() -> Config:
-    return Config(corpus=Corpus(Kind.text, "x"), teacher=Teacher("pretrained", "x"), student=Student("layers"))
+    return Config(
+        corpus=tiny.corpus_config(kind="text", path="x"),
+        teacher=TeacherConfig("pretrained", "x"),
+        student=StudentConfig("layers"),
+        objective=tiny.objective_config(),
+    )
 
 
 def change(config: Config, setting: str, value: Any) -> None:
-    *groups, name = setting.split(".")
-    target: Any = config
-    for group in groups:
-        target = getattr(target, group)
+    """Set what the command line calls `setting`."""
+    group, *inner, name = setting.split(".")
+    target: Any = getattr(config, group)
+    if group == "corpus":
+        owners = (config.corpus, config.corpus.source, config.corpus.tokens, config.corpus.cache)
+        target = next(owner for owner in owners if hasattr(owner, name))
+    elif group == "objective" and inner and inner[0] in config.objective.terms:
+        term = config.objective.terms[inner[0]]
+        if name != "weight":
+            term.make.arguments[name] = value
+            return
+        target = term
+    else:
+        for each in inner:
+            target = getattr(target, each)
     assert hasattr(target, name), setting
     setattr(target, name, value)
 
@@ -78,7 +95,7 @@ BAD = [
     ("evaluate.batch_size", 0),
     ("evaluate.pseudo_perplexity.share", 1.01),
     ("evaluate.pseudo_perplexity.batch_size", 0),
-    ("corpus.kind", Kind.heldout),
+    ("corpus.kind", "heldout"),
     ("corpus.sequence_length", 4),
     ("corpus.rows", 0),
     ("corpus.vocab_size", 10),
@@ -147,15 +164,16 @@ def test_an_objective_without_terms_is_refused() -> None:
 def test_no_teacher_but_terms_that_ask_one() -> None:
     config = make()
     config.teacher.kind = "none"
-    config.student = Student("config", "bert")
+    config.student = StudentConfig("config", "bert")
     assert "teacher.kind=none" in refused(config)
-    config.objective.soft.weight = config.objective.cosine.weight = 0.0
+    change(config, "objective.soft.weight", 0.0)
+    change(config, "objective.cosine.weight", 0.0)
     check(config)
 
 
 def test_heldout_set_without_heldout_documents() -> None:
     config = make()
-    config.corpus.heldout = 0.0
+    config.corpus.tokens.heldout = 0.0
     assert "corpus.heldout=0" in refused(config)
     config.evaluate.sets = ["wikitext2"]
     check(config)
@@ -163,7 +181,7 @@ def test_heldout_set_without_heldout_documents() -> None:
 
 def test_shares_of_evaluation_sources() -> None:
     config = make()
-    config.evaluate.sources["imdb"] = Source(Kind.imdb, share=-1.0)
+    config.evaluate.sources["imdb"] = SourceConfig("imdb", share=-1.0)
     assert "evaluate.sources.imdb.share=-1.0" in refused(config)
 
 
@@ -171,7 +189,7 @@ def cached() -> Config:
     config = make()
     config.teacher.cache.top_k = 8
     config.objective.masking.static = True
-    config.objective.cosine.weight = 0.0
+    change(config, "objective.cosine.weight", 0.0)
     return config
 
 

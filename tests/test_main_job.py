@@ -1,74 +1,12 @@
 """The main job end to end: books in, student and report out; resumed, refused, repeated."""
 
-import json
 import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from job import TINY, command, distill, library
-from safetensors.torch import load_file
+from job import Shelf, assert_alike, assert_same, command, distill, metrics, results, wait_for
 
 STEPS = 8  # of the distillation below: 2 epochs of 4 steps
-
-
-class Shelf:
-    """Books, a teacher trained on them, and the arguments of a distillation from it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.books = library(root / "books")
-        self.corpus = [f"corpus.path={self.books}", f"corpus.cache={root / 'cache'}", "corpus.workers=1"]
-        self.corpus += ["corpus.sequence_length=32", "corpus.heldout=0.1", "evaluate.sets=[heldout]", "evaluate.rows=8"]
-        self.teacher = root / "teacher"
-
-    def pretrain(self) -> int:
-        train = ["train.batch_size=16", "train.accumulate=1", "train.epochs=null", "train.steps=60"]
-        size = [TINY, "corpus.vocab_size=400", "optimizer.lr=5e-3", f"hydra.run.dir={self.teacher}"]
-        return distill("+recipe=bert_pretrain", *self.corpus, *train, *size)
-
-    def arguments(self, folder: Path, *more: str) -> list[str]:
-        train = ["train.batch_size=8", "train.accumulate=2", "train.epochs=2", "train.save_every=2", "corpus.rows=60"]
-        teacher = ["teacher=pretrained", f"teacher.path={self.teacher}"]
-        fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.share=0.1"]
-        return ["+recipe=distilbert_gutenberg", *fixed, f"hydra.run.dir={folder}", *more]
-
-    def run(self, folder: Path, *more: str) -> int:
-        return distill(*self.arguments(folder, *more))
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    made = Shelf(tmp_path_factory.mktemp("shelf"))
-    assert made.pretrain() == 0
-    return made
-
-
-@pytest.fixture(scope="module")
-def done(shelf: Shelf) -> Path:
-    """An undisturbed run."""
-    assert shelf.run(shelf.root / "done") == 0
-    return shelf.root / "done"
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "student" / "model.safetensors")
-
-
-def assert_same(one: Path, other: Path) -> None:
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def results(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_run_folder_keeps_its_contract(done: Path) -> None:
@@ -126,8 +64,7 @@ def test_the_incidental_groups_leave_the_student_the_same(shelf: Shelf, done: Pa
 def test_another_split_of_the_same_step_gives_the_same_student(shelf: Shelf, done: Path) -> None:
     folder = shelf.root / "split"
     assert shelf.run(folder, "train.batch_size=4", "train.accumulate=4") == 0
-    ours, theirs = weights(folder), weights(done)
-    assert all(torch.allclose(ours[name], theirs[name], atol=2e-4) for name in ours)
+    assert_alike(folder, done)
 
 
 def test_killed_and_started_again_it_ends_the_same_bitwise(shelf: Shelf, done: Path) -> None:
@@ -155,14 +92,6 @@ def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
     assert_same(folder, done)
 
 
-def wait_for(condition: Any, process: Any, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_the_twin_stands_beside_the_student(shelf: Shelf) -> None:
     twin, student = shelf.root / "twin", shelf.root / "with-twin"
     assert distill("+recipe=distilbert_gutenberg_twin", *shelf.arguments(twin)[1:]) == 0
@@ -180,8 +109,7 @@ def test_soft_targets_on_masked_rows_and_the_plain_kernel_agree_with_the_fused(s
         kernel = folder.name.split("-")[1]
         more = ["objective=masked", f"objective.kernel={kernel}", "train.steps=3", "objective.soft.cutoff=0.001"]
         assert shelf.run(folder, *more) == 0
-    ours, theirs = (weights(folder) for folder in folders)
-    assert all(torch.allclose(ours[name], theirs[name], atol=2e-4) for name in ours)
+    assert_alike(*folders)
 
 
 @pytest.mark.slow

@@ -8,14 +8,15 @@ import torch
 from tiny import make_model
 from torch import nn
 
-from distill.config import Optimizer, Schedule
-from distill.optim import build, clip, factor, set_learning_rate
+from distill.config import OptimizerConfig, ScheduleConfig
+from distill.optim import build, clip, set_learning_rate
+from distill.schedule import lr_scale
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "modernbert", "albert"])
 def test_matrices_decay_and_nothing_else(family: str) -> None:
     model = make_model(family, 2)
-    optimizer = build(model, Optimizer(weight_decay=0.3))
+    optimizer = build(model, OptimizerConfig(weight_decay=0.3))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == sum(len(group["params"]) for group in optimizer.param_groups), "a parameter stands there twice"
     assert decay.keys() == {id(p) for p in model.parameters()}
@@ -27,7 +28,7 @@ def test_matrices_decay_and_nothing_else(family: str) -> None:
 
 
 def test_settings_reach_adamw() -> None:
-    optimizer = build(nn.Linear(2, 2), Optimizer(lr=0.1, betas=(0.8, 0.7), eps=1e-3, weight_decay=0.2))
+    optimizer = build(nn.Linear(2, 2), OptimizerConfig(lr=0.1, betas=(0.8, 0.7), eps=1e-3, weight_decay=0.2))
     assert isinstance(optimizer, torch.optim.AdamW)
     for group in optimizer.param_groups:
         assert (group["lr"], group["betas"], group["eps"]) == (0.1, (0.8, 0.7), 1e-3)
@@ -38,12 +39,12 @@ def test_settings_reach_adamw() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     model = nn.Linear(3, 2)
     model.weight.requires_grad_(False)
-    assert [p.shape for g in build(model, Optimizer()).param_groups for p in g["params"]] == [(2,)]
+    assert [p.shape for g in build(model, OptimizerConfig()).param_groups for p in g["params"]] == [(2,)]
 
 
 def test_one_step_is_adamw_by_hand() -> None:
     model = nn.Linear(2, 1)
-    settings = Optimizer(lr=0.1, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
+    settings = OptimizerConfig(lr=0.1, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
     optimizer = build(model, settings)
     weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
     model(torch.tensor([[1.0, -2.0]])).sum().backward()
@@ -85,17 +86,17 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("warmup", [0.0, 0.05, 0.5])
 @pytest.mark.parametrize("floor", [0.0, 0.1])
 def test_schedules(kind: str, warmup: float, floor: float) -> None:
-    settings = Schedule(kind, warmup, floor)
+    settings = ScheduleConfig(kind, warmup, floor)
     for progress in (0.0, 0.01, 0.2, 0.5, 0.77, 1.0):
         if progress < warmup:
             expected = progress / warmup
         else:
             expected = floor + (1 - floor) * KINDS[kind]((progress - warmup) / (1 - warmup))
-        assert factor(settings, progress) == pytest.approx(expected, abs=1e-12)
-    assert factor(settings, warmup) == pytest.approx(1.0)
-    assert factor(settings, 1.0) == pytest.approx(1.0 if kind == "constant" else floor)
+        assert lr_scale(settings, progress) == pytest.approx(expected, abs=1e-12)
+    assert lr_scale(settings, warmup) == pytest.approx(1.0)
+    assert lr_scale(settings, 1.0) == pytest.approx(1.0 if kind == "constant" else floor)
 
 
 def test_a_run_that_is_all_warmup() -> None:
-    assert factor(Schedule("linear", 1.0), 0.999) == pytest.approx(0.999)
-    assert 0 <= factor(Schedule("linear", 1.0), 1.0) <= 1
+    assert lr_scale(ScheduleConfig("linear", 1.0), 0.999) == pytest.approx(0.999)
+    assert 0 <= lr_scale(ScheduleConfig("linear", 1.0), 1.0) <= 1

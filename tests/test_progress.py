@@ -1,6 +1,7 @@
 """The progress line: what it says, where it may write, and that nothing garbles it."""
 
 import io
+import logging
 import os
 import pty
 import re
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from distill import progress
-from distill.progress import Progress, amount, duration, say
+from distill.progress import Progress, amount, duration, log, speak_as
 
 
 class Terminal(io.StringIO):
@@ -21,7 +22,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Time that passes when told to."""
+    """Time that passes when a test says so."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -83,20 +84,20 @@ def test_terminal_line_is_rewritten_in_place_and_fits(clock: Clock, monkeypatch:
     assert seen(stream.getvalue())[0].startswith("train 100% 1,000/1,000 steps")
 
 
-def test_say_does_not_garble_the_line(clock: Clock) -> None:
+def test_log_does_not_garble_the_line(clock: Clock) -> None:
     stream = Terminal()
     with Progress("train", 10, "steps", stream) as line:
         clock.now += 1
         line.update(5)
-        say("epoch 1: perplexity 38.9", stream)
+        log("epoch 1: perplexity 38.9", stream)
         assert seen(stream.getvalue())[0] == "epoch 1: perplexity 38.9"
         assert seen(stream.getvalue())[1].startswith("train  50%")
-    say("done", stream)
+    log("done", stream)
     assert seen(stream.getvalue())[2] == "done"
 
 
-def test_say_elsewhere_writes_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    say("hello")
+def test_a_message_elsewhere_writes_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    log("hello")
     assert capsys.readouterr().err == "hello\n"
 
 
@@ -113,12 +114,32 @@ def test_inner_work_has_the_line_to_itself(clock: Clock) -> None:
         assert seen(stream.getvalue())[-1].startswith("train  60%")
 
 
-def test_quiet_ranks_write_nothing(clock: Clock) -> None:
-    stream = Terminal()
-    with Progress("train", 10, "steps", stream, quiet=True) as line:
-        clock.now += 100
-        line.update(10)
-    assert stream.getvalue() == ""
+def test_only_rank_0_speaks(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("distill.somewhere")
+    try:
+        for rank, expected in ((1, ""), (0, "said by 0\n")):
+            speak_as(rank)
+            stream = Terminal()
+            with Progress("train", 10, "steps", stream) as line:
+                clock.now += 100
+                line.update(10)
+            assert bool(stream.getvalue()) == (rank == 0)
+            logger.info(f"said by {rank}")
+            assert capsys.readouterr().err == expected
+    finally:
+        speak_as(0)
+
+
+def test_a_first_step_that_compiles_is_no_part_of_the_rate(clock: Clock) -> None:
+    """It took 25 seconds and promised hours: the rate, and the time left, count from where it was over."""
+    stream = io.StringIO()
+    with Progress("train", 1000, "steps", stream) as line:
+        clock.now += 25
+        line.update(1)
+        line.begin_rate()
+        clock.now += 10
+        line.update(21)
+    assert "2% 21/1,000 steps, 2 steps/s, 35 s elapsed, 8:10 min left" in stream.getvalue().splitlines()[1]
 
 
 def test_unknown_total_and_double_close(clock: Clock) -> None:
@@ -137,13 +158,13 @@ def test_line_is_closed_when_the_work_fails(clock: Clock) -> None:
 
 
 def test_on_a_real_terminal() -> None:
-    code = "from distill.progress import *\nwith Progress('x', 3, 'rows') as p:\n    p.update(3); say('between')"
-    ours, theirs = pty.openpty()
-    subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True, timeout=60)
-    os.close(theirs)
+    code = "from distill.progress import *\nwith Progress('x', 3, 'rows') as p:\n    p.update(3); log('between')"
+    reader, writer = pty.openpty()
+    subprocess.run([sys.executable, "-c", code], stderr=writer, check=True, timeout=60)
+    os.close(writer)
     time.sleep(0.05)
-    written = os.read(ours, 65536).decode().replace("\r\n", "\n")
-    os.close(ours)
+    written = os.read(reader, 65536).decode().replace("\r\n", "\n")
+    os.close(reader)
     assert seen(written)[0] == "between" and seen(written)[1].startswith("x 100% 3/3 rows")
 
 

@@ -10,13 +10,13 @@ import pytest
 import tiny
 import torch
 from distributed import run_ranks
-from job import command
-from test_main_job import Shelf, metrics, results, shelf, wait_for, weights  # noqa: F401 - the fixture
+from job import Shelf, assert_alike, command, metrics, results, wait_for
 
 from distill.backends import build
-from distill.config import Backend, Evaluate, PseudoPerplexity
-from distill.data.collate.mlm import masker
-from distill.evaluation.evaluate import MASKING, EvaluationSet, Evaluator
+from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
+from distill.data.collate.mlm import masked_lm
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.sets import MASKING, EvaluationSet
 
 BACKENDS = [
     "ddp",
@@ -27,7 +27,7 @@ BACKENDS = [
 ]
 
 
-def run(shelf: Shelf, folder: Path, *more: str) -> str:  # noqa: F811
+def run(shelf: Shelf, folder: Path, *more: str) -> str:
     process = command(*shelf.arguments(folder, *more))
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
@@ -35,20 +35,19 @@ def run(shelf: Shelf, folder: Path, *more: str) -> str:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def alone(shelf: Shelf) -> Path:  # noqa: F811
+def alone(shelf: Shelf) -> Path:
     assert shelf.run(shelf.root / "alone") == 0
     return shelf.root / "alone"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_ranks_end_as_one_process_does(backend: str, shelf: Shelf, alone: Path) -> None:  # noqa: F811
+def test_two_ranks_end_as_one_process_does(backend: str, shelf: Shelf, alone: Path) -> None:
     """The same rows in every step: half the accumulation on twice the ranks."""
     folder = shelf.root / f"two-{backend}"
     ranks = [f"backend={backend}", "backend.processes=2", "train.accumulate=1"]
     errors = run(shelf, folder, *ranks)
     assert errors.count("distill 0.") == 1, "only rank 0 speaks"
-    ours, theirs = weights(folder), weights(alone)
-    assert all(torch.allclose(ours[name], theirs[name], atol=2e-4) for name in ours)
+    assert_alike(folder, alone)
     two, one = results(folder), results(alone)
     assert two["backend"]["name"] == backend and two["backend"]["ranks"] == 2
     assert two["backend"]["syncs"] == one["training"]["steps"]
@@ -60,7 +59,7 @@ def test_two_ranks_end_as_one_process_does(backend: str, shelf: Shelf, alone: Pa
     assert sorted(path.name for path in (folder / "logs").iterdir()) == ["rank0.log", "rank1.log"]
 
 
-def test_a_stopped_run_of_two_ranks_goes_on_in_one_process(shelf: Shelf, alone: Path) -> None:  # noqa: F811
+def test_a_stopped_run_of_two_ranks_goes_on_in_one_process(shelf: Shelf, alone: Path) -> None:
     folder = shelf.root / "handed-over"
     process = command(*shelf.arguments(folder, "backend=ddp", "backend.processes=2", "train.accumulate=1"))
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), process)
@@ -68,11 +67,10 @@ def test_a_stopped_run_of_two_ranks_goes_on_in_one_process(shelf: Shelf, alone: 
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
     assert shelf.run(folder) == 0
-    ours, theirs = weights(folder), weights(alone)
-    assert all(torch.allclose(ours[name], theirs[name], atol=2e-4) for name in ours)
+    assert_alike(folder, alone)
 
 
-def test_bad_settings_end_all_ranks_with_one_line(shelf: Shelf, tmp_path: Path) -> None:  # noqa: F811
+def test_bad_settings_end_all_ranks_with_one_line(shelf: Shelf, tmp_path: Path) -> None:
     more = ["backend=ddp", "backend.processes=2", "student.layers=[0,9]"]
     process = command(*shelf.arguments(tmp_path / "run", *more))
     _, errors = process.communicate(timeout=120)
@@ -83,7 +81,7 @@ def test_bad_settings_end_all_ranks_with_one_line(shelf: Shelf, tmp_path: Path) 
 NUM_ROWS = (16, 7, 2, 1)  # of the sets below: 3 divides none of them, the last two have fewer rows than there are ranks
 
 
-def scores(settings: Backend) -> dict[str, Any]:
+def scores(settings: BackendConfig) -> dict[str, Any]:
     """Every measure on every set, on one rank; a third of the positions for pseudo-perplexity, drawn as in a run."""
     torch.set_num_threads(1)
     backend = build(settings)
@@ -94,9 +92,9 @@ def scores(settings: Backend) -> dict[str, Any]:
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     measured: dict[str, Any] = {}
     for share in (1.0, 0.3):
-        asked = Evaluate(batch_size=4, pseudo_perplexity=PseudoPerplexity(share, 5))
-        rule = masker(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
-        evaluator = Evaluator(asked, rule, tiny.PAD, tiny.VOCAB, "fp32", backend)
+        chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share, 5))
+        masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
+        evaluator = Evaluator(chosen, masks, tiny.VOCAB, PrecisionConfig(), backend)
         for measure, values in evaluator.score(student, "student", sets).items():
             measured |= {f"{measure} {share} {name}": value for name, value in values.items()}
         for name, values in evaluator.agree(student, teacher, sets).items():
@@ -108,12 +106,12 @@ def scores(settings: Backend) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def scores_alone() -> dict[str, Any]:
-    return scores(Backend(device="cpu"))
+    return scores(BackendConfig(device="cpu"))
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_scores_do_not_hang_on_the_number_of_ranks(size: int, scores_alone: dict[str, Any], tmp_path: Path) -> None:
-    settings = Backend(name="ddp", device="cpu", threads=1, timeout=60.0)
+def test_scores_do_not_depend_on_the_number_of_ranks(size: int, scores_alone: dict[str, Any], tmp_path: Path) -> None:
+    settings = BackendConfig(name="ddp", device="cpu", threads=1, timeout=60.0)
     assert sum(name.startswith("pseudo_perplexity") for name in scores_alone) == 2 * len(NUM_ROWS)
     assert 0 < scores_alone["top1 1.0 16 rows"] < 1
     for of_rank in run_ranks(size, tmp_path, scores, settings):

@@ -4,21 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from job import TINY, distill
-from test_main_job import Shelf, metrics, results, shelf  # noqa: F401 - the fixture
+from job import TINY, Shelf, composed, distill, metrics, results
 
 from distill.checks import check
-from distill.config import CONF, RECIPES, Config, build, register
+from distill.config import CONF, RECIPES, Config
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
-
-
-def composed(*overrides: str) -> Config:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return build(compose("config", list(overrides)))
 
 
 def test_the_four_recipes_are_there() -> None:
@@ -41,15 +33,23 @@ def test_scale_composes_and_command_line_wins(name: str) -> None:
     assert config.scale == name and config.teacher.path == "mine"
 
 
+@pytest.mark.parametrize("name", SCALES)
+def test_scale_needs_no_recipe(name: str) -> None:
+    """A scale is the same with a recipe and without; what else the recipe says is in the recipe."""
+    alone, with_recipe = composed(f"scale={name}"), composed("+recipe=distilbert_gutenberg", f"scale={name}")
+    check(alone)
+    assert alone == with_recipe
+
+
 def test_paper_scale_is_the_benchmarks() -> None:
     config = composed("+recipe=distilbert_gutenberg", "scale=paper")
     assert config.teacher.path == "google-bert/bert-base-uncased"
     assert config.student.architecture == "distilbert" and config.student.layers == [0, 2, 4, 7, 9, 11]
     assert (config.train.batch_size, config.train.accumulate, config.train.epochs) == (16, 50, 3)
-    assert config.corpus.sequence_length == 512 and config.evaluate.sets == ["wikitext2", "imdb"]
+    assert config.corpus.tokens.sequence_length == 512 and config.evaluate.sets == ["wikitext2", "imdb"]
     objective = config.objective
-    weights = objective.soft.weight, objective.mlm.weight, objective.cosine.weight
-    assert weights == (5.0, 2.0, 1.0) and objective.temperature == 2.0
+    weights = {name: term.weight for name, term in objective.terms.items()}
+    assert weights == {"soft": 5.0, "mlm": 2.0, "cosine": 1.0} and objective.temperature == 2.0
 
 
 def test_every_option_of_every_group_composes() -> None:
@@ -58,13 +58,12 @@ def test_every_option_of_every_group_composes() -> None:
             extra = ["corpus.hub=x"] if option.stem == "hub" else []
             extra += ["teacher.path=x"] if group.name == "teacher" and option.stem == "pretrained" else []
             extra += ["student.path=x"] if group.name == "student" and option.stem == "pretrained" else []
-            extra += ["student.target=x.y"] if option.stem == "custom" else []
-            override = f"+scale={option.stem}" if group.name == "scale" else f"{group.name}={option.stem}"
-            assert isinstance(composed(override, *extra), Config), option
+            extra += [f"{group.name}._target_=x.y"] if option.stem == "custom" and group.name != "scale" else []
+            assert isinstance(composed(f"{group.name}={option.stem}", *extra), Config), option
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:  # noqa: F811
+def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
     small: list[Any] = [*shelf.corpus, "train.steps=2", "train.batch_size=4", "train.accumulate=2", "corpus.rows=60"]
     models = [TINY] if name == "bert_pretrain" else ["teacher=pretrained", f"teacher.path={shelf.teacher}"]
     assert distill(f"+recipe={name}", *small, *models, f"hydra.run.dir={tmp_path}") == 0

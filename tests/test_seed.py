@@ -15,8 +15,8 @@ def test_shuffled_is_a_permutation(size: int) -> None:
 
 def test_shuffled_of_a_part_is_the_part_of_shuffled() -> None:
     whole = shuffled(np.arange(1000), 1000, key(4, "order", 1))
-    places = np.array([999, 0, 17, 500])
-    assert np.array_equal(shuffled(places, 1000, key(4, "order", 1)), whole[places])
+    positions = np.array([999, 0, 17, 500])
+    assert np.array_equal(shuffled(positions, 1000, key(4, "order", 1)), whole[positions])
     assert shuffled(np.arange(0), 1000, key(4, "order", 1)).shape == (0,)
 
 
@@ -27,7 +27,7 @@ def test_order_depends_on_seed_and_epoch() -> None:
 
 
 def test_every_place_is_reached_from_everywhere() -> None:
-    """Over 1500 epochs, a row of 7 comes to each place equally often (5 standard deviations)."""
+    """Over 1500 epochs, a row of 7 comes to each position equally often (5 standard deviations)."""
     epochs, size = 1500, 7
     orders = np.array([shuffled(np.arange(size), size, key(9, "order", epoch)) for epoch in range(epochs)])
     counts = np.array([np.bincount(column, minlength=size) for column in orders.T])
@@ -43,8 +43,8 @@ def test_huge_sizes_need_no_memory() -> None:
 
 
 def test_keys_differ_by_every_part_and_broadcast() -> None:
-    rows, places = np.arange(40)[:, None], np.arange(30)
-    keys = key(1, "mask", rows, places)
+    rows, positions = np.arange(40)[:, None], np.arange(30)
+    keys = key(1, "mask", rows, positions)
     assert keys.shape == (40, 30) and keys.dtype == np.uint64 and len(np.unique(keys)) == 1200
     assert keys[7, 3] == key(1, "mask", 7, 3)
     assert keys[7, 3] not in (key(1, "mask", 3, 7), key(2, "mask", 7, 3), key(1, "fate", 7, 3))

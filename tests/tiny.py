@@ -1,6 +1,7 @@
 """Small things that tests share: a tokenizer, models of every family, rows of token ids, and a whole training."""
 
-from dataclasses import dataclass, field, replace
+import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,23 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
+from distill import compose, optim
 from distill import config as conf
 from distill.backends.single import Single
 from distill.checkpoint import Checkpoints, State
+from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches
-from distill.data.collate.mlm import Masker, masker
+from distill.data.collate.mlm import MaskedLM, masked_lm
+from distill.kernels.attention import use_batched_products
+from distill.kernels.dropout import replace_dropout
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import DROPOUTS
+from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
-from distill.train import train
+from distill.objective.trainable import Trainable
+from distill.teacher.live import LiveTeacher
+from distill.teacher.signal import NoTeacher
+from distill.train import Training, train
 
 WORDS = [
     "the",
@@ -88,6 +98,10 @@ def make_model(
     return model.eval()
 
 
+def new_student() -> Any:
+    return make_model("distilbert", 1, seed=5).train()
+
+
 def make_rows(count: int, length: int = LENGTH, seed: int = 3, shortest: int | None = None) -> np.ndarray:
     """[count, length] uint16: [CLS] ids [SEP], padded where a row is shorter; `shortest` None: all are full."""
     random = np.random.default_rng(seed)
@@ -98,56 +112,154 @@ def make_rows(count: int, length: int = LENGTH, seed: int = 3, shortest: int | N
     return rows
 
 
-def make_masker(tokenizer: Any, rows: np.ndarray, **changes: Any) -> Masker:
-    return masker(conf.Masking(**changes), tokenizer, np.bincount(rows.reshape(-1), minlength=VOCAB))
+def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
+    return masked_lm(conf.MaskingConfig(**changes), tokenizer, np.bincount(rows.reshape(-1), minlength=VOCAB))
+
+
+def corpus_config(**flat: Any) -> conf.CorpusConfig:
+    """The corpus settings by the names of the command line: `corpus_config(kind="text", path=..., heldout=0.1)`."""
+    return compose.corpus_config(flat)
+
+
+def changed(corpus: conf.CorpusConfig, **flat: Any) -> conf.CorpusConfig:
+    """The same settings with some of them changed, by the names of the command line."""
+    copied = copy.deepcopy(corpus)
+    for name, value in flat.items():
+        owner = next(part for part in (copied.source, copied.tokens, copied.cache, copied) if hasattr(part, name))
+        setattr(owner, name, value)
+    return copied
+
+
+def objective_config(
+    soft: float = 5.0,
+    mlm: float = 2.0,
+    cosine: float = 1.0,
+    rows: str = "all",
+    cutoff: float = 0.0,
+    temperature: float = 2.0,
+    kernel: str = "auto",
+    masking: conf.MaskingConfig | None = None,
+    **more: dict[str, Any],
+) -> conf.ObjectiveConfig:
+    """The three terms of DistilBERT with these weights, and `more` terms as a recipe would write them."""
+    given: dict[str, dict[str, Any]] = {
+        "soft": {"weight": soft, "temperature": temperature, "rows": rows, "cutoff": cutoff},
+        "mlm": {"weight": mlm},
+        "cosine": {"weight": cosine},
+        **more,
+    }
+    settings = compose.objective_config({**given, "kernel": kernel, "temperature": temperature})
+    settings.masking = masking or settings.masking
+    return settings
+
+
+def only(**weights: float) -> conf.ObjectiveConfig:
+    """An objective with these weights, and 0 for the terms that are not named."""
+    return objective_config(**{"soft": 0.0, "mlm": 0.0, "cosine": 0.0, **weights})
+
+
+def make_objective(
+    settings: conf.ObjectiveConfig,
+    student: Any,
+    teacher: Any | None,
+    precision: conf.PrecisionConfig | None = None,
+    vocab: int = VOCAB,
+) -> Objective:
+    """The objective for a pair, not compiled."""
+    terms = make_terms(settings)
+    fit_terms(terms, student, teacher)
+    return build_objective(terms, settings, precision or conf.PrecisionConfig(), vocab, 1, torch.device("cpu"))
+
+
+def loss_of(
+    objective: Objective,
+    student: Any,
+    teacher: Any | None,
+    batches: list[Batch],
+    counts: torch.Tensor | None = None,
+    precision: conf.PrecisionConfig | None = None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss of one window, and the sums of its terms by name; `counts` None: those of the window."""
+    formats = precision or conf.PrecisionConfig()
+    model = Trainable(LanguageModel(student, formats.student), objective.modules())
+    asked = NoTeacher() if teacher is None else LiveTeacher(LanguageModel(teacher, formats.teacher))
+    dtype = torch.promote_types(next(student.parameters()).dtype, torch.float32)
+    scales = objective.scales(objective.count(batches) if counts is None else counts, torch.device("cpu"), dtype)
+    loss, sums = torch.zeros((), dtype=dtype), torch.zeros_like(scales)
+    for batch, signal in zip(batches, asked.signals(batches, objective.teacher_spec), strict=True):
+        part, part_sums = objective(model, signal, batch, scales)
+        loss, sums = loss + part, sums + part_sums
+    return loss, objective.by_name(sums.tolist())
+
+
+def hidden_states(
+    model: Any, ids: torch.Tensor, attention: torch.Tensor | None, precision: str = "fp32"
+) -> torch.Tensor:
+    """ids [B, S] -> last hidden state [B, S, H]."""
+    spec = OutputSpec(False, None, (LAST,))
+    return LanguageModel(model, precision)({"input_ids": ids}, documents_of(attention), spec).hidden[LAST]
+
+
+def all_logits(model: Any, ids: torch.Tensor, attention: torch.Tensor | None, precision: str = "fp32") -> torch.Tensor:
+    """ids [B, S] -> logits [B * S, V]."""
+    reader = LanguageModel(model, precision)
+    return reader.logits(reader({"input_ids": ids}, documents_of(attention), OutputSpec(True)).head_rows, VOCAB)
+
+
+def documents_of(attention: torch.Tensor | None) -> torch.Tensor | None:
+    """What `LanguageModel` takes instead of an attention mask [B, S]."""
+    return None if attention is None else torch.where(attention.bool(), 0, PADDING)
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], **tolerance: float) -> None:
-    assert ours.keys() == theirs.keys()
-    for name in ours:
+def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], **tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name in actual:
         torch.testing.assert_close(
-            ours[name], theirs[name], check_dtype=False, msg=lambda m, n=name: f"{n}: {m}", **tolerance
+            actual[name], expected[name], check_dtype=False, msg=lambda m, n=name: f"{n}: {m}", **tolerance
         )
 
 
 @dataclass
 class Fit:
-    """One training through `distill.train.train`, and what it gave its callbacks."""
+    """One training through `distill.train.train`; it follows that training itself."""
 
     folder: Path
     tokenizer: Any
     rows: np.ndarray
     teacher: Any | None = None
     student: Any = None
-    objective: conf.Objective = field(default_factory=conf.Objective)
-    settings: conf.Train = field(default_factory=lambda: conf.Train(batch_size=4, accumulate=2, epochs=2))
-    schedule: conf.Schedule = field(default_factory=conf.Schedule)
-    optimizer: Any = None  # called with the student; None: AdamW of distill
-    peak: conf.Optimizer = field(default_factory=lambda: conf.Optimizer(lr=1e-2))
+    objective: conf.ObjectiveConfig = field(default_factory=objective_config)
+    settings: conf.TrainConfig = field(default_factory=lambda: conf.TrainConfig(batch_size=4, accumulate=2, epochs=2))
+    schedule: conf.ScheduleConfig = field(default_factory=conf.ScheduleConfig)
+    optimizer: Any = None  # called with all that is trained; None: AdamW of distill
+    peak: conf.OptimizerConfig = field(default_factory=lambda: conf.OptimizerConfig(lr=1e-2))
     seed: int = 0
     identity: dict[str, Any] = field(default_factory=lambda: {"run": "tiny"})
     backend: Any = None  # None: one process
+    keyed_dropout: bool = False  # as on the CPU in a real run
     on_log: Any = None  # called with this object and the metrics
     logs: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        from distill import optim
-
         self.student = self.student if self.student is not None else make_model("distilbert", 2, seed=5).train()
-        self.backend = self.backend or Single(conf.Backend(device="cpu"))
-        self.backend.prepare(self.student)
-        self.made = optim.build(self.student, self.peak) if self.optimizer is None else self.optimizer(self.student)
+        if self.keyed_dropout:
+            use_batched_products(self.student, plain=True)
+            replace_dropout(self.student)
+        self.backend = self.backend or Single(conf.BackendConfig(device="cpu"))
+        self.terms = make_objective(self.objective, self.student, self.teacher)
+        self.model = Trainable(LanguageModel(self.student), self.terms.modules())
+        self.backend.prepare(self.model)
+        self.made = optim.build(self.model, self.peak) if self.optimizer is None else self.optimizer(self.model)
         self.state = State()
         self.checkpoints = Checkpoints(self.folder, self.settings.keep, self.identity)
         self.batches = Batches(
             self.rows,
-            make_masker(self.tokenizer, self.rows, **vars(self.objective.masking)),
-            PAD,
+            make_masks(self.tokenizer, self.rows, **vars(self.objective.masking)),
             self.settings.batch_size,
             self.settings.accumulate,
             self.seed,
@@ -158,24 +270,26 @@ class Fit:
     def resume(self, path: Path | None = None) -> "Fit":
         newest = path or self.checkpoints.newest()
         assert newest is not None
-        self.state = self.checkpoints.load(newest, self.student, self.made)
+        self.state = self.checkpoints.load(newest, self.model, self.made)
         return self
 
     def run(self) -> str:
+        asks = self.teacher is not None and self.terms.needs_teacher
         return train(
-            self.student,
-            self.teacher,
-            self.batches,
-            Objective(self.objective, conf.Precision(), VOCAB),
-            self.made,
-            self.backend,
-            self.state,
-            self.settings,
-            self.schedule,
-            self.peak,
-            self.checkpoints,
-            self._log,
-            lambda state, epochs, losses: self.epochs.append((state.step, epochs, losses)),
+            Training(
+                self.model,
+                LiveTeacher(LanguageModel(self.teacher)) if asks else NoTeacher(),
+                self.batches,
+                self.terms,
+                self.made,
+                self.backend,
+                self.state,
+                self.settings,
+                self.schedule,
+                self.peak,
+                self.checkpoints,
+                self,
+            )
         )
 
     def losses(self) -> list[dict[str, float]]:
@@ -183,24 +297,25 @@ class Fit:
         timed = ("seconds", "tokens_per_second", "data_wait")
         return [{name: value for name, value in line.items() if name not in timed} for line in self.logs]
 
-    def _log(self, metrics: dict[str, float]) -> None:
+    def mean_mlm(self, steps: tuple[int, ...]) -> float:
+        """The mean of the masked-word loss over the targets of several steps, by what was logged of each."""
+        counts = [sum(len(b.labels["mlm"].positions) for b in self.batches.window(step - 1)) for step in steps]
+        values = [line["loss/mlm"] for line in self.logs if line["step"] in steps]
+        return float(np.average(values, weights=counts))
+
+    def log_metrics(self, metrics: dict[str, float]) -> None:
         self.logs.append(metrics)
         if self.on_log is not None:
             self.on_log(self, metrics)
+
+    def end_of_epoch(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+        self.epochs.append((state.step, epochs, losses))
 
 
 def plain_sgd(lr: float = 0.1) -> dict[str, Any]:
     """Arguments of `Fit` for SGD with a constant rate and without clipping: nothing that hides an error of scale."""
     return {
         "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=lr),
-        "peak": conf.Optimizer(lr=lr, clip=None),
-        "schedule": conf.Schedule(kind="constant", warmup=0.0),
+        "peak": conf.OptimizerConfig(lr=lr, clip=None),
+        "schedule": conf.ScheduleConfig(kind="constant", warmup=0.0),
     }
-
-
-def only(**weights: float) -> conf.Objective:
-    """An objective with these weights, and 0 for the terms that are not named."""
-    whole = conf.Objective(soft=conf.Soft(0.0), mlm=conf.Term(0.0), cosine=conf.Term(0.0))
-    for name, weight in weights.items():
-        setattr(whole, name, replace(getattr(whole, name), weight=weight))
-    return whole

@@ -12,10 +12,8 @@ from distributed import run_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from distill.backends import RankLost, Workers, bucket, build
-from distill.backends.place import Place, find_place, first_host, meeting_point
-from distill.backends.rings import choose_rings
-from distill.config import Backend
+from distill.backends import Backend, RankLost, bucket, build
+from distill.config import BackendConfig
 from distill.errors import SettingError
 
 VOCABULARY, WIDTH = 11, 6
@@ -74,100 +72,100 @@ class Outcome:
     inside: list[Tensor]  # the bucket after the first micro-batch of the first window, and before its end
 
 
-def train(workers: Workers, batch_rows: int) -> Outcome:
+def train(backend: Backend, batch_rows: int) -> Outcome:
     """Three steps; each rank takes every size-th micro-batch of `batch_rows` rows, the last one may be shorter."""
     # Other weights on other ranks: `prepare` has to mend that.
-    model = make_model(1 + workers.rank)
-    workers.prepare(model)
+    model = make_model(1 + backend.rank)
+    backend.prepare(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
-    before = (workers.num_syncs, workers.num_collectives, workers.bytes_sent)
+    before = (backend.num_syncs, backend.num_collectives, backend.bytes_sent)
     losses: list[float] = []
     inside: list[Tensor] = []
     for rows in make_rows():
         batches = [rows[i : i + batch_rows] for i in range(0, len(rows), batch_rows)]
-        window = batches[workers.rank :: workers.size]
+        window = batches[backend.rank :: backend.size]
         count = sum(len(targets) for batch in window for _, targets in batch)
-        num_targets = float(workers.sum(torch.tensor(count)))
-        workers.zero_gradients()
+        num_targets = float(backend.sum(torch.tensor(count)))
+        backend.zero_gradients()
         own = torch.zeros(1)
         for i, batch in enumerate(window):
-            with workers.sync(last=i == len(window) - 1):
+            with backend.sync(last=i == len(window) - 1):
                 loss = loss_of(model, batch, num_targets)
                 loss.backward()
             own += loss.detach()
             if not losses and i in (0, len(window) - 1):
-                inside.append(workers.gradients.clone())
-        riders = workers.sum_gradients(own)
-        assert riders is not None
-        losses.append(float(riders))
+                inside.append(backend.gradients.clone())
+        stats = backend.sum_gradients(own)
+        assert stats is not None
+        losses.append(float(stats))
         optimizer.step()
-    after = (workers.num_syncs, workers.num_collectives, workers.bytes_sent)
+    after = (backend.num_syncs, backend.num_collectives, backend.bytes_sent)
     return Outcome(model.state_dict(), losses, *(b - a for a, b in zip(before, after, strict=True)), inside)
 
 
-def body(settings: Backend) -> dict[str, Any]:
+def body(settings: BackendConfig) -> dict[str, Any]:
     """What every backend has to do, on one rank."""
-    workers = build(settings)
-    results: dict[str, Any] = {"place": (workers.rank, workers.size, workers.local_rank, workers.local_size)}
+    backend = build(settings)
+    results: dict[str, Any] = {"info": (backend.rank, backend.size, backend.local_rank, backend.local_size)}
     for sync in ("window", "every"):
-        workers.settings = replace(settings, sync=sync)
+        backend.settings = replace(settings, sync=sync)
         for batch_rows in (4, 2, 1):
-            results[f"train/{sync}/{batch_rows}"] = train(workers, batch_rows)
-    rank, mine = workers.rank, torch.full((2, 3), workers.rank + 1 / 3, dtype=torch.float64)
-    results["sum"] = workers.sum(mine)
+            results[f"train/{sync}/{batch_rows}"] = train(backend, batch_rows)
+    rank, mine = backend.rank, torch.full((2, 3), backend.rank + 1 / 3, dtype=torch.float64)
+    results["sum"] = backend.sum(mine)
     results["untouched"] = bool((mine == rank + 1 / 3).all())
-    results["integers"] = workers.sum(torch.tensor([2**40 + rank, rank]))
-    results["tensor"] = workers.broadcast(torch.tensor([rank + 0.5], dtype=torch.bfloat16))
-    results["object"] = workers.broadcast({"rank": rank, "text": "x" * (10 if rank == 0 else 99)})
-    workers.barrier()
-    results["rings"], results["engine"] = workers.rings, workers.engine
+    results["integers"] = backend.sum(torch.tensor([2**40 + rank, rank]))
+    results["tensor"] = backend.broadcast(torch.tensor([rank + 0.5], dtype=torch.bfloat16))
+    results["object"] = backend.broadcast({"rank": rank, "text": "x" * (10 if rank == 0 else 99)})
+    backend.barrier()
+    results["rings"], results["engine"] = backend.rings, backend.engine
     try:
-        workers.prepare(make_model(0).double())
+        backend.prepare(make_model(0).double())
     except ValueError as error:
         results["refused"] = str(error)
     bucket.SEGMENT = 40  # elements: the embedding's gradient and that of the layer are two segments now
     for sync in ("every", "window"):
-        workers.settings = replace(workers.settings, sync=sync)
-        results[f"segments/{sync}"] = train(workers, 1)
-    results["early"] = early(workers)
+        backend.settings = replace(backend.settings, sync=sync)
+        results[f"segments/{sync}"] = train(backend, 1)
+    results["early"] = early(backend)
     model = make_model(0)
-    workers.prepare(model)
+    backend.prepare(model)
     model.zero_grad(set_to_none=True)
     try:
-        workers.sum_gradients()
+        backend.sum_gradients()
     except RuntimeError as error:
         results["lost"] = str(error)
-    workers.close()
+    backend.close()
     return results
 
 
-def early(workers: Workers) -> list[int]:
+def early(backend: Backend) -> list[int]:
     """Segments under way after each of two micro-batches of a window, and after the exchange."""
     model = make_model(1)
-    workers.prepare(model)
-    workers.zero_gradients()
+    backend.prepare(model)
+    backend.zero_gradients()
     counts = []
     for last in (False, True):
-        with workers.sync(last):
+        with backend.sync(last):
             loss_of(model, make_rows()[0][:1], 1.0).backward()
-        counts.append(len(workers._under_way))
-    workers.sum_gradients()
-    return [*counts, len(workers._under_way)]
+        counts.append(len(backend._under_way))
+    backend.sum_gradients()
+    return [*counts, len(backend._under_way)]
 
 
 CASES = [
-    pytest.param((1, Backend(name="single")), id="single"),
-    pytest.param((2, Backend(name="ddp", timeout=60.0)), id="ddp"),
-    pytest.param((2, Backend(name="ddp", rings="2", timeout=60.0)), id="ddp-2-rings"),
-    pytest.param((3, Backend(name="ddp", rings="auto", timeout=60.0)), id="ddp-3-ranks-auto"),
-    pytest.param((2, Backend(name="horovod", timeout=60.0)), id="horovod", marks=HOROVOD),
-    pytest.param((2, Backend(name="horovod", rings="2", timeout=60.0)), id="horovod-2-rings", marks=HOROVOD),
-    pytest.param((2, Backend(name="horovod", rings="auto", timeout=60.0)), id="horovod-auto", marks=HOROVOD),
+    pytest.param((1, BackendConfig(name="single")), id="single"),
+    pytest.param((2, BackendConfig(name="ddp", timeout=60.0)), id="ddp"),
+    pytest.param((2, BackendConfig(name="ddp", rings="2", timeout=60.0)), id="ddp-2-rings"),
+    pytest.param((3, BackendConfig(name="ddp", rings="auto", timeout=60.0)), id="ddp-3-ranks-auto"),
+    pytest.param((2, BackendConfig(name="horovod", timeout=60.0)), id="horovod", marks=HOROVOD),
+    pytest.param((2, BackendConfig(name="horovod", rings="2", timeout=60.0)), id="horovod-2-rings", marks=HOROVOD),
+    pytest.param((2, BackendConfig(name="horovod", rings="auto", timeout=60.0)), id="horovod-auto", marks=HOROVOD),
 ]
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Backend, list[Any]]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, list[Any]]:
     size, settings = request.param
     settings = replace(settings, device="cpu", threads=1)
     if size == 1:
@@ -175,7 +173,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return settings, run_ranks(size, tmp_path_factory.mktemp("ranks"), body, settings)
 
 
-def test_every_split_gives_the_same_weights_and_losses(case: tuple[Backend, list[Any]]) -> None:
+def test_every_split_gives_the_same_weights_and_losses(case: tuple[BackendConfig, list[Any]]) -> None:
     weights, losses = reference()
     for ranks in case[1]:
         for sync in ("window", "every"):
@@ -186,7 +184,7 @@ def test_every_split_gives_the_same_weights_and_losses(case: tuple[Backend, list
                     torch.testing.assert_close(outcome.weights[name].double(), value.double(), rtol=1e-5, atol=1e-6)
 
 
-def test_ranks_end_with_identical_weights(case: tuple[Backend, list[Any]]) -> None:
+def test_ranks_end_with_identical_weights(case: tuple[BackendConfig, list[Any]]) -> None:
     first, *others = case[1]
     for other in others:
         for key in (key for key in first if key.startswith("train/")):
@@ -194,7 +192,7 @@ def test_ranks_end_with_identical_weights(case: tuple[Backend, list[Any]]) -> No
                 assert torch.equal(value, other[key].weights[name]), (key, name)
 
 
-def test_gradients_are_in_sync_when_they_should_be_and_not_before(case: tuple[Backend, list[Any]]) -> None:
+def test_gradients_are_in_sync_when_they_should_be_and_not_before(case: tuple[BackendConfig, list[Any]]) -> None:
     first, *others = case[1]
     for other in others:
         window, other_window = (ranks["train/window/1"].inside for ranks in (first, other))
@@ -205,7 +203,7 @@ def test_gradients_are_in_sync_when_they_should_be_and_not_before(case: tuple[Ba
         assert not torch.equal(every[1], other_every[1])
 
 
-def test_exchanges_are_counted(case: tuple[Backend, list[Any]]) -> None:
+def test_exchanges_are_counted(case: tuple[BackendConfig, list[Any]]) -> None:
     results = case[1]
     size = len(results)
     for ranks in results:
@@ -223,7 +221,7 @@ def test_exchanges_are_counted(case: tuple[Backend, list[Any]]) -> None:
             assert (every.num_syncs, every.num_collectives) == (most, most * stripes + 3)
 
 
-def test_the_exchange_begins_during_the_last_backward(case: tuple[Backend, list[Any]]) -> None:
+def test_the_exchange_begins_during_the_last_backward(case: tuple[BackendConfig, list[Any]]) -> None:
     """In segments, and with the same result; a rank without a micro-batch joins in all the same."""
     weights, losses = reference()
     for ranks in case[1]:
@@ -232,7 +230,7 @@ def test_the_exchange_begins_during_the_last_backward(case: tuple[Backend, list[
             assert outcome.losses == pytest.approx(losses, rel=1e-5)
             for name, value in weights.items():
                 torch.testing.assert_close(outcome.weights[name].double(), value.double(), rtol=1e-5, atol=1e-6)
-        # Embedding and riders are the last segment, which `sum_gradients` starts.
+        # Embedding and stats are the last segment, which `sum_gradients` starts.
         assert ranks["early"] == ([0, 1, 0] if len(case[1]) > 1 else [0, 0, 0])
 
 
@@ -242,11 +240,11 @@ def padded_size() -> int:
     return sum((size + 15) // 16 * 16 for size in sizes) + 64
 
 
-def test_sum_broadcast_and_place(case: tuple[Backend, list[Any]]) -> None:
+def test_sum_broadcast_and_rank_info(case: tuple[BackendConfig, list[Any]]) -> None:
     size = len(case[1])
     triangle = size * (size - 1) // 2
     for rank, ranks in enumerate(case[1]):
-        assert ranks["place"] == (rank, size, rank, size)
+        assert ranks["info"] == (rank, size, rank, size)
         assert ranks["untouched"]
         assert ranks["sum"].dtype == torch.float64
         torch.testing.assert_close(ranks["sum"], torch.full((2, 3), triangle + size / 3, dtype=torch.float64))
@@ -256,7 +254,7 @@ def test_sum_broadcast_and_place(case: tuple[Backend, list[Any]]) -> None:
         assert "float64" in ranks["refused"] and "set_to_none" in ranks["lost"]
 
 
-def test_rings_in_force(case: tuple[Backend, list[Any]]) -> None:
+def test_rings_in_force(case: tuple[BackendConfig, list[Any]]) -> None:
     settings, results = case
     for ranks in results:
         if settings.rings == "auto":
@@ -267,22 +265,22 @@ def test_rings_in_force(case: tuple[Backend, list[Any]]) -> None:
             assert "2" in ranks["engine"]
 
 
-def compressed(settings: Backend) -> tuple[dict[str, Tensor], list[float], int, str]:
-    workers = build(settings)
-    outcome = train(workers, 1)
-    gradients = workers.gradients.clone()
-    workers.zero_gradients()
-    workers.gradients.fill_(1 + 2**-12)  # lost in bfloat16
-    riders = workers.sum_gradients(torch.tensor([70_001.0]))
-    assert riders is not None and riders.item() == 70_001 * workers.size  # riders are not
-    assert workers.gradients.eq(workers.size).all() and gradients.dtype == torch.float32
-    workers.close()
-    return outcome.weights, outcome.losses, outcome.bytes_sent, workers.engine
+def compressed(settings: BackendConfig) -> tuple[dict[str, Tensor], list[float], int, str]:
+    backend = build(settings)
+    outcome = train(backend, 1)
+    gradients = backend.gradients.clone()
+    backend.zero_gradients()
+    backend.gradients.fill_(1 + 2**-12)  # lost in bfloat16
+    stats = backend.sum_gradients(torch.tensor([70_001.0]))
+    assert stats is not None and stats.item() == 70_001 * backend.size  # stats are not
+    assert backend.gradients.eq(backend.size).all() and gradients.dtype == torch.float32
+    backend.close()
+    return outcome.weights, outcome.losses, outcome.bytes_sent, backend.engine
 
 
 @pytest.mark.parametrize("name", ["ddp", pytest.param("horovod", marks=HOROVOD)])
 def test_bf16_on_the_wire(name: str, tmp_path: Path) -> None:
-    settings = Backend(name=name, rings="2", compression="bf16", device="cpu", threads=1, timeout=60.0)
+    settings = BackendConfig(name=name, rings="2", compression="bf16", device="cpu", threads=1, timeout=60.0)
     expected, losses = reference()
     for weights, own_losses, bytes_sent, _ in run_ranks(2, tmp_path, compressed, settings):
         assert own_losses == pytest.approx(losses, rel=1e-2)
@@ -291,38 +289,38 @@ def test_bf16_on_the_wire(name: str, tmp_path: Path) -> None:
         assert bytes_sent == 3 * (2 * (padded_size() - 64) + 4 * 64 + 8)
 
 
-def uneven(settings: Backend) -> None:
+def uneven(settings: BackendConfig) -> None:
     """Rank 0 exchanges, rank 1 has gone."""
-    with pytest.raises(ZeroDivisionError), build(settings) as workers:
-        workers.prepare(make_model(0))
-        if workers.rank == 0:
+    with pytest.raises(ZeroDivisionError), build(settings) as backend:
+        backend.prepare(make_model(0))
+        if backend.rank == 0:
             with pytest.raises(RankLost):
-                workers.sum_gradients()
+                backend.sum_gradients()
         raise ZeroDivisionError  # leaves at once instead of waiting for the other in `close`
 
 
 def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
-    run_ranks(2, tmp_path, uneven, Backend(name="ddp", device="cpu", threads=1, timeout=3.0))
+    run_ranks(2, tmp_path, uneven, BackendConfig(name="ddp", device="cpu", threads=1, timeout=3.0))
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (Backend(name="mpi"), ["backend.name=mpi", "single, ddp or horovod"]),
-        (Backend(rings="many"), ["backend.rings=many", "auto"]),
-        (Backend(rings="0"), ["backend.rings=0"]),
-        (Backend(rings="4"), ["backend.rings=4", "one process"]),
-        (Backend(sync="never"), ["backend.sync=never", "window or every"]),
-        (Backend(compression="fp8"), ["backend.compression=fp8", "bf16"]),
-        (Backend(compression="bf16"), ["backend.compression=bf16", "one process"]),
-        (Backend(timeout=0.0), ["backend.timeout=0"]),
-        (Backend(processes=2), ["backend.processes=2", "ddp or horovod"]),
-        (Backend(threads=0), ["backend.threads=0"]),
-        (Backend(device="gpu"), ["backend.device=gpu", "cuda"]),
-        (Backend(device="cuda:99"), ["backend.device=cuda:99", "GPUs"]),
+        (BackendConfig(name="mpi"), ["backend.name=mpi", "single, ddp or horovod"]),
+        (BackendConfig(rings="many"), ["backend.rings=many", "auto"]),
+        (BackendConfig(rings="0"), ["backend.rings=0"]),
+        (BackendConfig(rings="4"), ["backend.rings=4", "one process"]),
+        (BackendConfig(sync="never"), ["backend.sync=never", "window or every"]),
+        (BackendConfig(compression="fp8"), ["backend.compression=fp8", "bf16"]),
+        (BackendConfig(compression="bf16"), ["backend.compression=bf16", "one process"]),
+        (BackendConfig(timeout=0.0), ["backend.timeout=0"]),
+        (BackendConfig(processes=2), ["backend.processes=2", "ddp or horovod"]),
+        (BackendConfig(threads=0), ["backend.threads=0"]),
+        (BackendConfig(device="gpu"), ["backend.device=gpu", "cuda"]),
+        (BackendConfig(device="cuda:99"), ["backend.device=cuda:99", "GPUs"]),
     ],
 )
-def test_bad_settings_are_refused_in_one_line(settings: Backend, words: list[str]) -> None:
+def test_bad_settings_are_refused_in_one_line(settings: BackendConfig, words: list[str]) -> None:
     with pytest.raises(SettingError) as caught:
         build(settings)
     message = str(caught.value)
@@ -333,15 +331,15 @@ def test_single_refuses_to_be_one_of_many(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SettingError, match="torchrun started 2 processes"):
-        build(Backend())
+        build(BackendConfig())
     with pytest.raises(SettingError, match=r"backend\.processes=3: torchrun started 2"):
-        build(Backend(name="ddp", processes=3))
+        build(BackendConfig(name="ddp", processes=3))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="Horovod is installed")
 def test_missing_horovod_names_the_command() -> None:
     with pytest.raises(SettingError, match=r"python -m distill\.backends\.install_horovod"):
-        build(Backend(name="horovod"))
+        build(BackendConfig(name="horovod"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
@@ -349,93 +347,4 @@ def test_horovod_refuses_bf16_on_its_own_ring(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     with pytest.raises(SettingError, match="bfloat16"):
-        build(Backend(name="horovod", compression="bf16", device="cpu"))
-
-
-PLACES = [
-    ({}, None),
-    ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, Place("torchrun", 3, 4, 1, 2)),
-    ({"RANK": "3", "WORLD_SIZE": "4"}, Place("torchrun", 3, 4, 0, 1)),
-    (
-        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
-        Place("horovodrun", 1, 2, 1, 2),
-    ),
-    (
-        {
-            "SLURM_PROCID": "17",
-            "SLURM_STEP_NUM_TASKS": "20",
-            "SLURM_LOCALID": "1",
-            "SLURM_NODEID": "2",
-            "SLURM_STEP_TASKS_PER_NODE": "8(x2),4",
-        },
-        Place("Slurm", 17, 20, 1, 4),
-    ),
-    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "20"}, None),  # the shell of a batch script
-    (
-        {
-            "OMPI_COMM_WORLD_RANK": "5",
-            "OMPI_COMM_WORLD_SIZE": "8",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-        },
-        Place("Open MPI", 5, 8, 1, 4),
-    ),
-    ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}, Place("MPI", 5, 8, 1, 4)),
-]
-
-
-@pytest.mark.parametrize(("environment", "place"), PLACES)
-def test_places_of_all_launchers(environment: dict[str, str], place: Place | None) -> None:
-    assert find_place(environment) == place
-
-
-def test_meeting_points() -> None:
-    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "1", "SLURM_STEP_NODELIST": "gpu[03-07,9],login"}
-    address, port = meeting_point(Place("Slurm", 0, 8, 0, 4), slurm)
-    assert address == "gpu03" and 20_000 <= port < 32_000
-    assert (address, port) == meeting_point(Place("Slurm", 7, 8, 3, 4), slurm)
-    told = {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}
-    assert meeting_point(Place("Open MPI", 0, 8, 0, 4), told) == ("head", 1234)
-    assert meeting_point(Place("Open MPI", 0, 4, 0, 4), {})[0] == "127.0.0.1"
-    with pytest.raises(SettingError, match="MASTER_ADDR"):
-        meeting_point(Place("Open MPI", 0, 8, 0, 4), {})
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"), [("a", "a"), ("a,b", "a"), ("n[1-3]", "n1"), ("n[07,9]-ib,x", "n07-ib"), ("c2-d[1,2]", "c2-d1")]
-)
-def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
-
-
-@pytest.mark.parametrize(
-    ("seconds", "rings"),
-    [
-        ({1: 1.0, 2: 0.95, 4: 0.92}, 1),  # a gain below a tenth
-        ({1: 1.0, 2: 0.55, 4: 0.545}, 2),  # as good as the fastest, with fewer connections
-        ({1: 3.1, 2: 1.55, 4: 0.9}, 4),
-        ({1: 1.0, 2: 1.2, 4: 1.3}, 1),
-    ],
-)
-def test_auto_takes_more_rings_only_where_they_pay(seconds: dict[int, float], rings: int) -> None:
-    first = dict.fromkeys(seconds, True)
-
-    def measured(number: int) -> float:
-        if first[number]:
-            first[number] = False
-            return 1e-9 if number == 4 else 1e9  # the first round does not count
-        return seconds[number]
-
-    assert choose_rings(measured) == (rings, seconds)
-
-
-def test_auto_measures_again_where_that_is_cheap() -> None:
-    """Two lucky exchanges on four rings decide nothing among fifteen rounds of milliseconds."""
-    calls = dict.fromkeys((1, 2, 4), 0)
-
-    def measured(number: int) -> float:
-        calls[number] += 1
-        return 0.001 if number == 4 and calls[4] in (2, 5) else 0.01
-
-    assert choose_rings(measured)[0] == 1
-    assert calls == dict.fromkeys((1, 2, 4), 16)
+        build(BackendConfig(name="horovod", compression="bf16", device="cpu"))

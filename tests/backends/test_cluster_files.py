@@ -1,4 +1,4 @@
-"""The files of conf/cluster: their syntax, the settings they give, and that Distill finds the ranks they start."""
+"""The cluster files: their syntax, the settings they give, and that Distill finds the ranks they start."""
 
 import os
 import re
@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import yaml
 from distributed import free_port
-from job import ROOT, distill, environment
-from test_recipes import composed
+from job import ROOT, composed, environment
 
+from distill.backends.cluster.__main__ import FOLDER, main
 from distill.backends.launch import should_launch
-from distill.backends.place import Place, find_place, meeting_point
+from distill.backends.rank import RankInfo, rank_from_env
+from distill.backends.rendezvous import meeting_point
 from distill.checks import check
-from distill.config import CONF, Config
+from distill.config import Config
 
-FOLDER = CONF / "cluster"
 MANIFESTS = ("mpijob.yml", "pytorchjob.yml")
 OVERRIDE = re.compile(r"\+?[a-z_]+(\.[a-z_]+)*=.+")
 PLACEHOLDERS = {"IMAGE", "CLAIM"}
@@ -94,7 +94,7 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
     assert "--kill-on-bad-exit=1" in arguments and "--cpus-per-task=8" in arguments
     config = settings(arguments)
     assert (config.backend.name, config.backend.threads, config.scale) == ("horovod", 8, "paper")
-    assert config.corpus.path == "/data/my books" and config.corpus.local == "/scratch/distill-somebody"
+    assert config.corpus.source.path == "/data/my books" and config.corpus.cache.local == "/scratch/distill-somebody"
     assert (config.seed, config.train.epochs) == (1, 1)
 
 
@@ -117,9 +117,9 @@ def test_slurm_ranks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
             "SLURM_NODEID": str(rank // 2),
             "SLURM_LOCALID": str(rank % 2),
         }
-        place = find_place(given)
-        assert place == Place("Slurm", rank, 4, rank % 2, 2)
-        points.add(meeting_point(place, given))
+        info = rank_from_env(given)
+        assert info == RankInfo("Slurm", rank, 4, rank % 2, 2)
+        points.add(meeting_point(info, given))
         for name, value in given.items():
             monkeypatch.setenv(name, value)
         assert not should_launch(composed("backend=ddp", "backend.processes=4").backend)
@@ -147,7 +147,7 @@ def test_manifests_have_what_every_pod_needs(name: str) -> None:
     head = (FOLDER / name).read_text().partition("apiVersion")[0]
     used = set(re.findall(r"\b(?:image|claimName): (\S+?)[},]*$", (FOLDER / name).read_text(), re.M))
     assert used == PLACEHOLDERS and all(re.search(rf"^#   {word} ", head, re.M) for word in used)
-    assert f"kubectl apply -f conf/cluster/{name}" in head
+    assert f"kubectl apply -f {name}" in head
 
 
 def test_mpijob_is_one() -> None:
@@ -166,8 +166,8 @@ def test_mpijob_gives_settings_that_compose_and_a_meeting_point(tmp_path: Path) 
     config = settings(arguments)
     job, worker = manifest("mpijob.yml")["spec"], containers(manifest("mpijob.yml"))["Worker"]
     cores = int(worker["resources"]["limits"]["cpu"])
-    assert config.backend.name == "horovod" and config.corpus.local == "/local"
-    assert cores == job["slotsPerWorker"] * (config.backend.threads or 0) == config.corpus.workers
+    assert config.backend.name == "horovod" and config.corpus.cache.local == "/local"
+    assert cores == job["slotsPerWorker"] * (config.backend.threads or 0) == config.corpus.cache.workers
     exported = dict(arguments[at + 1].split("=", 1) for at, word in enumerate(arguments) if word == "-x")
     of_rank = {
         "OMPI_COMM_WORLD_RANK": "5",
@@ -176,9 +176,9 @@ def test_mpijob_gives_settings_that_compose_and_a_meeting_point(tmp_path: Path) 
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         **exported,
     }
-    place = find_place(of_rank)
-    assert place == Place("Open MPI", 5, 8, 1, 2)
-    assert meeting_point(place, of_rank) == ("distill-worker-0.distill.default.svc", 23456)
+    info = rank_from_env(of_rank)
+    assert info == RankInfo("Open MPI", 5, 8, 1, 2)
+    assert meeting_point(info, of_rank) == ("distill-worker-0.distill.default.svc", 23456)
 
 
 def test_pytorchjob_is_one() -> None:
@@ -197,17 +197,18 @@ def test_pytorchjob_gives_settings_that_compose() -> None:
     config = settings([*worker["command"], *worker["args"]])
     (ranks,) = (int(word.partition("=")[2]) for word in worker["command"] if word.startswith("--nproc-per-node="))
     cores = int(worker["resources"]["limits"]["cpu"])
-    assert config.backend.name == "ddp" and config.corpus.local == "/local"
-    assert cores == ranks * (config.backend.threads or 0) == config.corpus.workers
+    assert config.backend.name == "ddp" and config.corpus.cache.local == "/local"
+    assert cores == ranks * (config.backend.threads or 0) == config.corpus.cache.workers
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(ranks)
 
 
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks_of_a_pytorchjob(tmp_path: Path) -> None:
     """torchrun itself, with the variables that the operator gives a pod and the manifest's own options."""
-    (tmp_path / "told.py").write_text(
-        "from distill.backends.place import find_place, meeting_point\n"
-        "place = find_place()\nprint(place, meeting_point(place))\n"
+    (tmp_path / "print_rank.py").write_text(
+        "from distill.backends.rank import rank_from_env\n"
+        "from distill.backends.rendezvous import meeting_point\n"
+        "info = rank_from_env()\nprint(info, meeting_point(info))\n"
     )
     pod = {
         "PET_RDZV_BACKEND": "c10d",
@@ -217,11 +218,11 @@ def test_torchrun_starts_the_ranks_of_a_pytorchjob(tmp_path: Path) -> None:
         "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
     }
     options = containers(manifest("pytorchjob.yml"))["Worker"]["command"][1:-1]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "told"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "print_rank"]
     done = subprocess.run(command, env={**environment(), **pod}, capture_output=True, text=True, timeout=120)
     for rank in range(8):
-        place = f"Place(launcher='torchrun', rank={rank}, size=8, local_rank={rank}, local_size=8)"
-        assert place in done.stdout, done.stdout + done.stderr
+        info = f"RankInfo(launcher='torchrun', rank={rank}, size=8, local_rank={rank}, local_size=8)"
+        assert info in done.stdout, done.stdout + done.stderr
 
 
 # --- Docker
@@ -260,8 +261,17 @@ def test_dockerfile_installs_by_the_projects_own_commands_and_horovod_before_mpi
     assert {"pyproject.toml", "README.md", "distill", "conf", "recipes"} <= set(copied)
 
 
-def test_hydra_does_not_take_the_folder_for_a_group(capfd: pytest.CaptureFixture) -> None:
-    for argument in ("+cluster=mpijob", "+cluster=slurm", "cluster=mpijob"):
-        assert distill("+recipe=smoke", argument) == 2
-        lines = [line for line in capfd.readouterr().err.splitlines() if line]
-        assert len(lines) == 1 and lines[0].startswith("distill: ") and "cluster" in lines[0]
+# --- The command
+
+
+def test_the_command_prints_every_file_and_lists_them(capsys: pytest.CaptureFixture) -> None:
+    files = {path.name for path in FOLDER.iterdir() if path.suffix != ".py" and path.is_file()}
+    printed = set()
+    assert main([]) == 2
+    names = [line.split()[0] for line in capsys.readouterr().err.splitlines()[1:]]
+    for name in names:
+        assert main([name]) == 0
+        text = capsys.readouterr().out
+        printed |= {file for file in files if (FOLDER / file).read_text() == text}
+    assert printed == files
+    assert main(["lsf"]) == 2 and "slurm" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Starting ranks for real: their places, logs, exit statuses and signals, with both launchers."""
+"""Starting ranks for real: their numbers, logs, exit statuses and signals, with both launchers."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distill.backends.launch import should_launch
-from distill.config import Backend
+from distill.config import BackendConfig
 from distill.errors import SettingError
 
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
@@ -22,12 +22,12 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 from distill.backends import RankLost, build, launch
-from distill.config import Backend
+from distill.config import BackendConfig
 
 if __name__ == "__main__":
     name, folder, what = sys.argv[1:4]
     hosts = sys.argv[4] if len(sys.argv) > 4 else None
-    settings = Backend(
+    settings = BackendConfig(
         name=name, processes=None if hosts else 2, hosts=hosts, device="cpu", threads=1, timeout=30.0
     )
     if launch.should_launch(settings):
@@ -138,23 +138,23 @@ def test_several_hosts(name: str, tmp_path: Path) -> None:
 
 
 def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert should_launch(Backend(name="ddp", processes=2, device="cpu"))
-    assert not should_launch(Backend(name="ddp", device="cpu"))
-    assert not should_launch(Backend(name="single", processes=2))
+    assert should_launch(BackendConfig(name="ddp", processes=2, device="cpu"))
+    assert not should_launch(BackendConfig(name="ddp", device="cpu"))
+    assert not should_launch(BackendConfig(name="single", processes=2))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not should_launch(Backend(name="ddp", processes=2))
+    assert not should_launch(BackendConfig(name="ddp", processes=2))
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (Backend(name="ddp", processes=0), "backend.processes=0"),
-        (Backend(name="ddp", hosts="a,b"), "backend.hosts=a,b"),
-        (Backend(name="ddp", hosts="a:x"), "a:8,b:8"),
-        (Backend(name="ddp", hosts="a:2,b:2", processes=2), "has 4 ranks"),
+        (BackendConfig(name="ddp", processes=0), "backend.processes=0"),
+        (BackendConfig(name="ddp", hosts="a,b"), "backend.hosts=a,b"),
+        (BackendConfig(name="ddp", hosts="a:x"), "a:8,b:8"),
+        (BackendConfig(name="ddp", hosts="a:2,b:2", processes=2), "has 4 ranks"),
     ],
 )
-def test_senseless_hosts_are_refused(settings: Backend, words: str) -> None:
+def test_senseless_hosts_are_refused(settings: BackendConfig, words: str) -> None:
     with pytest.raises(SettingError, match=words):
         should_launch(settings)

@@ -1,24 +1,22 @@
 """Token caches copied to the node's own storage: the same rows, copied once, never half a copy, clear refusals."""
 
-import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_main_job import Shelf, assert_same, results, shelf  # noqa: F401 - the fixture
-from test_tokens import ROOT, quiet, reviews, tokenizer  # noqa: F401 - the fixtures
+from job import ROOT, Shelf, assert_same, results
+from text import tokens_of
+from tiny import changed
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import Corpus, Kind, Source
+from distill.config import CorpusConfig
 from distill.data.local_copy import NOTE, local_copy
-from distill.data.tokens import prepare
 from distill.errors import SettingError
 
 FILES = {"train": b"rows" * 5000, "heldout": b"", "meta.json": b"{}"}
@@ -41,33 +39,31 @@ def inodes(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_ino for file in folder.iterdir()}
 
 
-def test_rows_are_those_of_the_cache(reviews: Corpus, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:  # noqa: F811
-    local = replace(reviews, local=f"{tmp_path}/nvme")
-    source = Source(kind=Kind.jsonl, path=reviews.path)
-    for part, of in (("train", None), ("heldout", None), ("all", source)):
-        ours, theirs = quiet(local, tokenizer, part, of), quiet(reviews, tokenizer, part, of)
-        np.testing.assert_array_equal(ours.rows, theirs.rows)
-        np.testing.assert_array_equal(ours.counts, theirs.counts)
-        assert (ours.digest, ours.name, ours.tokens) == (theirs.digest, theirs.name, theirs.tokens)
-        assert isinstance(ours.rows, np.memmap)
-        assert Path(str(ours.rows.filename)).is_relative_to(tmp_path / "nvme")
-        assert Path(str(theirs.rows.filename)).is_relative_to(tmp_path / "cache")
+def test_rows_are_those_of_the_cache(reviews: CorpusConfig, words: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    local = changed(reviews, local=f"{tmp_path}/nvme")
+    for part in ("train", "heldout"):
+        copied, cached = tokens_of(local, words, part), tokens_of(reviews, words, part)
+        np.testing.assert_array_equal(copied.rows, cached.rows)
+        np.testing.assert_array_equal(copied.counts, cached.counts)
+        assert (copied.digest, copied.name, copied.tokens) == (cached.digest, cached.name, cached.tokens)
+        assert isinstance(copied.rows, np.memmap)
+        assert Path(str(copied.rows.filename)).is_relative_to(tmp_path / "nvme")
+        assert Path(str(cached.rows.filename)).is_relative_to(tmp_path / "cache")
 
 
-def test_it_is_copied_once_and_says_how_much_and_how_fast(cache: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    copy = local_copy(cache, f"{tmp_path}/nvme", lines.append)
+def test_it_is_copied_once_and_says_how_much_and_how_fast(cache: Path, tmp_path: Path, lines: list[str]) -> None:
+    copy = local_copy(cache, f"{tmp_path}/nvme")
     assert content(copy) == FILES
     assert len(lines) == 2 and "copying 20,002 bytes" in lines[0]
     assert str(copy) in lines[1] and "20,002 bytes" in lines[1] and "MB a second" in lines[1]
     before = inodes(copy)
-    assert local_copy(cache, f"{tmp_path}/nvme", lines.append) == copy
+    assert local_copy(cache, f"{tmp_path}/nvme") == copy
     assert inodes(copy) == before and len(lines) == 3 and lines[2] == lines[1]
 
 
 @pytest.mark.parametrize("damage", ["cut short", "too long", "a file is gone", "the note is gone", "only begun"])
 def test_what_is_no_whole_copy_is_replaced(damage: str, cache: Path, tmp_path: Path) -> None:
-    copy = local_copy(cache, f"{tmp_path}/nvme", lambda _: None)
+    copy = local_copy(cache, f"{tmp_path}/nvme")
     if damage == "cut short":
         (copy / "train").write_bytes(FILES["train"][:-1])
     elif damage == "too long":
@@ -77,18 +73,18 @@ def test_what_is_no_whole_copy_is_replaced(damage: str, cache: Path, tmp_path: P
     elif damage == "the note is gone":
         (copy / NOTE).unlink()
     else:
-        copy.rename(f"{copy}.build")
-        (Path(f"{copy}.build") / "train").write_bytes(b"half")
-    assert local_copy(cache, f"{tmp_path}/nvme", lambda _: None) == copy
-    assert content(copy) == FILES and not Path(f"{copy}.build").exists()
+        unfinished = copy.rename(copy.with_name(f".{copy.name}.new"))
+        (unfinished / "train").write_bytes(b"half")
+    assert local_copy(cache, f"{tmp_path}/nvme") == copy
+    assert content(copy) == FILES and not list(copy.parent.glob(".*.new"))
 
 
 def test_a_mapped_copy_outlives_its_replacement(cache: Path, tmp_path: Path) -> None:
     """Another run may still be reading the copy that this one finds damaged."""
-    copy = local_copy(cache, f"{tmp_path}/nvme", lambda _: None)
+    copy = local_copy(cache, f"{tmp_path}/nvme")
     rows = np.memmap(copy / "train", np.uint8, "r")
     (copy / "heldout").unlink()
-    local_copy(cache, f"{tmp_path}/nvme", lambda _: None)
+    local_copy(cache, f"{tmp_path}/nvme")
     assert bytes(rows) == FILES["train"]
 
 
@@ -102,14 +98,15 @@ def test_a_copy_that_was_killed_is_begun_anew(cache: Path, tmp_path: Path) -> No
         "local_copy(Path(sys.argv[1]), sys.argv[2])\n"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(cache), f"{tmp_path}/nvme"], cwd=ROOT, capture_output=True)
-    assert killed.returncode == -9 and list((tmp_path / "nvme" / "copies").glob("*.build/*"))
-    copy = local_copy(cache, f"{tmp_path}/nvme", lambda _: None)
-    assert content(copy) == FILES and not Path(f"{copy}.build").exists()
+    assert killed.returncode == -9 and list((tmp_path / "nvme" / "copies").glob(".*.new/*"))
+    copy = local_copy(cache, f"{tmp_path}/nvme")
+    assert content(copy) == FILES and not list(copy.parent.glob(".*.new"))
 
 
 def test_two_processes_at_once_copy_once(cache: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from distill.data.local_copy import local_copy\n"
+        "import logging, sys; from pathlib import Path; from distill.data.local_copy import local_copy\n"
+        "logging.basicConfig(stream=sys.stdout, level=logging.INFO, format='%(message)s')\n"
         "local_copy(Path(sys.argv[1]), sys.argv[2])\n"
     )
     command = [sys.executable, "-c", code, str(cache), f"{tmp_path}/nvme"]
@@ -118,25 +115,8 @@ def test_two_processes_at_once_copy_once(cache: Path, tmp_path: Path) -> None:
     lines = [line for process in pair for line in process.communicate(timeout=120)[0].splitlines()]
     assert [process.returncode for process in pair] == [0, 0]
     assert sum("copying" in line for line in lines) == 1
-    told = [line for line in lines if "MB a second" in line]
-    assert len(told) == 2 and told[0] == told[1], "also the one that waited says how fast it was"
-
-
-def test_the_second_process_waits_and_then_uses_the_copy(cache: Path, tmp_path: Path) -> None:
-    copy = local_copy(cache, f"{tmp_path}/nvme", lambda _: None)
-    kept = copy.rename(f"{copy}.kept")
-    lines: list[str] = []
-    with open(f"{copy}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-        def finish(line: str) -> None:  # the first process publishes its copy and lets go
-            lines.append(line)
-            if "waiting" in line:
-                kept.rename(copy)
-                fcntl.flock(lock, fcntl.LOCK_UN)
-
-        assert local_copy(cache, f"{tmp_path}/nvme", finish) == copy
-    assert len(lines) == 2 and "another process" in lines[0] and "MB a second" in lines[1]
+    rates = [line for line in lines if "MB a second" in line]
+    assert len(rates) == 2 and rates[0] == rates[1], "also the one that waited says how fast it was"
 
 
 def test_no_room_is_refused_and_leaves_nothing(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +125,7 @@ def test_no_room_is_refused_and_leaves_nothing(cache: Path, tmp_path: Path, monk
     with pytest.raises(
         SettingError, match=r"^corpus\.local=.*nvme: .*999 bytes are free, 20,002 are needed.*make room"
     ):
-        local_copy(cache, f"{tmp_path}/nvme", lambda _: None)
+        local_copy(cache, f"{tmp_path}/nvme")
     assert not list((tmp_path / "nvme" / "copies").glob("abc*/"))
 
 
@@ -160,30 +140,30 @@ def test_a_disk_that_fills_up_is_refused_and_leaves_nothing(
 
     monkeypatch.setattr(shutil, "copyfile", onto_a_full_disk)
     with pytest.raises(SettingError, match=r"^corpus\.local=.*No space left on device.*make room"):
-        local_copy(cache, f"{tmp_path}/nvme", lambda _: None)
+        local_copy(cache, f"{tmp_path}/nvme")
     assert not list((tmp_path / "nvme" / "copies").glob("abc*/"))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(
-    reviews: Corpus,  # noqa: F811
-    tokenizer: PreTrainedTokenizerFast,  # noqa: F811
+    reviews: CorpusConfig,
+    words: PreTrainedTokenizerFast,
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("")
-    for place in (f"{tmp_path}/file", f"{tmp_path}/file/below", "/proc/nowhere"):
-        with pytest.raises(SettingError, match=rf"^corpus\.local={place}: cannot be made .*give another"):
-            prepare(replace(reviews, local=place), tokenizer, log=lambda _: None)
+    for folder in (f"{tmp_path}/file", f"{tmp_path}/file/below", "/proc/nowhere"):
+        with pytest.raises(SettingError, match=rf"^corpus\.local={folder}: cannot be made .*give another"):
+            tokens_of(changed(reviews, local=folder), words)
 
 
-def test_the_run_and_its_identity_do_not_hang_on_it(shelf: Shelf) -> None:  # noqa: F811
+def test_the_run_and_its_identity_do_not_hang_on_it(shelf: Shelf) -> None:
     """Begun on one node's storage and gone on with on another's: the same run as without."""
-    plain, moved = shelf.root / "plain", shelf.root / "moved"
+    plain, moved = shelf.root / "all-in-one", shelf.root / "moved"
     assert shelf.run(plain, "train.epochs=1") == 0
     assert shelf.run(moved, "train.epochs=1", f"corpus.local={shelf.root / 'node1'}") == 0
     assert_same(plain, moved)
-    ours, theirs = results(moved), results(plain)
-    assert ours["identity"] == theirs["identity"] and "local" not in json.dumps(ours["identity"])
-    assert ours["student"]["perplexity"] == theirs["student"]["perplexity"]
+    of_moved, of_plain = results(moved), results(plain)
+    assert of_moved["identity"] == of_plain["identity"] and "local" not in json.dumps(of_moved["identity"])
+    assert of_moved["student"]["perplexity"] == of_plain["student"]["perplexity"]
     assert list((shelf.root / "node1" / "copies").glob("*/train"))
     # As if it had been killed before the report: the last steps are done again.
     (moved / "results.json").unlink()

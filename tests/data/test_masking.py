@@ -5,28 +5,28 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from tiny import CLS, MASK, PAD, SEP, SPECIAL, VOCAB, make_masker, make_rows
+from tiny import CLS, MASK, PAD, SEP, SPECIAL, VOCAB, make_masks, make_rows
 
-from distill.config import Masking
-from distill.data.collate.mlm import IGNORE, Masker, masker
+from distill.config import MaskingConfig
+from distill.data.collate.mlm import IGNORE, MaskedLM, masked_lm
 from distill.seed import key
 
 
-def apply(mask: Masker, rows: np.ndarray, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    return mask(rows.astype(np.int64), key(0, "mask", epoch, np.arange(len(rows))))
+def apply(mask: MaskedLM, rows: np.ndarray, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    return mask.mask(rows.astype(np.int64), key(0, "mask", epoch, np.arange(len(rows))))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.15, 0.4, 1.0])
 def test_share_of_every_row_is_exact(tokenizer: Any, share: float) -> None:
     rows = make_rows(300, 40, shortest=3)
-    _, targets = apply(make_masker(tokenizer, rows, share=share), rows)
+    _, targets = apply(make_masks(tokenizer, rows, share=share), rows)
     ordinary = (rows >= len(SPECIAL)).sum(1)
     assert np.array_equal((targets != IGNORE).sum(1), np.maximum(np.rint(share * ordinary), 1))
 
 
 def test_special_tokens_are_never_chosen_nor_drawn(tokenizer: Any) -> None:
     rows = make_rows(400, 30, shortest=3)
-    inputs, targets = apply(make_masker(tokenizer, rows, share=1.0, mask=0.0, keep=0.0), rows)
+    inputs, targets = apply(make_masks(tokenizer, rows, share=1.0, mask=0.0, keep=0.0), rows)
     special = np.isin(rows, range(len(SPECIAL)))
     assert (targets[special] == IGNORE).all() and np.array_equal(inputs[special], rows[special])
     assert (
@@ -39,20 +39,20 @@ def test_special_tokens_are_never_chosen_nor_drawn(tokenizer: Any) -> None:
 
 def test_row_without_ordinary_tokens_has_no_targets(tokenizer: Any) -> None:
     rows = np.array([[CLS, SEP, PAD, PAD], [CLS, 7, SEP, PAD]], np.uint16)
-    inputs, targets = apply(make_masker(tokenizer, rows), rows)
+    inputs, targets = apply(make_masks(tokenizer, rows), rows)
     assert (targets == IGNORE).sum(1).tolist() == [4, 3] and inputs[0].tolist() == [CLS, SEP, PAD, PAD]
 
 
 def test_rows_that_only_pad_the_embedding_are_never_drawn(tokenizer: Any) -> None:
     rows = make_rows(200, 30)
     counts = np.bincount(rows.reshape(-1), minlength=VOCAB + 24)
-    inputs, _ = apply(masker(Masking(share=1.0, mask=0.0, keep=0.0), tokenizer, counts), rows)
+    inputs, _ = apply(masked_lm(MaskingConfig(share=1.0, mask=0.0, keep=0.0), tokenizer, counts), rows)
     assert inputs.max() < VOCAB
 
 
 def test_fates_have_their_shares(tokenizer: Any) -> None:
     rows = make_rows(2000, 64)
-    inputs, targets = apply(make_masker(tokenizer, rows, share=0.5), rows)
+    inputs, targets = apply(make_masks(tokenizer, rows, share=0.5), rows)
     chosen = targets != IGNORE
     assert np.array_equal(inputs[~chosen], rows[~chosen]) and np.array_equal(targets[chosen], rows[chosen])
     count, others = chosen.sum(), VOCAB - len(SPECIAL)
@@ -69,7 +69,7 @@ def test_choice_follows_the_weights(tokenizer: Any, smoothing: float) -> None:
     rows = np.tile(np.array([CLS, frequent, rare, SEP], np.uint16), (trials, 1))
     counts = np.zeros(VOCAB, np.int64)
     counts[frequent], counts[rare] = 1000, 10
-    mask = masker(Masking(share=0.5, smoothing=smoothing), tokenizer, counts)
+    mask = masked_lm(MaskingConfig(share=0.5, smoothing=smoothing), tokenizer, counts)
     _, targets = apply(mask, rows)
     weights = np.array([1000.0, 10.0]) ** -smoothing
     expected = weights[0] / weights.sum()
@@ -79,43 +79,43 @@ def test_choice_follows_the_weights(tokenizer: Any, smoothing: float) -> None:
 
 
 def test_tokens_that_never_occur_weigh_as_if_once(tokenizer: Any) -> None:
-    mask = masker(Masking(), tokenizer, np.zeros(VOCAB, np.int64))
+    mask = masked_lm(MaskingConfig(), tokenizer, np.zeros(VOCAB, np.int64))
     assert (mask.weights == 1).all()
 
 
 def test_mask_of_a_row_alone_is_its_mask_in_a_batch(tokenizer: Any) -> None:
     rows = make_rows(50, 24, shortest=4)
     for whole_words in (False, True):
-        mask = make_masker(tokenizer, rows, whole_words=whole_words)
+        mask = make_masks(tokenizer, rows, whole_words=whole_words)
         inputs, targets = apply(mask, rows, epoch=3)
         for number in (0, 17, 49):
             end = int((rows[number] != PAD).sum())  # nor does the padding after it matter
-            alone = mask(rows[number : number + 1, :end].astype(np.int64), key(0, "mask", 3, np.array([number])))
+            alone = mask.mask(rows[number : number + 1, :end].astype(np.int64), key(0, "mask", 3, np.array([number])))
             assert np.array_equal(alone[0][0], inputs[number, :end])
             assert np.array_equal(alone[1][0], targets[number, :end])
 
 
 def test_mask_differs_by_epoch_and_row(tokenizer: Any) -> None:
     rows = np.tile(make_rows(1, 64), (20, 1))
-    mask = make_masker(tokenizer, rows)
+    mask = make_masks(tokenizer, rows)
     masks = [tuple(np.flatnonzero(row != IGNORE)) for epoch in range(5) for row in apply(mask, rows, epoch)[1]]
     assert len(set(masks)) == len(masks)
 
 
 def words_of(row: np.ndarray, continues: np.ndarray) -> list[list[int]]:
-    """The places of each word of a row."""
+    """The positions of each word of a row."""
     words: list[list[int]] = []
-    for place, token in enumerate(row):
+    for position, token in enumerate(row):
         if token < len(SPECIAL):
             continue
-        joins = continues[token] and place and row[place - 1] >= len(SPECIAL)
-        words[-1].append(place) if joins else words.append([place])
+        joins = continues[token] and position and row[position - 1] >= len(SPECIAL)
+        words[-1].append(position) if joins else words.append([position])
     return words
 
 
 def test_whole_words_stay_whole(tokenizer: Any) -> None:
     rows = make_rows(300, 40, shortest=4)
-    mask = make_masker(tokenizer, rows, whole_words=True, share=0.3)
+    mask = make_masks(tokenizer, rows, whole_words=True, share=0.3)
     assert mask.continues.tolist() == [t.startswith("##") for t in tokenizer.convert_ids_to_tokens(range(VOCAB))]
     _, targets = apply(mask, rows)
     chosen = targets != IGNORE
@@ -137,7 +137,7 @@ def test_whole_words_of_odd_rows(tokenizer: Any) -> None:
     """A row that begins in the middle of a word, one without words, and one that is a single long word."""
     piece = len(SPECIAL) + len(tiny.WORDS)
     rows = np.array([[piece, 6, 7, 8], [CLS, SEP, PAD, PAD], [CLS, 6, piece, piece + 1]], np.uint16)
-    _, targets = apply(make_masker(tokenizer, rows, whole_words=True), rows)
+    _, targets = apply(make_masks(tokenizer, rows, whole_words=True), rows)
     assert (targets != IGNORE).sum(1).tolist() == [1, 0, 3]
 
 
@@ -152,7 +152,7 @@ def test_whole_words_of_other_tokenizers(mark: str) -> None:
     other = PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", mask_token="<mask>"
     )
-    mask = masker(Masking(whole_words=True, share=0.5), other, np.ones(len(vocabulary), np.int64))
+    mask = masked_lm(MaskingConfig(whole_words=True, share=0.5), other, np.ones(len(vocabulary), np.int64))
     rows = np.tile(np.array([1, 8, 4, 5, 6, 7, 2, 0]), (100, 1))  # sea | whales | at
     picked = apply(mask, rows)[1] != IGNORE
     assert {tuple(np.flatnonzero(row)) for row in picked} <= {(1,), (5,), (1, 5), (2, 3, 4)}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from distill.config import CacheConfig
 from distill.data.sources import prose
 from distill.data.sources.prose import is_prose, paragraphs
 
@@ -85,9 +86,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_documents_are_folders_without_repeats(package: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    path = prose.build(str(tmp_path / "cache"), log=lines.append)
+def test_documents_are_folders_without_repeats(package: Path, tmp_path: Path, lines: list[str]) -> None:
+    cache = CacheConfig(cache=str(tmp_path / "cache"), workers=1)
+    path = prose.build(cache)
     found = {record["name"]: record["text"] for record in map(json.loads, path.read_text().splitlines())}
     assert found == {
         "package#0": "The first module of the package says what the package is for.\n\n"
@@ -96,7 +97,7 @@ def test_documents_are_folders_without_repeats(package: Path, tmp_path: Path) ->
         "package.inner#0": "A function in a folder of its own with its own words.",
     }
     assert "package 1.0" in lines[0] and "read 4 paragraphs" in lines[-1]
-    assert prose.build(str(tmp_path / "cache"), log=lines.append) == path and len(lines) == 2
+    assert prose.build(cache) == path and len(lines) == 2
 
 
 def test_the_standard_library_is_always_there() -> None:

@@ -1,4 +1,4 @@
-"""The teacher in int8: what its layers compute, how close it stays to the teacher, and who asks which of the two."""
+"""The teacher in int8: what its layers compute, how close it stays to the teacher, and who uses which of the two."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,11 @@ from job import distill, library
 from tiny import make_model, make_rows
 from torch import nn
 
-from distill.config import Teacher
+from distill.config import TeacherConfig
 from distill.errors import SettingError
 from distill.kernels import int8
-from distill.kernels.precision import autocast
-from distill.models.load import check_family, head_rows, hidden_states, load_teacher, output_embedding
+from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.load import check_model, load_teacher
 
 CPU = torch.device("cpu")
 
@@ -51,14 +51,14 @@ def test_a_layer_is_the_product_of_rounded_factors(rows: int, inner: int, outer:
         layer.weight[-1] = 0.0
         layer.weight[0] *= 100.0  # a scale for each channel, or this one would drown the others
     x = torch.randn(2, rows, inner) + 0.3
-    ours, theirs = int8.Int8Linear(layer)(x), naive(layer, x)
-    assert ours.shape == (2, rows, outer) and ours.dtype == torch.float32 and not ours.requires_grad
+    found, reference = int8.Int8Linear(layer)(x), naive(layer, x)
+    assert found.shape == (2, rows, outer) and found.dtype == torch.float32 and not found.requires_grad
     step = x.double().abs().amax(-1, keepdim=True) / 127 * layer.weight.detach().abs().double().amax(1)
     # What lies in the middle may be rounded up or down: one step of one input, here and there.
-    assert ((ours - theirs).abs() <= 1.01 * step + 1e-5).all()
-    assert (ours - theirs).norm() <= 2e-3 * theirs.norm()
+    assert ((found - reference).abs() <= 1.01 * step + 1e-5).all()
+    assert (found - reference).norm() <= 2e-3 * reference.norm()
     exact = nn.functional.linear(x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
-    assert (ours - exact).norm() <= 0.02 * exact.norm()
+    assert (found - exact).norm() <= 0.02 * exact.norm()
 
 
 @needs_int8
@@ -91,12 +91,12 @@ def test_every_family_keeps_its_head_and_its_teacher(family: str) -> None:
     rounded = int8.quantize(teacher)
     assert not [m for m in rounded.base_model.modules() if type(m) is nn.Linear]
     assert [m for m in teacher.base_model.modules() if type(m) is nn.Linear]
-    assert output_embedding(rounded)[0] is output_embedding(teacher)[0]  # shared, and not rounded
+    assert rounded.get_output_embeddings().weight is teacher.get_output_embeddings().weight  # shared, not rounded
     close = rounded(input_ids=ids).logits
     assert not torch.equal(close, exact) and (close - exact).norm() < 0.1 * exact.norm()
     assert torch.equal(teacher(input_ids=ids).logits, exact)
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
-    check_family(rounded, "precision.teacher=int8")
+    check_model(rounded, "precision.teacher=int8")
 
 
 @needs_int8
@@ -110,9 +110,10 @@ def test_a_compiled_teacher_gives_a_plain_copy() -> None:
 
 def answers(model: Any, precision: str, ids: torch.Tensor) -> torch.Tensor:
     """log-probabilities [B * S, V] as training computes them."""
-    with torch.no_grad(), autocast(precision, CPU):
-        rows = head_rows(model, hidden_states(model, ids, None).flatten(0, 1))
-        return nn.functional.linear(rows, *output_embedding(model)).double().log_softmax(-1)
+    reader = LanguageModel(model, precision)
+    with torch.no_grad():
+        rows = reader({"input_ids": ids}, None, OutputSpec(True)).head_rows
+        return reader.logits(rows, model.config.vocab_size).double().log_softmax(-1)
 
 
 TEXT = (
@@ -124,7 +125,7 @@ TEXT = (
 
 @needs_int8
 def test_the_embedded_teacher_says_nearly_the_same() -> None:
-    teacher, tokenizer, _ = load_teacher(Teacher("embedded"))
+    teacher, tokenizer, _ = load_teacher(TeacherConfig("embedded"))
     assert tokenizer is not None
     words = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     ids = torch.tensor(
@@ -156,12 +157,12 @@ def test_training_asks_the_copy_and_evaluation_the_teacher(tmp_path: Path) -> No
         assert status == 0
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         runs[precision] = lines, json.loads((folder / "results.json").read_text())["teacher"]
-    (ours, judged), (others, theirs) = runs["int8"], runs["bf16"]
-    assert len(ours) == 2 and all(a["loss/soft"] != b["loss/soft"] for a, b in zip(ours, others, strict=True))
-    for a, b in zip(ours, others, strict=True):
+    (found, scored), (others, reference) = runs["int8"], runs["bf16"]
+    assert len(found) == 2 and all(a["loss/soft"] != b["loss/soft"] for a, b in zip(found, others, strict=True))
+    for a, b in zip(found, others, strict=True):
         assert a["loss/soft"] == pytest.approx(b["loss/soft"], rel=0.02)
-    assert judged["perplexity"] == theirs["perplexity"] and judged["parameters"] == theirs["parameters"]
-    assert judged["bytes"] == theirs["bytes"]
+    assert scored["perplexity"] == reference["perplexity"] and scored["parameters"] == reference["parameters"]
+    assert scored["bytes"] == reference["bytes"]
 
 
 def test_it_is_refused_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:

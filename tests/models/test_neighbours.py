@@ -4,7 +4,7 @@ import pytest
 import tiny
 import torch
 
-from distill.config import Student
+from distill.config import StudentConfig
 from distill.errors import SettingError
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.student import make_student
@@ -15,7 +15,7 @@ def test_every_head_of_the_first_layer_attends_to_its_offset(family: str) -> Non
     """On random words at 48 positions: over six times the attention of a uniform head, at -1, +1, -2, +2."""
     torch.manual_seed(0)
     config = {"hidden_size": 128, "num_attention_heads": 4} if family == "bert" else {"dim": 128, "n_heads": 4}
-    settings = Student(kind="config", architecture=family, start="neighbours", dropout=0.0, config=config)
+    settings = StudentConfig(kind="config", architecture=family, start="neighbours", dropout=0.0, config=config)
     model = make_student(settings, None, tiny.make_tokenizer(), 48).eval()
     model.set_attn_implementation("eager")
     ids = torch.randint(5, model.config.vocab_size, (4, 48))

@@ -8,7 +8,8 @@ import tiny
 import torch
 from tiny import LENGTH, PAD, VOCAB, make_model, make_rows, make_tokenizer
 
-from distill.config import Student
+from distill.component import Component
+from distill.config import StudentConfig
 from distill.errors import SettingError
 from distill.models.student import make_student, tokenizer_of
 
@@ -17,11 +18,11 @@ IDS = torch.from_numpy(make_rows(6, shortest=4).astype("int64"))
 REAL = IDS != PAD
 
 
-def make(settings: Student, teacher: Any | None, length: int = LENGTH) -> Any:
+def make(settings: StudentConfig, teacher: Any | None, length: int = LENGTH) -> Any:
     return make_student(settings, teacher, make_tokenizer(), length)
 
 
-def refused(settings: Student, teacher: Any | None = None, length: int = LENGTH) -> str:
+def refused(settings: StudentConfig, teacher: Any | None = None, length: int = LENGTH) -> str:
     with pytest.raises(SettingError) as error:
         make(settings, teacher, length)
     text = str(error.value)
@@ -38,19 +39,19 @@ def answers(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(("family", "architecture"), PAIRS)
 def test_all_layers_taken_is_the_teachers_function(family: str, architecture: str) -> None:
     teacher = make_model(family)
-    student = make(Student("layers", architecture, list(range(4))), teacher)
+    student = make(StudentConfig("layers", architecture, list(range(4))), teacher)
     assert student.training and all(p.requires_grad for p in student.parameters())
     assert student.config.model_type == (family if architecture == "same" else architecture)
-    for ours, theirs in zip(answers(student), answers(teacher), strict=True):
-        assert float(theirs.std()) > 0.1
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+    for made, expected in zip(answers(student), answers(teacher), strict=True):
+        assert float(expected.std()) > 0.1
+        torch.testing.assert_close(made, expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(("family", "architecture"), PAIRS)
 def test_student_owns_its_weights_and_ties_them(family: str, architecture: str) -> None:
     teacher = make_model(family)
     before = tiny.weights_of(teacher)
-    student = make(Student("layers", architecture, [0, 2]), teacher)
+    student = make(StudentConfig("layers", architecture, [0, 2]), teacher)
     assert student.get_output_embeddings().weight is student.get_input_embeddings().weight
     with torch.no_grad():
         for parameter in student.parameters():
@@ -60,14 +61,14 @@ def test_student_owns_its_weights_and_ties_them(family: str, architecture: str) 
 
 @pytest.mark.parametrize("layers", [[1, 3], [3, 0, 0], None])
 def test_chosen_layers_are_copied(teacher: Any, layers: list[int] | None) -> None:
-    student = make(Student("layers", "distilbert", layers), teacher)
+    student = make(StudentConfig("layers", "distilbert", layers), teacher)
     chosen = [0, 2] if layers is None else layers
     assert student.config.n_layers == len(student.distilbert.transformer.layer) == len(chosen)
     hidden = torch.randn(2, 7, tiny.WIDTH)
     for new, old in enumerate(chosen):
-        ours, theirs = student.eval().distilbert.transformer.layer[new], teacher.bert.encoder.layer[old]
+        new_layer, old_layer = student.eval().distilbert.transformer.layer[new], teacher.bert.encoder.layer[old]
         with torch.no_grad():
-            one, other = ours(hidden, attention_mask=None), theirs(hidden)
+            one, other = new_layer(hidden, attention_mask=None), old_layer(hidden)
         torch.testing.assert_close(*(x[0] if isinstance(x, tuple) else x for x in (one, other)))
     torch.testing.assert_close(
         student.distilbert.embeddings.word_embeddings.weight, teacher.bert.embeddings.word_embeddings.weight
@@ -81,18 +82,18 @@ def test_modernbert_layers_that_move(layers: list[int]) -> None:
     teacher = make_model("modernbert")
     assert teacher.config.layer_types[0] != teacher.config.layer_types[1]
     if layers[0] != 0:
-        text = refused(Student("layers", "same", layers), teacher)
+        text = refused(StudentConfig("layers", "same", layers), teacher)
         assert f"student.layers={layers}" in text and "layer 0" in text
-    student = make(Student("layers", "same", [0, 3]), teacher)
+    student = make(StudentConfig("layers", "same", [0, 3]), teacher)
     assert student.config.layer_types == [teacher.config.layer_types[0], teacher.config.layer_types[3]]
     torch.testing.assert_close(student.model.layers[1].attn.Wqkv.weight, teacher.model.layers[3].attn.Wqkv.weight)
 
 
 def test_dropout_is_the_students_own(teacher: Any) -> None:
-    assert make(Student("layers", "distilbert", dropout=0.3), teacher).config.dropout == 0.3
-    modern = make(Student("layers", dropout=0.2), make_model("modernbert")).config
+    assert make(StudentConfig("layers", "distilbert", dropout=0.3), teacher).config.dropout == 0.3
+    modern = make(StudentConfig("layers", dropout=0.2), make_model("modernbert")).config
     assert (modern.attention_dropout, modern.embedding_dropout, modern.mlp_dropout) == (0.2, 0.2, 0.2)
-    own = make(Student("layers", "distilbert", config={"attention_dropout": 0.05}), teacher).config
+    own = make(StudentConfig("layers", "distilbert", config={"attention_dropout": 0.05}), teacher).config
     assert (own.dropout, own.attention_dropout) == (0.1, 0.05)
 
 
@@ -100,7 +101,7 @@ def test_dropout_is_the_students_own(teacher: Any) -> None:
 def test_student_from_a_configuration(family: str) -> None:
     """Every family works on full rows of the length that was asked for."""
     number = "n_layers" if family == "distilbert" else "num_hidden_layers"
-    settings = Student("config", family, config={**tiny.FIELDS[family], number: 1})
+    settings = StudentConfig("config", family, config={**tiny.FIELDS[family], number: 1})
     torch.manual_seed(0)
     student = make(settings, None)
     assert student.config.vocab_size == VOCAB and student.config.pad_token_id == PAD
@@ -115,18 +116,18 @@ def test_saved_student(tmp_path: Path, tokenizer: Any) -> None:
     model = make_model("distilbert", 1)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    student = make(Student("pretrained", path=str(tmp_path)), None)
+    student = make(StudentConfig("pretrained", path=str(tmp_path)), None)
     assert student.training
     tiny.assert_close(tiny.weights_of(student), tiny.weights_of(model), rtol=0, atol=0)
-    own = tokenizer_of(Student("pretrained", path=str(tmp_path)))
+    own = tokenizer_of(StudentConfig("pretrained", path=str(tmp_path)))
     assert own is not None and own.get_vocab() == tokenizer.get_vocab()
-    assert tokenizer_of(Student("config", "bert")) is None
+    assert tokenizer_of(StudentConfig("config", "bert")) is None
 
 
 def test_saved_student_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
     make_model("bert", 1, vocab=VOCAB + 1).save_pretrained(tmp_path)
     make_tokenizer(("whale",)).save_pretrained(tmp_path)
-    text = refused(Student("pretrained", path=str(tmp_path)))
+    text = refused(StudentConfig("pretrained", path=str(tmp_path)))
     assert f"student.path={tmp_path}" in text and "vocabulary" in text
 
 
@@ -136,30 +137,42 @@ def make_custom(teacher: Any, tokenizer: Any, layers: int) -> Any:
     return make_model("bert", layers)
 
 
+def custom(path: str, **arguments: Any) -> StudentConfig:
+    """As `student._target_=PATH` and the settings beside it."""
+    return StudentConfig("custom", custom=Component("student", path, arguments))
+
+
 def test_student_from_ones_own_function(teacher: Any) -> None:
-    settings = Student("custom", target=f"{__name__}.make_custom", arguments={"layers": 3})
-    assert make(settings, teacher).config.num_hidden_layers == 3
-    assert "student.arguments" in refused(Student("custom", target=f"{__name__}.make_custom"), teacher)
+    path = f"{__name__}.make_custom"
+    assert make(custom(path, layers=3), teacher).config.num_hidden_layers == 3
+    assert "student.layers is missing" in refused(custom(path), teacher)
+    text = refused(custom(path, layers=3, width=8), teacher)
+    assert "student.width" in text and "it takes layers" in text
+
+
+def not_a_model(tokenizer: Any) -> str:
+    return "a model"
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (Student("grown"), ("student.kind=grown", "layers, config, pretrained, custom")),
-        (Student("layers"), ("student.kind=layers", "teacher.kind=none")),
-        (Student("config"), ("student.architecture=same",)),
-        (Student("config", "perceptron"), ("student.architecture=perceptron",)),
-        (Student("config", "gpt2"), ("student.architecture=gpt2",)),
-        (Student("config", "bert", config={"colour": "blue"}), ("student.config.colour", "bert")),
-        (Student("config", "bert", config={"hidden_size": 30}), ("student.config",)),
-        (Student("pretrained"), ("student.path=null",)),
-        (Student("pretrained", path="/nowhere/at/all"), ("student.path=/nowhere/at/all",)),
-        (Student("custom"), ("student.target=None",)),
-        (Student("custom", target="nothing.there"), ("student.target=nothing.there",)),
-        (Student("custom", target="distill.config.Nothing"), ("student.target=distill.config.Nothing",)),
+        (StudentConfig("grown"), ("student.kind=grown", "layers, config, pretrained, custom")),
+        (StudentConfig("layers"), ("student.kind=layers", "teacher.kind=none")),
+        (StudentConfig("config"), ("student.architecture=same",)),
+        (StudentConfig("config", "perceptron"), ("student.architecture=perceptron",)),
+        (StudentConfig("config", "gpt2"), ("student.architecture=gpt2",)),
+        (StudentConfig("config", "bert", config={"colour": "blue"}), ("student.config.colour", "bert")),
+        (StudentConfig("config", "bert", config={"hidden_size": 30}), ("student.config",)),
+        (StudentConfig("pretrained"), ("student.path=null",)),
+        (StudentConfig("pretrained", path="/nowhere/at/all"), ("student.path=/nowhere/at/all",)),
+        (custom("nothing.there"), ("student._target_=nothing.there",)),
+        (custom("distill.config.Nothing"), ("student._target_=distill.config.Nothing",)),
+        (custom("distill.config.MISSING"), ("student._target_=distill.config.MISSING", "not callable")),
+        (custom(f"{__name__}.not_a_model"), ("gives a str", "not a transformers model")),
     ],
 )
-def test_impossible_students_are_refused(settings: Student, words: tuple[str, ...]) -> None:
+def test_impossible_students_are_refused(settings: StudentConfig, words: tuple[str, ...]) -> None:
     text = refused(settings)
     assert all(word in text for word in words), text
 
@@ -167,23 +180,23 @@ def test_impossible_students_are_refused(settings: Student, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (Student("layers", layers=[0, 4]), ("student.layers=[0, 4]", "0 to 3")),
-        (Student("layers", layers=[-1]), ("student.layers=[-1]", "0 to 3")),
-        (Student("layers", layers=[]), ("student.layers=[]",)),
-        (Student("layers", "roberta"), ("student.architecture=roberta", "distilbert")),
-        (Student("layers", config={"hidden_size": 16}), ("student.config", "hidden_size")),
+        (StudentConfig("layers", layers=[0, 4]), ("student.layers=[0, 4]", "0 to 3")),
+        (StudentConfig("layers", layers=[-1]), ("student.layers=[-1]", "0 to 3")),
+        (StudentConfig("layers", layers=[]), ("student.layers=[]",)),
+        (StudentConfig("layers", "roberta"), ("student.architecture=roberta", "distilbert")),
+        (StudentConfig("layers", config={"hidden_size": 16}), ("student.config", "hidden_size")),
     ],
 )
-def test_impossible_layers_are_refused(teacher: Any, settings: Student, words: tuple[str, ...]) -> None:
+def test_impossible_layers_are_refused(teacher: Any, settings: StudentConfig, words: tuple[str, ...]) -> None:
     text = refused(settings, teacher)
     assert all(word in text for word in words), text
 
 
 def test_rows_longer_than_the_positions_are_refused(teacher: Any) -> None:
-    make(Student("layers", layers=[0]), teacher, length=32)
-    text = refused(Student("layers", layers=[0]), teacher, length=33)
+    make(StudentConfig("layers", layers=[0]), teacher, length=32)
+    text = refused(StudentConfig("layers", layers=[0]), teacher, length=33)
     assert "corpus.sequence_length=33" in text and "32" in text
     # RoBERTa's positions begin after its padding id.
     roberta = make_model("roberta", 1)
-    make(Student("layers", layers=[0]), roberta, length=31)
-    assert "corpus.sequence_length=32" in refused(Student("layers", layers=[0]), roberta, length=32)
+    make(StudentConfig("layers", layers=[0]), roberta, length=31)
+    assert "corpus.sequence_length=32" in refused(StudentConfig("layers", layers=[0]), roberta, length=32)

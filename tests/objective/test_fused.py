@@ -2,109 +2,15 @@
 
 import shutil
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
+from heads import BOTH_HEADS, VOCAB, Problem, agree, gradients, largest_allocation, problem
 from torch import Tensor
-from torch.nn.functional import linear
 
-from distill.objective import fused, losses
-from distill.objective.fused import NO_TARGET, Head, TopK, soft_and_mlm
-
-VOCAB, WIDTH, TEACHER_WIDTH = 1271, 24, 32
-BOTH_HEADS = VOCAB * 4 * 2  # bytes of one row's logits in fp32
-
-
-@dataclass
-class Problem:
-    """Heads whose vocabularies are padded to different sizes, and what each row carries."""
-
-    student: Head
-    teacher: Head | None
-    targets: Tensor | None
-    soft_rows: Tensor | None = None
-    cutoff: float = 0.0
-    temperature: float = 2.0
-    vocab: int = VOCAB
-    kept: int | None = None  # the teacher is known by so many of its entries, rounded
-
-    def top_k(self) -> TopK:
-        ids, log_probs = losses.strongest(linear(*self.teacher[:3])[:, : self.vocab], self.kept or 0, self.temperature)
-        return TopK(ids.int(), log_probs.half())
-
-    def plain(self) -> tuple[Tensor, Tensor]:
-        soft = mlm = self.student.rows.new_zeros(())
-        logits = linear(*self.student[:3])[:, : self.vocab]
-        if self.teacher is not None:
-            if self.kept is None:
-                values = losses.soft(logits, linear(*self.teacher[:3])[:, : self.vocab], self.temperature, self.cutoff)
-            else:
-                values = losses.soft_topk(logits, *self.top_k(), self.temperature)
-            soft = values.sum() if self.soft_rows is None else values[self.soft_rows].sum()
-        if self.targets is not None:
-            mlm = losses.mlm(logits, self.targets).sum()
-        return 0.3 * soft + 0.07 * mlm, torch.stack([soft, mlm]).detach()
-
-    def fused(
-        self, *, student: Head | None = None, budget: int = 64 << 20, compiled: bool = False
-    ) -> tuple[Tensor, ...]:
-        return soft_and_mlm(
-            student or self.student,
-            self.teacher if self.kept is None else self.top_k(),
-            self.targets,
-            soft_scale=0.3,
-            mlm_scale=torch.tensor(0.07, dtype=torch.float64),
-            soft_rows=self.soft_rows,
-            temperature=self.temperature,
-            cutoff=self.cutoff,
-            vocab=self.vocab,
-            budget=budget,
-            compiled=compiled,
-        )
-
-
-def problem(
-    rows: int = 41,
-    dtype: torch.dtype = torch.float32,
-    masked: float = 0.15,
-    soft: float | None = None,
-    bias: bool = True,
-    vocab: int = VOCAB,
-) -> Problem:
-    torch.manual_seed(rows)
-
-    def draw(*shape: int, scale: float = 1.0, trained: bool = False) -> Tensor:
-        return (torch.randn(*shape) * scale).to(dtype).requires_grad_(trained)
-
-    def head(width: int, padded: int, trained: bool) -> Head:
-        weight = draw(padded, width, scale=3 * width**-0.5, trained=trained)
-        return Head(draw(rows, width, trained=trained), weight, draw(padded, trained=trained) if bias else None)
-
-    targets = torch.where(torch.rand(rows) < masked, torch.randint(vocab, (rows,)), NO_TARGET)
-    soft_rows = None if soft is None else torch.rand(rows) < soft
-    student, teacher = head(WIDTH, vocab + 9, True), head(TEACHER_WIDTH, vocab + 1, False)
-    return Problem(student, teacher, targets, soft_rows, vocab=vocab)
-
-
-def gradients(loss: Tensor, head: Head, upstream: float = 1.0) -> list[Tensor]:
-    tensors = [tensor for tensor in head[:3] if tensor is not None]
-    return list(torch.autograd.grad(loss * upstream, tensors, materialize_grads=True))
-
-
-def agree(case: Problem, relative: float = 3e-6, upstream: float = 1.0, **options: object) -> None:
-    """Loss, both sums and all gradients are the plain path's, relative to the largest entry."""
-    want, want_sums = case.plain()
-    got, got_sums = case.fused(**options)
-    torch.testing.assert_close(got, want, rtol=relative, atol=5 * relative)  # rounding of logits near 10, many rows
-    torch.testing.assert_close(got_sums, want_sums, rtol=relative, atol=5 * relative)
-    assert not got_sums.requires_grad
-    pairs = zip(gradients(got, case.student, upstream), gradients(want, case.student, upstream), strict=True)
-    for mine, reference in pairs:
-        assert mine.dtype == reference.dtype and mine.shape == reference.shape
-        largest = reference.abs().max().item() if reference.numel() else 0.0
-        torch.testing.assert_close(mine, reference, rtol=0, atol=relative * max(largest, 1e-6))
+from distill.models.language_model import Head
+from distill.objective import blocks
+from distill.objective.blocks import AutogradBlock
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 8, 41, 1000])
@@ -123,18 +29,18 @@ def test_cutoff_and_upstream_gradient(cutoff: float, upstream: float) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 3.7])
 @pytest.mark.parametrize("masked", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("soft", [None, 0.0, 0.5, 1.0])
-def test_rows_carry_any_mixture_of_terms(masked: float, soft: float | None, temperature: float) -> None:
-    case = problem(masked=masked, soft=soft)
+@pytest.mark.parametrize("with_teacher", [True, False])
+def test_rows_carry_any_mixture_of_terms(masked: float, with_teacher: bool, temperature: float) -> None:
+    case = problem(masked=masked)
+    case.teacher = case.teacher if with_teacher else None
     case.temperature = temperature
     agree(case, budget=10 * BOTH_HEADS)
 
 
 @pytest.mark.parametrize("kept", [1, 8, 128, VOCAB - 1])
-@pytest.mark.parametrize("soft", [None, 0.5])
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 3.7])
-def test_a_teacher_known_by_its_largest_entries(kept: int, soft: float | None, temperature: float) -> None:
-    case = problem(soft=soft)
+def test_a_teacher_known_by_its_largest_entries(kept: int, temperature: float) -> None:
+    case = problem()
     case.kept, case.temperature = kept, temperature
     agree(case, upstream=-2.5, budget=10 * BOTH_HEADS)
 
@@ -147,7 +53,7 @@ def test_a_teacher_known_by_its_largest_entries_alone() -> None:
         agree(case)
     case.student = case.student._replace(rows=(case.student.rows.detach() * 1e4).requires_grad_())
     agree(case, relative=2e-3)
-    case = problem(5, torch.float64, masked=0.5, soft=0.7, vocab=13)
+    case = problem(5, torch.float64, masked=0.5, vocab=13)
     case.kept = 4
     assert torch.autograd.gradcheck(lambda *t: case.fused(student=Head(*t), budget=2 * 13 * 16)[0], case.student[:3])
     agree(case, relative=1e-13)
@@ -178,7 +84,7 @@ def test_terms_and_bias_may_be_absent() -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("cutoff", [0.0, 0.05])
 def test_gradients_by_differences(rows: int, cutoff: float) -> None:
-    case = problem(rows, torch.float64, masked=0.5, soft=0.7, vocab=13)
+    case = problem(rows, torch.float64, masked=0.5, vocab=13)
     case.cutoff = cutoff
 
     def loss(*tensors: Tensor) -> Tensor:
@@ -281,15 +187,8 @@ def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
     assert max(kept) <= case.student.weight.numel() < 200 * VOCAB
     assert sum(kept) <= sum(tensor.numel() for tensor in case.student[:3]) + 2
     largest = largest_allocation(lambda: case.fused(budget=20 * BOTH_HEADS)[0].backward())
-    limit = max(20 * BOTH_HEADS, fused.BLOCK_BYTES, case.student.weight.numel() * 4)
+    limit = max(20 * BOTH_HEADS, AutogradBlock.num_bytes, case.student.weight.numel() * 4)
     assert largest <= limit < 200 * VOCAB * 4 * 2
-
-
-def largest_allocation(run: Callable[[], None]) -> int:
-    with torch.profiler.profile(profile_memory=True) as profile:
-        run()
-    events = profile.profiler.kineto_results.events()
-    return max(event.nbytes() for event in events if event.name() == "[memory]")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
@@ -310,9 +209,9 @@ def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
         tries.append(1)
         raise RuntimeError("no compiler found\nwith a long story")
 
-    compiler = fused._Compiler()
-    compiler.terms = broken
-    monkeypatch.setattr(fused, "_compiler", compiler)
+    compiler = blocks._Compiler()
+    compiler.function = broken
+    monkeypatch.setattr(blocks, "_compiler", compiler)
     with pytest.warns(UserWarning, match="without torch.compile: no compiler found$"):
         agree(problem(), compiled=True, budget=2 * BOTH_HEADS)
     agree(problem(), compiled=True)

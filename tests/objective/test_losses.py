@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distill.objective import losses
+from distill.teacher.signal import top_k_log_probs
 
 SHAPES = [(1, 2), (3, 7), (41, 1271)]
 CUTOFFS = [0.0, 1e-3, 0.05, 0.3, 2.0]  # of nothing cut to everything cut
@@ -117,7 +118,7 @@ def test_soft_topk_is_the_formula(dtype: torch.dtype, shape: tuple[int, int], ke
     student, teacher = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype)
     kept = min(kept % shape[1], shape[1] - 1)
     for temperature in (1.0, 2.0, 3.7):
-        ids, exact = losses.strongest(teacher, kept, temperature)
+        ids, exact = top_k_log_probs(teacher, kept, temperature)
         for log_probs in (exact, exact.half()):
             want = topk_loop(student, ids, log_probs, temperature)
             relative = 1e-11 if dtype == torch.float64 else 2e-5
@@ -125,9 +126,9 @@ def test_soft_topk_is_the_formula(dtype: torch.dtype, shape: tuple[int, int], ke
             agree(term, student, want, relative)
 
 
-def test_strongest_is_sorted_and_complete() -> None:
+def test_top_k_is_sorted_and_complete() -> None:
     teacher = draw(41, 1271, dtype=torch.float32)
-    ids, log_probs = losses.strongest(teacher, 8, 2.0)
+    ids, log_probs = top_k_log_probs(teacher, 8, 2.0)
     probabilities = (teacher / 2).softmax(-1)
     assert ids.shape == (41, 8) and log_probs.shape == (41, 9) and log_probs.dtype == torch.float32
     torch.testing.assert_close(log_probs[:, :8].exp(), probabilities.sort(descending=True)[0][:, :8])
@@ -139,7 +140,7 @@ def test_strongest_is_sorted_and_complete() -> None:
 def test_soft_topk_with_all_but_one_entry_is_soft(temperature: float) -> None:
     """The bucket of one entry is that entry; rounding to float16 costs no more than its digits."""
     teacher = draw(41, 97, dtype=torch.float32)
-    ids, log_probs = losses.strongest(teacher, 96, temperature)
+    ids, log_probs = top_k_log_probs(teacher, 96, temperature)
     results = []
     for term in (
         lambda x: losses.soft(x, teacher, temperature),
@@ -187,7 +188,7 @@ def test_bf16_is_computed_in_fp32() -> None:
 def test_gradients_by_differences(cutoff: float) -> None:
     student, teacher = draw(4, 9, scale=1.0).requires_grad_(), draw(4, 9, scale=1.0)
     assert torch.autograd.gradcheck(lambda x: losses.soft(x, teacher, 1.7, cutoff), student)
-    kept = losses.strongest(teacher, 3, 1.7)
+    kept = top_k_log_probs(teacher, 3, 1.7)
     assert torch.autograd.gradcheck(lambda x: losses.soft_topk(x, *kept, 1.7), student)
     assert torch.autograd.gradcheck(lambda x: losses.cosine(x, teacher), student)
     assert torch.autograd.gradcheck(lambda x: losses.mlm(x, torch.tensor([0, -100, 8, 3])), student)
@@ -197,7 +198,7 @@ def test_gradients_by_differences(cutoff: float) -> None:
 def test_no_rows(cutoff: float) -> None:
     empty = torch.zeros(0, 7, requires_grad=True)
     targets = torch.zeros(0, dtype=torch.int64)
-    kept = losses.strongest(empty.detach(), 3, 2.0)
+    kept = top_k_log_probs(empty.detach(), 3, 2.0)
     soft, topk = losses.soft(empty, empty.detach(), 2.0, cutoff), losses.soft_topk(empty, *kept, 2.0)
     for values in (soft, topk, losses.mlm(empty, targets)):
         assert values.shape == (0,)
@@ -232,7 +233,7 @@ def test_a_tiny_tail_keeps_its_digits() -> None:
 
 def test_a_tiny_tail_of_kept_entries_keeps_its_digits() -> None:
     teacher, student = torch.tensor([[0.0, -3.0, -3.0]]), torch.tensor([[0.0, -200.0, -200.0]], requires_grad=True)
-    values = losses.soft_topk(student, *losses.strongest(teacher, 1, 1.0), 1.0)
+    values = losses.soft_topk(student, *top_k_log_probs(teacher, 1, 1.0), 1.0)
     values.backward()
     torch.testing.assert_close(values.detach(), losses.soft(student.detach(), teacher, 1.0, 0.1))
     tail = 2 * math.exp(-3) / (1 + 2 * math.exp(-3))

@@ -1,6 +1,7 @@
 """Scores against plain loops in float64, the same for every batch size and padding; sets not to be had are refused."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,26 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from tiny import MASK, PAD, SPECIAL, VOCAB, make_model, make_rows
+from tiny import MASK, PAD, SPECIAL, VOCAB, corpus_config, make_model, make_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from distill.backends.single import Single
-from distill.config import Backend, Config, Corpus, Evaluate, Kind, Missing, PseudoPerplexity, Source, Teacher
-from distill.data.collate.mlm import IGNORE, masker
+from distill.config import (
+    BackendConfig,
+    Config,
+    EvaluateConfig,
+    Missing,
+    PrecisionConfig,
+    PseudoPerplexityConfig,
+    SourceConfig,
+    TeacherConfig,
+)
+from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.errors import SettingError
-from distill.evaluation.evaluate import MASKING, SEED, EvaluationSet, Evaluator, load_sets
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+from distill.evaluation.sets import MASKING, SEED, EvaluationSet, load_sets
 from distill.seed import key
 
 ROWS = make_rows(15, shortest=4)
@@ -31,9 +43,40 @@ def silent(_: int) -> None:
 def make(
     tokenizer: Any, batch_size: int = 32, share: float = 1.0, copies: int = 64, precision: str = "fp32"
 ) -> Evaluator:
-    settings = Evaluate(batch_size=batch_size, pseudo_perplexity=PseudoPerplexity(share, copies))
-    counts = np.bincount(ROWS.reshape(-1), minlength=VOCAB)
-    return Evaluator(settings, masker(MASKING, tokenizer, counts), PAD, VOCAB, precision, Single(Backend(device="cpu")))
+    settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(share, copies))
+    masks = masked_lm(MASKING, tokenizer, np.bincount(ROWS.reshape(-1), minlength=VOCAB))
+    backend = Single(BackendConfig(device="cpu"))
+    return Evaluator(settings, masks, VOCAB, PrecisionConfig(evaluate=precision), backend)
+
+
+def measured(
+    evaluator: Evaluator, name: str, model: Any, data: EvaluationSet, done: Callable[[int], None] = silent
+) -> float:
+    """One measure of one model on one set."""
+    (measure,) = (each for each in evaluator.measures if each.name == name)
+    with evaluator._scoring(model) as packed:
+        return measure.score(packed, data, done)
+
+
+def perplexity(evaluator: Evaluator, model: Any, data: EvaluationSet, done: Callable[[int], None] = silent) -> float:
+    return measured(evaluator, "perplexity", model, data, done)
+
+
+def pseudo_perplexity(
+    evaluator: Evaluator, model: Any, data: EvaluationSet, done: Callable[[int], None] = silent
+) -> float:
+    return measured(evaluator, "pseudo_perplexity", model, data, done)
+
+
+def agreement(evaluator: Evaluator, student: Any, teacher: Any, data: EvaluationSet) -> dict[str, float]:
+    with evaluator._scoring(student) as one, evaluator._scoring(teacher) as other:
+        return evaluator.agreement(one, other, data, silent)
+
+
+def positions(evaluator: Evaluator, data: EvaluationSet) -> np.ndarray:
+    """Those that pseudo-perplexity scores."""
+    (measure,) = (each for each in evaluator.measures if isinstance(each, PseudoPerplexity))
+    return measure.positions(data)
 
 
 def exact(ids: np.ndarray, model: Any = MODEL) -> torch.Tensor:
@@ -49,7 +92,7 @@ def exact(ids: np.ndarray, model: Any = MODEL) -> torch.Tensor:
 def masked(tokenizer: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
     """The fixed mask of one row: inputs and targets, without padding."""
     row = ROWS[number : number + 1, : int((ROWS[number] != PAD).sum())].astype(np.int64)
-    inputs, targets = make(tokenizer).masker(row, key(SEED, "evaluation mask", np.array([number])))
+    inputs, targets = make(tokenizer).scoring.collator.mask(row, key(SEED, "evaluation mask", np.array([number])))
     return inputs[0], targets[0]
 
 
@@ -58,11 +101,11 @@ def test_perplexity_is_that_of_a_plain_loop(tokenizer: Any) -> None:
     for number in range(len(ROWS)):
         inputs, targets = masked(tokenizer, number)
         log_p = exact(inputs)
-        for place, target in enumerate(targets):
+        for position, target in enumerate(targets):
             if target != IGNORE:
-                total, count = total - float(log_p[place, target]), count + 1
-    value, positions = make(tokenizer).perplexity(MODEL, SET, silent)
-    assert positions == count == make(tokenizer).describe(SET)["positions"] > len(ROWS)
+                total, count = total - float(log_p[position, target]), count + 1
+    value = perplexity(make(tokenizer), MODEL, SET)
+    assert count == make(tokenizer).describe(SET)["positions"] > len(ROWS)
     assert value == pytest.approx(math.exp(total / count), rel=2e-6)
 
 
@@ -70,13 +113,13 @@ def test_pseudo_perplexity_is_that_of_a_plain_loop(tokenizer: Any) -> None:
     total, count = 0.0, 0
     for row in ROWS.astype(np.int64):
         row = row[row != PAD]
-        for place, token in enumerate(row):
+        for position, token in enumerate(row):
             if token >= len(SPECIAL):
                 hidden = row.copy()
-                hidden[place] = MASK
-                total, count = total - float(exact(hidden)[place, token]), count + 1
-    value, positions = make(tokenizer).pseudo_perplexity(MODEL, SET, silent)
-    assert positions == count == int((~np.isin(ROWS, range(len(SPECIAL)))).sum())
+                hidden[position] = MASK
+                total, count = total - float(exact(hidden)[position, token]), count + 1
+    value = pseudo_perplexity(make(tokenizer), MODEL, SET)
+    assert count == int((~np.isin(ROWS, range(len(SPECIAL)))).sum())
     assert make(tokenizer).describe(SET)["pseudo_positions"] == count
     assert value == pytest.approx(math.exp(total / count), rel=2e-6)
 
@@ -86,25 +129,31 @@ def test_scores_hang_neither_on_batch_size_nor_on_padding(tokenizer: Any, family
     model = make_model(family, 2)
     wide = EvaluationSet("small", "wider", np.pad(ROWS, ((0, 0), (0, 9)), constant_values=PAD), 3)
     whole = make(tokenizer)
-    expected = whole.perplexity(model, SET, silent), whole.pseudo_perplexity(model, SET, silent)
+    expected = [perplexity(whole, model, SET), pseudo_perplexity(whole, model, SET)]
     for batch_size, copies, data in ((1, 1, SET), (4, 7, SET), (4, 7, wide), (32, 500, wide)):
         other = make(tokenizer, batch_size, copies=copies)
-        got = other.perplexity(model, data, silent), other.pseudo_perplexity(model, data, silent)
-        for (value, positions), (value_expected, positions_expected) in zip(got, expected, strict=True):
-            assert positions == positions_expected
-            assert value == pytest.approx(value_expected, rel=2e-6)
+        got = [perplexity(other, model, data), pseudo_perplexity(other, model, data)]
+        assert got == pytest.approx(expected, rel=2e-6)
+        for count in ("positions", "pseudo_positions"):
+            assert other.describe(data)[count] == whole.describe(SET)[count]
 
 
 def test_ranks_share_the_positions(tokenizer: Any) -> None:
-    whole, count = make(tokenizer).pseudo_perplexity(MODEL, SET, silent)
-    parts = []
+    whole = pseudo_perplexity(make(tokenizer), MODEL, SET)
+    parts: list[list[float]] = []
     for rank in range(3):
         evaluator = make(tokenizer, copies=8)
         evaluator.backend.rank, evaluator.backend.size = rank, 3
-        evaluator.backend.sum = lambda sums: sums  # type: ignore[method-assign]  # the rank's own share
-        parts.append(evaluator.pseudo_perplexity(MODEL, SET, silent))
-    assert sum(n for _, n in parts) == count and max(n for _, n in parts) - min(n for _, n in parts) <= 8
-    assert sum(n * math.log(value) for value, n in parts) / count == pytest.approx(math.log(whole), rel=1e-6)
+
+        def own(sums: torch.Tensor) -> torch.Tensor:  # the rank's own share
+            parts.append(sums.tolist())
+            return sums
+
+        evaluator.backend.sum = own  # type: ignore[method-assign]
+        pseudo_perplexity(evaluator, MODEL, SET)
+    counts = [count for _, count in parts]
+    assert sum(counts) == len(positions(make(tokenizer), SET)) and max(counts) - min(counts) <= 8
+    assert math.exp(sum(total for total, _ in parts) / sum(counts)) == pytest.approx(whole, rel=1e-6)
 
 
 class Largest(TorchDispatchMode):
@@ -125,7 +174,7 @@ def test_pseudo_perplexity_needs_no_more_memory_for_long_or_many_rows(tokenizer:
     for length, count in ((128, 1), (512, 1), (512, 2)):
         with Largest() as largest:
             data = EvaluationSet("long", "", make_rows(count, length), 1)
-            make(tokenizer, share=0.1, copies=8).pseudo_perplexity(model, data, silent)
+            pseudo_perplexity(make(tokenizer, share=0.1, copies=8), model, data)
         elements.append(largest.elements)
     assert elements[0] == elements[1] == elements[2] < 128 * vocab, "no tensor of even one copy's whole logits"
 
@@ -137,27 +186,27 @@ def test_the_mask_is_fixed_and_takes_all_tokens_alike(tokenizer: Any) -> None:
             np.array_equal(a, b) for a, b in zip(masked(tokenizer, number), masked(tokenizer, number), strict=True)
         )
     # Another corpus behind the counts gives the same mask.
-    other = masker(MASKING, tokenizer, np.arange(VOCAB) ** 3)
+    other = masked_lm(MASKING, tokenizer, np.arange(VOCAB) ** 3)
     ids, keys = ROWS.astype(np.int64), key(SEED, "evaluation mask", np.arange(len(ROWS)))
-    assert np.array_equal(other(ids, keys)[1], make(tokenizer).masker(ids, keys)[1])
+    assert np.array_equal(other.mask(ids, keys)[1], make(tokenizer).scoring.collator.mask(ids, keys)[1])
 
 
 def test_share_of_the_positions_is_seeded(tokenizer: Any) -> None:
     data = EvaluationSet("large", "a larger set", make_rows(800, 20), 1)
-    every = make(tokenizer).pseudo_positions(data)
-    tenth = make(tokenizer, share=0.1).pseudo_positions(data)
-    assert len(every) == 800 * 18 and np.array_equal(tenth, make(tokenizer, share=0.1).pseudo_positions(data))
+    every = positions(make(tokenizer), data)
+    tenth = positions(make(tokenizer, share=0.1), data)
+    assert len(every) == 800 * 18 and np.array_equal(tenth, positions(make(tokenizer, share=0.1), data))
     assert abs(len(tenth) / len(every) - 0.1) < 4.5 * math.sqrt(0.1 * 0.9 / len(every))
-    assert set(tenth) <= set(make(tokenizer, share=0.3).pseudo_positions(data)) <= set(every)
+    assert set(tenth) <= set(positions(make(tokenizer, share=0.3), data)) <= set(every)
     assert not np.isin(data.rows.reshape(-1)[tenth], range(len(SPECIAL))).any()
     # A fair draw: its score is near that of all positions.
-    few = make(tokenizer, share=0.3).pseudo_perplexity(MODEL, EvaluationSet("x", "", data.rows[:60], 1), silent)
-    all_ = make(tokenizer).pseudo_perplexity(MODEL, EvaluationSet("x", "", data.rows[:60], 1), silent)
-    assert few[0] == pytest.approx(all_[0], rel=0.25) and few[1] < 0.5 * all_[1]
+    small = EvaluationSet("x", "", data.rows[:60], 1)
+    few, all_ = (pseudo_perplexity(make(tokenizer, share=share), MODEL, small) for share in (0.3, 1.0))
+    assert few == pytest.approx(all_, rel=0.25) and few != all_
 
 
 def test_agreement_with_oneself(tokenizer: Any) -> None:
-    assert make(tokenizer).agreement(MODEL, MODEL, SET, silent) == {"top1": 1.0, "kl": 0.0}
+    assert agreement(make(tokenizer), MODEL, MODEL, SET) == {"top1": 1.0, "kl": 0.0}
 
 
 def test_agreement_is_that_of_a_plain_loop(tokenizer: Any) -> None:
@@ -166,12 +215,14 @@ def test_agreement_is_that_of_a_plain_loop(tokenizer: Any) -> None:
     for number in range(len(ROWS)):
         inputs, targets = masked(tokenizer, number)
         log_q, log_p = exact(inputs, student), exact(inputs, teacher)
-        for place in np.flatnonzero(targets != IGNORE):
-            same += int(log_q[place].argmax() == log_p[place].argmax())
-            kl += sum(math.exp(p) * (p - q) for p, q in zip(log_p[place].tolist(), log_q[place].tolist(), strict=True))
+        for position in np.flatnonzero(targets != IGNORE):
+            same += int(log_q[position].argmax() == log_p[position].argmax())
+            kl += sum(
+                math.exp(p) * (p - q) for p, q in zip(log_p[position].tolist(), log_q[position].tolist(), strict=True)
+            )
             count += 1
     for batch_size in (1, 4, 32):
-        got = make(tokenizer, batch_size).agreement(student, teacher, SET, silent)
+        got = agreement(make(tokenizer, batch_size), student, teacher, SET)
         assert got == {"top1": same / count, "kl": pytest.approx(kl / count, rel=2e-5)}
     assert kl > 0
 
@@ -183,27 +234,27 @@ def test_score_names_sets_and_measures(tokenizer: Any, capsys: pytest.CaptureFix
     assert all(values.keys() == {"small", "other"} for values in scores.values())
     assert "student, perplexity on small" in capsys.readouterr().err
     without = make(tokenizer, share=0.0).score(MODEL, "student", [SET])
-    assert without["pseudo_perplexity"] == {} and without["perplexity"]["small"] == scores["perplexity"]["small"]
+    assert without.keys() == {"perplexity"} and without["perplexity"]["small"] == scores["perplexity"]["small"]
     assert make(tokenizer).agree(MODEL, MODEL, [SET, other]).keys() == {"small", "other"}
     assert make(tokenizer).score(MODEL, "student", []) == {"perplexity": {}, "pseudo_perplexity": {}}
 
 
 def test_progress_counts_every_row_and_position(tokenizer: Any) -> None:
     seen: list[int] = []
-    make(tokenizer, 4).perplexity(MODEL, SET, seen.append)
+    perplexity(make(tokenizer, 4), MODEL, SET, seen.append)
     assert seen == [4, 4, 4, 3]
     seen.clear()
-    _, count = make(tokenizer, copies=10).pseudo_perplexity(MODEL, SET, seen.append)
-    assert sum(seen) == count and max(seen) == 10
+    pseudo_perplexity(make(tokenizer, copies=10), MODEL, SET, seen.append)
+    assert sum(seen) == len(positions(make(tokenizer), SET)) and max(seen) == 10
 
 
 def test_scoring_leaves_model_and_training_as_they_were(tokenizer: Any) -> None:
     model = make_model("distilbert", 2, dropout=0.5).train()
     before, torch_state = tiny.weights_of(model), torch.get_rng_state()
     evaluator = make(tokenizer)
-    first, second = (evaluator.perplexity(model, SET, silent) for _ in range(2))
+    first, second = (perplexity(evaluator, model, SET) for _ in range(2))
     assert first == second, "dropout would make them differ"
-    evaluator.pseudo_perplexity(model, SET, silent), evaluator.tokens_per_second([model], SET)
+    pseudo_perplexity(evaluator, model, SET), evaluator.tokens_per_second([model], SET)
     assert model.training and torch.equal(torch_state, torch.get_rng_state())
     tiny.assert_close(tiny.weights_of(model), before, rtol=0, atol=0)
     model(input_ids=torch.tensor([[2, 7, 3]])).logits.sum().backward()  # no tensor of inference mode has stayed
@@ -211,8 +262,8 @@ def test_scoring_leaves_model_and_training_as_they_were(tokenizer: Any) -> None:
 
 def test_rows_without_anything_to_score(tokenizer: Any) -> None:
     empty = EvaluationSet("empty", "", np.array([[2, 3, 0, 0], [0, 0, 0, 0]], np.uint16), 1)
-    assert math.isnan(make(tokenizer).perplexity(MODEL, empty, silent)[0])
-    assert math.isnan(make(tokenizer).pseudo_perplexity(MODEL, empty, silent)[0])
+    assert math.isnan(perplexity(make(tokenizer), MODEL, empty))
+    assert math.isnan(pseudo_perplexity(make(tokenizer), MODEL, empty))
     described = make(tokenizer).describe(empty)
     assert (described["positions"], described["pseudo_positions"], described["tokens"]) == (0, 0, 2)
 
@@ -223,14 +274,14 @@ def test_hopeless_models_have_a_large_score_and_broken_ones_none(tokenizer: Any)
     for bias, hopeless in ((600.0, True), (725.0, True), (5000.0, True), (math.nan, False)):
         with torch.no_grad():
             model.vocab_projector.bias[1] = bias
-        value = make(tokenizer).perplexity(model, SET, silent)[0]
+        value = perplexity(make(tokenizer), model, SET)
         assert value > 1e200 if hopeless else math.isnan(value)
 
 
 def test_bf16_is_near_fp32(tokenizer: Any) -> None:
-    exact_, rough = (make(tokenizer, precision=p).perplexity(MODEL, SET, silent)[0] for p in ("fp32", "bf16"))
+    exact_, rough = (perplexity(make(tokenizer, precision=p), MODEL, SET) for p in ("fp32", "bf16"))
     assert rough == pytest.approx(exact_, rel=0.05) and rough != exact_
-    exact_, rough = (make(tokenizer, precision=p).pseudo_perplexity(MODEL, SET, silent)[0] for p in ("fp32", "bf16"))
+    exact_, rough = (pseudo_perplexity(make(tokenizer, precision=p), MODEL, SET) for p in ("fp32", "bf16"))
     assert rough == pytest.approx(exact_, rel=0.05) and rough != exact_
 
 
@@ -249,33 +300,37 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     text.mkdir()
     for number in range(8):
         (text / f"{number}.txt").write_text("\n\n".join(" ".join(tiny.WORDS[number:]) for _ in range(6)))
-    corpus = Corpus(Kind.text, str(text), sequence_length=16, heldout=0.25, cache=str(tmp_path / "cache"), workers=1)
+    corpus = corpus_config(
+        kind="text", path=str(text), sequence_length=16, heldout=0.25, cache=str(tmp_path / "cache"), workers=1
+    )
     sources = {
-        "heldout": Source(Kind.heldout),
-        "own": Source(Kind.text, str(text)),
-        "wikitext2": Source(Kind.wikitext),
-        "lost": Source(Kind.text, str(tmp_path / "lost")),
+        "heldout": SourceConfig("heldout"),
+        "own": SourceConfig("text", str(text)),
+        "wikitext2": SourceConfig("wikitext"),
+        "lost": SourceConfig("text", str(tmp_path / "lost")),
     }
-    return Config(corpus=corpus, teacher=Teacher("none"), evaluate=Evaluate(sets=["heldout", "own"], sources=sources))
+    return Config(
+        corpus=corpus, teacher=TeacherConfig("none"), evaluate=EvaluateConfig(sets=["heldout", "own"], sources=sources)
+    )
 
 
 def test_sets_are_loaded_by_name(config: Config, tokenizer: Any) -> None:
-    sets, left_out = load_sets(config, tokenizer, print)
+    sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["heldout", "own"] and left_out == []
     assert sets[1].num_rows > sets[0].num_rows > 0 and sets[1].rows.shape[1] == 16 and sets[1].documents == 8
     config.evaluate.rows = 2
-    fewer = load_sets(config, tokenizer, print)[0]
+    fewer = load_sets(config, tokenizer)[0]
     assert [data.num_rows for data in fewer] == [2, 2]
-    assert np.array_equal(fewer[1].rows, load_sets(config, tokenizer, print)[0][1].rows)
+    assert np.array_equal(fewer[1].rows, load_sets(config, tokenizer)[0][1].rows)
 
 
 def test_sets_that_are_not_to_be_had(config: Config, tokenizer: Any) -> None:
     config.evaluate.sets = ["own", "wikitext2"]
     with pytest.raises(SettingError) as error:
-        load_sets(config, tokenizer, print)
+        load_sets(config, tokenizer)
     assert all(word in str(error.value) for word in ("wikitext2", "evaluate.missing=skip", "DISTILL_DATA"))
     config.evaluate.missing = Missing.skip
-    sets, left_out = load_sets(config, tokenizer, print)
+    sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["own"] and len(left_out) == 1 and "wikitext2" in left_out[0]
 
 
@@ -283,5 +338,5 @@ def test_sets_that_are_not_to_be_had(config: Config, tokenizer: Any) -> None:
 def test_sets_that_are_a_mistake_are_refused(config: Config, tokenizer: Any, name: str) -> None:
     config.evaluate.sets = [name]
     with pytest.raises(SettingError) as error:
-        load_sets(config, tokenizer, print)
+        load_sets(config, tokenizer)
     assert name in str(error.value) and "\n" not in str(error.value)

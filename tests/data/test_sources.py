@@ -2,22 +2,43 @@
 
 import gzip
 import json
+import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny import corpus_config
 
-from distill.config import Corpus, Kind, Source
-from distill.data import corpus, readers
-from distill.data.corpus import Shard, describe, documents, fingerprint, fraction, held_out, locate, shards
-from distill.data.readers import Unreadable, articles, blocks, review
+from distill.component import Component
+from distill.config import CacheConfig, SourceConfig
+from distill.data import readers
+from distill.data.heldout import fraction, held_out
+from distill.data.readers import Unreadable, blocks
+from distill.data.sources import Document, Shard, Source, _files, find_source, read
+from distill.data.sources.imdb import review
+from distill.data.sources.text import Text
+from distill.data.sources.wikitext import articles
 from distill.errors import SettingError
 
 
-def texts(source: Source) -> list[str]:
-    located = locate(source)
-    assert located is not None
-    return [document.text for shard in shards(located) for document in documents(shard, located)]
+def find(settings: SourceConfig | Component, setting: str = "corpus") -> Source | None:
+    return find_source(settings, setting, CacheConfig())
+
+
+def located(settings: SourceConfig | Component) -> Source:
+    source = find(settings)
+    assert source is not None
+    return source
+
+
+def stop(error: Unreadable) -> None:
+    raise error
+
+
+def texts(settings: SourceConfig | Component) -> list[str]:
+    source = located(settings)
+    return [document.text for shard in source.shards() for document in read(source, shard, stop)]
 
 
 def write_lines(path: Path, records: list[object]) -> Path:
@@ -30,8 +51,8 @@ def write_lines(path: Path, records: list[object]) -> Path:
 # --- where it lies
 
 
-@pytest.mark.parametrize("kind", [Kind.gutenberg, Kind.text, Kind.jsonl, Kind.parquet, Kind.wikitext, Kind.imdb])
-def test_a_missing_path_and_an_empty_folder_are_refused_in_one_line(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", ["gutenberg", "text", "jsonl", "parquet", "wikitext", "imdb"])
+def test_a_missing_path_and_an_empty_folder_are_refused_in_one_line(tmp_path: Path, kind: str) -> None:
     (tmp_path / "image.png").write_bytes(b"\x89PNG")
     for path, what in (
         (tmp_path / "nowhere", "no such file"),
@@ -39,15 +60,15 @@ def test_a_missing_path_and_an_empty_folder_are_refused_in_one_line(tmp_path: Pa
         (tmp_path / "*.txt", "no such"),
     ):
         with pytest.raises(SettingError, match=what) as caught:
-            locate(Source(kind=kind, path=str(path)), "evaluate.sources.mine")
+            find(SourceConfig(kind=kind, path=str(path)), "evaluate.sources.mine")
         assert str(caught.value).startswith(f"evaluate.sources.mine.path={path}: ") and "\n" not in str(caught.value)
 
 
 def test_the_usual_places_come_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTILL_DATA", str(tmp_path))
-    hub = Source(kind=Kind.imdb, split="test", hub="stanfordnlp/imdb")
-    assert locate(hub) is hub
-    assert locate(Source(kind=Kind.imdb)) is None
+    hub = SourceConfig(kind="imdb", split="test", hub="stanfordnlp/imdb")
+    assert "Hub data set stanfordnlp/imdb" in located(hub).describe()
+    assert find(SourceConfig(kind="imdb")) is None
     (tmp_path / "aclImdb/test/pos").mkdir(parents=True)
     (tmp_path / "aclImdb/test/pos/0_9.txt").write_text("Fine.")
     assert texts(hub) == ["Fine."]
@@ -55,37 +76,50 @@ def test_the_usual_places_come_before_the_hub(tmp_path: Path, monkeypatch: pytes
     assert texts(hub) == ["Good."]
     (tmp_path / "gutenberg/train").mkdir(parents=True)
     (tmp_path / "gutenberg/train/a.txt").write_text("A book.")
-    assert texts(Corpus(kind=Kind.gutenberg)) == ["A book."]
-    assert isinstance(locate(Corpus(kind=Kind.gutenberg)), Corpus)
+    assert texts(SourceConfig(kind="gutenberg")) == ["A book."]
     monkeypatch.setenv("DISTILL_DATA", str(tmp_path / "typo"))
     with pytest.raises(SettingError, match=r"^DISTILL_DATA=.*typo: "):
-        locate(Source(kind=Kind.gutenberg))
+        find(SourceConfig(kind="gutenberg"))
     monkeypatch.delenv("DISTILL_DATA")
-    assert locate(Corpus(kind=Kind.gutenberg)) is None and locate(Corpus(kind=Kind.text)) is None
+    assert find(SourceConfig(kind="gutenberg")) is None and find(SourceConfig(kind="text")) is None
 
 
 def test_a_kind_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"corpus\.hub=null"):
-        locate(Source(kind=Kind.hub))
+        find(SourceConfig(kind="hub"))
     with pytest.raises(SettingError, match=r"kind=hub takes no path"):
-        locate(Source(kind=Kind.hub, path=str(tmp_path)))
+        find(SourceConfig(kind="hub", path=str(tmp_path)))
 
 
 def test_describe(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name)
-    assert describe(Source(kind=Kind.gutenberg, path=str(tmp_path))) == f"2 Gutenberg files in {tmp_path}"
-    assert describe(Source(kind=Kind.text, path=f"{tmp_path}/a.txt", share=0.5)).endswith("a.txt, 0.5 of its documents")
-    assert describe(Source(kind=Kind.hub, hub="x/y", subset="en")) == "Hub data set x/y (en, split train)"
+    assert located(SourceConfig(kind="gutenberg", path=str(tmp_path))).describe() == f"2 Gutenberg files in {tmp_path}"
+    assert (
+        located(SourceConfig(kind="text", path=f"{tmp_path}/a.txt", share=0.5))
+        .describe()
+        .endswith("a.txt, 0.5 of its documents")
+    )
+    assert located(SourceConfig(kind="hub", hub="x/y", subset="en")).describe() == "Hub data set x/y (en, split train)"
 
 
-def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
-    source = Source(kind=Kind.text, path=str(tmp_path))
+def test_the_identity_follows_the_files(tmp_path: Path) -> None:
+    source = SourceConfig(kind="text", path=str(tmp_path))
     (tmp_path / "a.txt").write_text("one")
-    before = fingerprint(source)
-    assert fingerprint(source) == before
+    before = located(source).identity
+    assert located(source).identity == before
     (tmp_path / "b.txt").write_text("two")
-    assert fingerprint(source) != before
+    assert located(source).identity != before
+
+
+def test_other_processes_do_not_get_the_list_of_all_files(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number}.txt").write_text("text")
+    source = located(SourceConfig(kind="text", path=str(tmp_path)))
+    (shard,) = source.shards()
+    sent = pickle.dumps(source)
+    assert b"49.txt" not in sent and len(sent) < 1000
+    assert len(list(pickle.loads(sent).documents(shard))) == 50
 
 
 # --- units of work
@@ -94,35 +128,35 @@ def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
 def test_small_files_share_a_shard_and_large_ones_have_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "SHARD_BYTES", 100)
+    monkeypatch.setattr(_files, "SHARD_BYTES", 100)
     for name, size in {"a": 40, "b": 50, "c": 30, "d": 500, "e": 10}.items():
         (tmp_path / f"{name}.txt.gz").write_bytes(b"x" * size)
-    found = shards(Source(kind=Kind.text, path=str(tmp_path)))
+    found = located(SourceConfig(kind="text", path=str(tmp_path))).shards()
     assert [[Path(path).name[0] for path in shard.paths] for shard in found] == [["a", "b"], ["c"], ["d"], ["e"]]
     assert sum(shard.size for shard in found) == 630
 
 
 @pytest.mark.parametrize("size", [7, 50, 64, 999])
 def test_ranges_give_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(corpus, "SHARD_BYTES", 1)
-    monkeypatch.setattr(corpus, "RANGE_BYTES", size)
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    monkeypatch.setattr(_files, "RANGE_BYTES", size)
     lines = [f"line {i} é" * (i % 4) for i in range(40)]
     path = write_lines(tmp_path / "x.jsonl", [{"text": line} for line in lines])
-    assert texts(Source(kind=Kind.jsonl, path=str(path))) == [line for line in lines if line]
+    assert texts(SourceConfig(kind="jsonl", path=str(path))) == [line for line in lines if line]
     (tmp_path / "x.txt").write_text("\n".join(lines))
-    assert "\n".join(texts(Source(kind=Kind.text, path=f"{tmp_path}/x.txt"))).split() == " ".join(lines).split()
+    assert "\n".join(texts(SourceConfig(kind="text", path=f"{tmp_path}/x.txt"))).split() == " ".join(lines).split()
 
 
 def test_parquet_ranges_give_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr(corpus, "SHARD_BYTES", 1)
-    monkeypatch.setattr(corpus, "RANGE_BYTES", 2000)
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    monkeypatch.setattr(_files, "RANGE_BYTES", 2000)
     rows = [f"Row number {i}." for i in range(1000)]
     pq.write_table(pa.table({"body": rows, "id": list(range(1000))}), tmp_path / "x.parquet", row_group_size=64)
-    source = Source(kind=Kind.parquet, path=str(tmp_path), field="body")
-    assert len(shards(source)) > 2 and texts(source) == rows
+    source = SourceConfig(kind="parquet", path=str(tmp_path), field="body")
+    assert len(located(source).shards()) > 2 and texts(source) == rows
     with pytest.raises(SettingError, match=r"corpus\.field=text: x\.parquet has no such field; it has body, id"):
         texts(replace(source, field="text"))
     (tmp_path / "x.parquet").write_bytes(b"PAR1 no PAR1")
@@ -138,12 +172,12 @@ def test_a_large_text_is_cut_at_blank_lines(tmp_path: Path, monkeypatch: pytest.
     paragraphs = [f"Paragraph {i}. " * (1 + i % 5) for i in range(50)]
     text = "\n\n".join(paragraphs)
     (tmp_path / "x.txt").write_text("\ufeff" + text)
-    found = texts(Source(kind=Kind.text, path=str(tmp_path)))
+    found = texts(SourceConfig(kind="text", path=str(tmp_path)))
     assert len(found) > 5 and all(len(piece) < 400 for piece in found)
     assert "\n\n".join(found).split() == text.split()
     assert [p.strip() for piece in found for p in piece.split("\n\n")] == [p.strip() for p in paragraphs]
     (tmp_path / "x.txt").write_text("no blank line\n" * 100)
-    assert all(len(piece) < 420 for piece in texts(Source(kind=Kind.text, path=str(tmp_path))))
+    assert all(len(piece) < 420 for piece in texts(SourceConfig(kind="text", path=str(tmp_path))))
 
 
 def test_wikitext() -> None:
@@ -167,12 +201,12 @@ def test_imdb_in_both_forms(tmp_path: Path) -> None:
         (tmp_path / "aclImdb" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "aclImdb" / f"{name}.txt").write_text(f"{name}<br />.")
     (tmp_path / "aclImdb/train/urls_pos.txt").write_text("http://x")
-    folder = Source(kind=Kind.imdb, path=f"{tmp_path}/aclImdb")
+    folder = SourceConfig(kind="imdb", path=f"{tmp_path}/aclImdb")
     assert sorted(texts(folder)) == ["train/neg/0_1\n\n.", "train/pos/0_9\n\n."]
     assert texts(replace(folder, split="test")) == ["test/pos/0_8\n\n."]
     write_lines(tmp_path / "json/train.jsonl.gz", [{"text": "A<br />B", "label": 1}])
     write_lines(tmp_path / "json/test.jsonl.gz", [{"text": "C", "label": 0}])
-    assert texts(Source(kind=Kind.imdb, path=f"{tmp_path}/json")) == ["A\n\nB"]
+    assert texts(SourceConfig(kind="imdb", path=f"{tmp_path}/json")) == ["A\n\nB"]
 
 
 def test_a_file_that_goes_bad_is_reported_and_the_next_one_read(tmp_path: Path) -> None:
@@ -183,35 +217,35 @@ def test_a_file_that_goes_bad_is_reported_and_the_next_one_read(tmp_path: Path) 
     (tmp_path / "e.jsonl").write_text("\n")
     (tmp_path / "f.jsonl").write_text("[1]\n")
     write_lines(tmp_path / "g.jsonl", [{"text": "last"}, {"text": None}])
-    source = Source(kind=Kind.jsonl, path=str(tmp_path))
+    source = located(SourceConfig(kind="jsonl", path=str(tmp_path)))
     errors: list[Unreadable] = []
-    (shard,) = shards(source)
-    found = [document.text for document in documents(shard, source, unreadable=errors.append)]
+    (shard,) = source.shards()
+    found = [document.text for document in read(source, shard, errors.append)]
     assert [text for text in found if text != "x"] == ["one", "two", "last"]
     assert [error.name[0] for error in errors] == list("bcdef")
     assert "line 2 is not JSON" in errors[0].reason and "UTF-8" in errors[1].reason and "EOFError" in errors[2].reason
     with pytest.raises(Unreadable):
-        list(documents(shard, source))
+        list(source.documents(shard))
 
 
 def test_a_wrong_field_names_those_there_are(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"body": "one", "id": 3}])
     with pytest.raises(SettingError, match=r"corpus\.field=text: x\.jsonl has no such field; it has body, id"):
-        texts(Source(kind=Kind.jsonl, path=str(path)))
+        texts(SourceConfig(kind="jsonl", path=str(path)))
     with pytest.raises(SettingError, match=r"corpus\.field=id: .* holds int, not text"):
-        texts(Source(kind=Kind.jsonl, path=str(path), field="id"))
+        texts(SourceConfig(kind="jsonl", path=str(path), field="id"))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     """`datasets` reads a local folder the way it reads the Hub."""
     pytest.importorskip("datasets")
-    monkeypatch.setattr(corpus, "HUB_ROWS", 3)
+    monkeypatch.setattr(_files, "HUB_ROWS", 3)
     write_lines(tmp_path / "train.jsonl", [{"text": f"Row {i}.<br />"} for i in range(10)])
-    source = Source(kind=Kind.hub, hub=str(tmp_path), streaming=streaming)
+    source = SourceConfig(kind="hub", hub=str(tmp_path), streaming=streaming)
     assert texts(source) == [f"Row {i}.<br />" for i in range(10)]
-    assert texts(replace(source, kind=Kind.imdb)) == [f"Row {i}." for i in range(10)]
-    assert fingerprint(source) == fingerprint(source)
+    assert texts(replace(source, kind="imdb")) == [f"Row {i}." for i in range(10)]
+    assert located(source).identity == located(source).identity
     with pytest.raises(SettingError, match=r"corpus\.hub=.*split=nosuch\) cannot be loaded"):
         texts(replace(source, split="nosuch", streaming=False))
 
@@ -220,7 +254,7 @@ def test_wikitext_on_the_hub_has_a_line_a_row(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     lines = ["", " = One = \n", "", " a @-@ b \n", "", " = Two = \n", "", " c \n"]
     write_lines(tmp_path / "train.jsonl", [{"text": line} for line in lines])
-    assert texts(Source(kind=Kind.wikitext, hub=str(tmp_path))) == ["One\n\na-b", "Two\n\nc"]
+    assert texts(SourceConfig(kind="wikitext", hub=str(tmp_path))) == ["One\n\na-b", "Two\n\nc"]
 
 
 # --- shares
@@ -230,10 +264,10 @@ def test_shares_are_drawn_from_the_text_alone(tmp_path: Path) -> None:
     rows = [f"Review number {i}." for i in range(2000)]
     a = write_lines(tmp_path / "a.jsonl", [{"text": row} for row in rows])
     b = write_lines(tmp_path / "b/b.jsonl.gz", [{"text": row} for row in reversed(rows)])
-    some = texts(Source(kind=Kind.jsonl, path=str(a), share=0.1))
+    some = texts(SourceConfig(kind="jsonl", path=str(a), share=0.1))
     assert 140 < len(some) < 260
-    assert some == texts(Source(kind=Kind.jsonl, path=str(b), share=0.1))[::-1]
-    assert set(some) < set(texts(Source(kind=Kind.jsonl, path=str(a), share=0.3)))
+    assert some == texts(SourceConfig(kind="jsonl", path=str(b), share=0.1))[::-1]
+    assert set(some) < set(texts(SourceConfig(kind="jsonl", path=str(a), share=0.3)))
     assert fraction("Review number 1.", "share") == pytest.approx(0.6036563, abs=1)  # in [0, 1)
     held = [row for row in some if fraction(row, "heldout") < 0.5]
     assert 0.3 < len(held) / len(some) < 0.7, "being held out does not depend on being in the share"
@@ -274,5 +308,60 @@ def test_blocks_put_together_are_the_text(text: str) -> None:
 
 def test_a_shard_names_its_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
-    (document,) = documents(Shard((str(tmp_path / "a.txt"),)), Source(kind=Kind.text))
+    (document,) = Text(SourceConfig(kind="text"), "corpus").documents(Shard((str(tmp_path / "a.txt"),)))
     assert document == ("a.txt#0", "one")
+
+
+# --- one's own
+
+
+class Verses(Source):
+    """As a user would write it: a file whose documents are parted by a line of stars."""
+
+    def __init__(self, path: str, mark: str = "***") -> None:
+        self.path, self.mark = path, mark
+
+    def shards(self) -> list[Shard]:
+        return [Shard((self.path,))]
+
+    def documents(self, shard: Shard) -> Iterator[Document]:
+        for number, text in enumerate(Path(shard.paths[0]).read_text().split(self.mark)):
+            yield Document(f"verse {number}", text.strip())
+
+
+def test_a_source_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "verses").write_text("Roses\n***\nViolets")
+    settings = Component("corpus", f"{__name__}.Verses", {"path": str(tmp_path / "verses")})
+    assert texts(settings) == ["Roses", "Violets"] and located(settings).describe() == "Verses"
+    before = located(settings).identity
+    (tmp_path / "verses").write_text("Roses")
+    assert located(settings).identity != before
+    with pytest.raises(SettingError, match=r"corpus\.colour is no setting of"):
+        find(Component("corpus", f"{__name__}.Verses", {"path": "x", "colour": "red"}))
+    with pytest.raises(SettingError, match=r"corpus\._target_=pathlib\.Path gives no distill\.data\.sources\.Source"):
+        find(Component("corpus", "pathlib.Path", {}))
+
+
+def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the folder of the sources is found by its name, with its suffixes and usual paths."""
+    import distill.data.sources as wing
+
+    (tmp_path / "kinds").mkdir()
+    (tmp_path / "kinds" / "verses.py").write_text(
+        '"""Files in which every line is a document."""\n'
+        "from distill.data.sources._files import FileSource\n"
+        "class Verses(FileSource):\n"
+        "    word, suffixes = 'verse', ('.verse',)\n"
+        "    @classmethod\n"
+        "    def usual_paths(cls, data, split):\n"
+        "        return [data / 'verses' / split]\n"
+        "    def read(self, path, start, stop):\n"
+        "        return iter(path.read_text().splitlines())\n"
+    )
+    monkeypatch.setattr(wing, "__path__", [*wing.__path__, str(tmp_path / "kinds")])
+    (tmp_path / "verses" / "train").mkdir(parents=True)
+    (tmp_path / "verses" / "train" / "a.verse").write_text("one\ntwo\n")
+    monkeypatch.setenv("DISTILL_DATA", str(tmp_path))
+    source = find_source(corpus_config(kind="verses").source, "corpus", CacheConfig())
+    assert source is not None and source.describe().startswith("verse file")
+    assert [document.text for shard in source.shards() for document in read(source, shard)] == ["one", "two"]

@@ -1,0 +1,155 @@
+"""Rows that several processes make or wait for, and builds that are killed."""
+
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from job import ROOT
+from text import some_text, tokens_of
+from tiny import changed, corpus_config
+from transformers import PreTrainedTokenizerFast
+
+from distill.config import CacheConfig, CorpusConfig
+from distill.data.disk_cache import workers
+from distill.data.sources import _files
+from distill.errors import SettingError
+
+# --- others at work, and death
+
+
+CHILD = """
+import logging, sys, time
+from distill.compose import corpus_config
+from distill.data import build_tokens
+from distill.data.sources import _files
+from distill.data.tokens import corpus_text, prepare
+from distill.data.wordpiece import SPECIAL
+from transformers import PreTrainedTokenizerFast
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+    path, cache, tokenizer = sys.argv[1:]
+    _files.SHARD_BYTES = 1
+    pack = build_tokens.pack
+    build_tokens.pack = lambda *args: (time.sleep(0.2), pack(*args))[1]  # real books take longer than these
+    given = {"kind": "text", "path": path, "cache": cache, "workers": 1, "heldout": 0.1, "sequence_length": 32}
+    corpus = corpus_config(given)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=tokenizer, **SPECIAL)
+    print(prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train").digest)
+"""
+
+
+@pytest.fixture
+def child(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> tuple[CorpusConfig, list[str], dict[str, str]]:
+    """A corpus of eight shards, and the command and environment of a process that prepares it slowly."""
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for seed in range(8):
+        (folder / f"{seed}.txt").write_text(some_text(seed, 4000))
+    (tmp_path / "child.py").write_text(CHILD)
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    arguments = [str(folder), str(tmp_path / "cache"), str(tmp_path / "tokenizer.json")]
+    corpus = corpus_config(
+        kind="text", path=str(folder), cache=str(tmp_path / "cache"), workers=1, heldout=0.1, sequence_length=32
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return corpus, [sys.executable, str(tmp_path / "child.py"), *arguments], environment
+
+
+def test_a_killed_build_goes_on_and_gives_the_same(
+    child: tuple[CorpusConfig, list[str], dict[str, str]],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    lines: list[str],
+) -> None:
+    corpus, command, environment = child
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(list((tmp_path / "cache").glob("tokens/*.build/*.json"))) < 2:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    found = tokens_of(corpus, tokenizer)
+    assert any("cut short" in line for line in lines)
+    assert found.digest == tokens_of(changed(corpus, cache=str(tmp_path / "fresh")), tokenizer).digest
+    left = [path for path in (tmp_path / "cache" / "tokens").rglob("*") if path.name.endswith((".build", ".new"))]
+    assert not left
+
+
+def test_two_at_once_make_it_once(child: tuple[CorpusConfig, list[str], dict[str, str]]) -> None:
+    _, command, environment = child
+    pair = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    (a, b) = (process.communicate(timeout=120)[0].splitlines() for process in pair)
+    assert a[-1] == b[-1] and [process.returncode for process in pair] == [0, 0]
+    assert sum("preparing tokens" in line for line in a + b) == 1
+
+
+def test_the_second_process_waits_and_says_so(reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    found = tokens_of(reviews, tokenizer)
+    folder = Path(str(found.rows.filename)).parent
+    kept = folder.rename(folder.with_name("kept"))
+    said: list[str] = []
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        class Finish(logging.Handler):  # the first process publishes its work and lets go
+            def emit(self, record: logging.LogRecord) -> None:
+                said.append(record.getMessage())
+                kept.rename(folder)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        handler, package = Finish(), logging.getLogger("distill")
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
+        try:
+            assert tokens_of(reviews, tokenizer).digest == found.digest
+        finally:
+            package.removeHandler(handler)
+    assert len(said) == 1 and "another process" in said[0] and "waiting" in said[0]
+
+
+def test_a_killed_worker_is_one_clear_line() -> None:
+    killed = pytest.raises(SettingError, match=r"^corpus\.workers=2: a process .* was killed")
+    with killed, workers(CacheConfig(workers=2)) as pool:
+        assert pool is not None
+        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(
+        "import os, time\nfrom distill.data.disk_cache import workers\nfrom distill.config import CacheConfig\n"
+        "if __name__ == '__main__':\n    with workers(CacheConfig(workers=2)) as pool:\n"
+        "        print(pool.submit(os.getpid).result(), flush=True)\n        time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    os.kill(worker, 0)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker}").exists() and "Z" not in Path(f"/proc/{worker}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.05)
+
+
+def test_workers_load_neither_torch_nor_transformers() -> None:
+    heavy = "('torch', 'transformers', 'datasets', 'hydra')"
+    code = f"import sys, distill.data.tokens; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,132 @@
+"""Loading models and tokenizers, and what is refused."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import CLS, VOCAB, make_model, make_tokenizer
+
+from distill.config import TeacherConfig
+from distill.errors import SettingError
+from distill.models.load import (
+    check_tokenizers,
+    check_vocabulary,
+    load_pretrained,
+    load_teacher,
+    load_tokenizer,
+    size,
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    make_model("bert", 2).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def refusal(error: pytest.ExceptionInfo[SettingError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text and text
+    return text
+
+
+def test_size_counts_tied_weights_once() -> None:
+    model = make_model("bert", 1)
+    names = {p.data_ptr(): p.numel() for p in model.parameters()}
+    assert size(model) == (sum(names.values()), 4 * sum(names.values()))
+    assert size(model.bfloat16())[1] == 2 * sum(names.values())
+
+
+def test_teacher_loads_frozen_and_in_fp32(saved: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(saved, half)
+    make_model("bert", 2).bfloat16().save_pretrained(half)
+    for folder in (saved, half):
+        model, tokenizer, name = load_teacher(TeacherConfig("pretrained", str(folder)))
+        assert name == str(folder) and tokenizer.get_vocab() == make_tokenizer().get_vocab()
+        assert not model.training and not any(p.requires_grad for p in model.parameters())
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+    ids = torch.tensor([[CLS, 7, 8, 9]])
+    own = load_teacher(TeacherConfig("pretrained", str(saved)))[0]
+    torch.testing.assert_close(own(ids).logits, make_model("bert", 2)(ids).logits.detach())
+
+
+def test_a_run_folder_stands_for_its_student(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "run" / "student")
+    assert load_teacher(TeacherConfig("pretrained", str(tmp_path / "run")))[0].config.num_hidden_layers == 2
+
+
+def test_no_teacher() -> None:
+    assert load_teacher(TeacherConfig("none")) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "words"),
+    [
+        (TeacherConfig("pretrained"), ("teacher.path=null",)),
+        (TeacherConfig("pretrained", "/nowhere/at/all"), ("teacher.path=/nowhere/at/all",)),
+    ],
+)
+def test_impossible_teachers_are_refused(teacher: TeacherConfig, words: tuple[str, ...]) -> None:
+    with pytest.raises(SettingError) as error:
+        load_teacher(teacher)
+    assert all(word in refusal(error) for word in words)
+
+
+def test_damaged_weights_are_refused(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    for content in (weights.read_bytes()[:-100], b"no weights"):
+        weights.write_bytes(content)
+        with pytest.raises(SettingError) as error:
+            load_pretrained("teacher.path", str(tmp_path / "cut"))
+        assert f"teacher.path={tmp_path / 'cut'}" in refusal(error)
+
+
+def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
+    """transformers would fill the gap with random weights: a teacher that teaches noise."""
+    make_model("bert", 1).bert.save_pretrained(tmp_path / "headless")
+    with pytest.raises(SettingError) as error:
+        load_pretrained("teacher.path", str(tmp_path / "headless"))
+    assert "cls.predictions" in refusal(error)
+
+
+def test_a_causal_model_is_refused(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=50)).save_pretrained(tmp_path)
+    with pytest.raises(SettingError) as error:
+        load_pretrained("teacher.path", str(tmp_path))
+    assert "masked language model" in refusal(error)
+
+
+def test_tokenizers_that_do_not_fit_are_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as error:
+        load_tokenizer("teacher.path", str(tmp_path))
+    assert f"teacher.path={tmp_path}" in refusal(error)
+    maskless = make_tokenizer()
+    maskless.mask_token = None
+    maskless.save_pretrained(tmp_path / "maskless")
+    with pytest.raises(SettingError) as error:
+        load_tokenizer("student.path", str(tmp_path / "maskless"))
+    assert "mask token" in refusal(error)
+
+
+def test_pairs_that_do_not_fit_are_refused(tokenizer: Any, teacher: Any) -> None:
+    check_vocabulary(teacher, make_model("distilbert", 1), tokenizer)
+    check_vocabulary(teacher, make_model("bert", 1, vocab=VOCAB + 24), tokenizer)  # padded for speed
+    check_vocabulary(None, make_model("bert", 1), tokenizer)
+    with pytest.raises(SettingError) as error:
+        check_vocabulary(teacher, make_model("bert", 1, vocab=VOCAB - 1), tokenizer)
+    assert "student" in refusal(error) and str(VOCAB - 1) in refusal(error) and str(VOCAB) in refusal(error)
+
+
+def test_other_vocabularies_are_refused_by_name(tokenizer: Any) -> None:
+    check_tokenizers(tokenizer, make_tokenizer(), "x")
+    with pytest.raises(SettingError) as error:
+        check_tokenizers(tokenizer, make_tokenizer(("whale",)), "student.path=folder/of/student")
+    assert "student.path=folder/of/student" in refusal(error) and f"({VOCAB + 1} tokens)" in refusal(error)

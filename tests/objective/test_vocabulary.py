@@ -1,0 +1,85 @@
+"""Any terms over the vocabulary by their formulas: visited in chunks, with the plain result."""
+
+import pytest
+import torch
+from heads import BOTH_HEADS, VOCAB, Problem, agree, gradients, largest_allocation, problem
+from torch import Tensor
+
+from distill.models.language_model import Head
+from distill.objective.blocks import AutogradBlock
+from distill.objective.fused import one_visit
+from distill.objective.terms import VocabularyTerm
+from distill.objective.terms.mlm import Mlm
+from distill.objective.terms.soft import Soft, SoftPositions
+from distill.objective.vocabulary import plain, visit
+from distill.teacher.signal import TopK
+
+# --- any terms, by their formulas ----------------------------------------------------------------------------------
+
+
+class LogitError(VocabularyTerm):
+    """Mean squared difference of the logits; a term that the hand-written kernel knows nothing of."""
+
+    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+        assert isinstance(teacher, Tensor)
+        return (student - teacher).square().mean(-1)
+
+
+MASKED_SOFT = Soft(temperature=1.5, rows=SoftPositions.masked, cutoff=0.01)
+MIXTURES: dict[str, list[VocabularyTerm]] = {
+    "one": [LogitError()],
+    "three": [Soft(), LogitError(), Mlm()],
+    "two_temperatures": [Soft(temperature=1.0), MASKED_SOFT],
+    "pair": [Mlm(), Soft()],
+    "soft": [Soft(cutoff=0.02)],
+    "mlm": [Mlm()],
+}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 41])
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_any_terms_are_visited_in_chunks_with_the_plain_result(mixture: str, rows: int) -> None:
+    case, terms = problem(rows), MIXTURES[mixture]
+    assert case.targets is not None
+    targets = case.targets if mixture != "mlm" else case.targets.clamp(min=0)  # its rows all have a target
+    scales = torch.linspace(0.2, 0.9, len(terms))
+    want, want_sums = plain(terms, case.student._replace(dtype=torch.float32), _fp32(case), targets, scales, VOCAB)
+    got, got_sums = visit(terms, case.student, case.teacher, targets, scales, VOCAB, compiled=False)
+    chunked = one_visit(
+        case.student, case.teacher, targets, AutogradBlock(terms), scales, vocab=VOCAB, budget=7 * BOTH_HEADS
+    )
+    references = gradients(want, case.student, -2.5)
+    for loss, sums in ((got, got_sums), chunked):
+        torch.testing.assert_close((loss, sums), (want, want_sums), rtol=1e-5, atol=2e-5)
+        for mine, reference in zip(gradients(loss, case.student, -2.5), references, strict=True):
+            largest = reference.abs().max().item() if reference.numel() else 0.0
+            torch.testing.assert_close(mine, reference, rtol=0, atol=5e-6 * max(largest, 1e-6))
+
+
+def _fp32(case: Problem) -> Head:
+    assert case.teacher is not None
+    return case.teacher._replace(dtype=torch.float32)
+
+
+def test_any_terms_keep_nothing_of_rows_by_vocabulary() -> None:
+    case = problem(400)
+    largest = largest_allocation(
+        lambda: one_visit(
+            case.student, case.teacher, case.targets, AutogradBlock([LogitError()]), torch.ones(1), vocab=VOCAB,
+            budget=20 * BOTH_HEADS,
+        )[0].backward()
+    )  # fmt: skip
+    assert largest <= max(20 * BOTH_HEADS, AutogradBlock.num_bytes, case.student.weight.numel() * 4) < 400 * VOCAB * 4
+
+
+def test_any_terms_learn_from_largest_entries_too() -> None:
+    case = problem()
+    case.kept = 8
+    agree(case)
+    scales = torch.tensor([0.3, 0.07])
+    block = AutogradBlock([Soft(), Mlm()])
+    loss, sums = one_visit(case.student, case.top_k(), case.targets, block, scales, vocab=VOCAB)
+    want, want_sums = case.fused()
+    torch.testing.assert_close((loss, sums), (want, want_sums), rtol=1e-5, atol=1e-5)
+    for mine, reference in zip(gradients(loss, case.student), gradients(want, case.student), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-6)

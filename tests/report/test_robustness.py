@@ -1,0 +1,152 @@
+"""The report is calm about whatever is missing, odd or long."""
+
+import copy
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sample import CONFIG, parsed, sample_metrics, sample_results
+
+from distill.report import page, plots, report
+from distill.report.results import data_wait
+
+
+def without(value: Any, path: tuple[str, ...], replacement: Any) -> Any:
+    changed = copy.deepcopy(value)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    if replacement is KeyError:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = replacement
+    return changed
+
+
+def paths(value: Any, so_far: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(value, dict):
+        return [so_far]
+    own = [so_far] if so_far else []
+    return own + [path for key in value for path in paths(value[key], (*so_far, key))]
+
+
+def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Words and tables for each; the figures, which are slow, are tried with fewer below.
+    monkeypatch.setattr(plots, "draw", lambda *_: {})
+    for path in paths(results):
+        for replacement in (KeyError, None):
+            broken = without(results, path, replacement)
+            report.write(tmp_path, broken, [], CONFIG)
+            parsed(tmp_path)
+            for text in (report.model_card(broken), (tmp_path / "report.md").read_text()):
+                assert "None" not in text and "nan" not in text, path
+
+
+@pytest.mark.parametrize("path", [("teacher",), ("twin",), ("history",), ("student", "perplexity"), ("evaluation",)])
+def test_figures_survive_missing_parts(path: tuple[str, ...], tmp_path: Path, results: dict) -> None:
+    drawn = plots.draw(tmp_path, without(results, path, None), [])
+    assert set(drawn) <= {"comparison", "epochs"}
+
+
+def test_empty_results_still_give_a_page(tmp_path: Path) -> None:
+    report.write(tmp_path, {}, [], "")
+    assert "report" in "".join(parsed(tmp_path).itertext())
+    assert report.model_card({}).startswith("---\n")
+
+
+def test_odd_numbers_are_drawn_and_written(tmp_path: Path, results: dict) -> None:
+    results["student"]["perplexity"] = {"heldout": math.inf, "wikitext2": math.nan}
+    results["history"][0]["perplexity"]["heldout"] = 3.2e11
+    one = {
+        "step": 1,
+        "seconds": 0.0,
+        "loss/total": math.nan,
+        "lr": 0.0,
+        "grad_norm": math.inf,
+        "tokens_per_second": 5.0,
+    }
+    report.write(tmp_path, results, [one], CONFIG)
+    text = "".join(parsed(tmp_path).itertext())
+    assert "∞" in text and "3.2e+11" in text and "nan" not in text
+
+
+def test_names_are_escaped(tmp_path: Path, results: dict, metrics: list) -> None:
+    evil = '<script>alert("x")</script> & $x^2$ | `co` ![i](http://x/y.png)'
+    results["teacher"]["name"] = results["student"]["name"] = results["corpus"]["name"] = evil
+    results["evaluation"]["heldout"]["name"] = evil
+    results["recipe"], results["command"], results["notes"] = evil, evil + "\n```\n# no", [evil]
+    report.write(tmp_path, results, metrics, "a: </pre>\n```\n")
+    text = "".join(parsed(tmp_path).itertext())
+    assert evil in text and "<script" not in (tmp_path / "report.html").read_text()
+    card = report.model_card(results)
+    assert yaml.safe_load(card.split("---\n")[1])["model_name"] == evil
+    for markdown in ((tmp_path / "report.md").read_text(), card.split("---\n", 2)[2]):
+        outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+        assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(http|^# no", outside, flags=re.MULTILINE)
+
+
+def test_tables_are_rectangular(written: Path) -> None:
+    for table in parsed(written).iter("table"):
+        widths = {sum(int(cell.attrib.get("colspan", 1)) for cell in row) for row in table.iter("tr") if len(list(row))}
+        assert len(widths) == 1
+    blocks = re.findall(r"(?:^\|.*\|\n)+", (written / "report.md").read_text(), flags=re.MULTILINE)
+    assert len(blocks) >= 6
+    for block in blocks:
+        assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1
+
+
+def test_model_card_has_front_matter_use_and_limits(results: dict) -> None:
+    card = report.model_card(results)
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert front["library_name"] == "transformers" and front["pipeline_tag"] == "fill-mask"
+    assert "distillation" in front["tags"] and front["metrics"] == ["perplexity"]
+    compile(re.search(r"```python\n(.*?)```", card, flags=re.DOTALL)[1], "card", "exec")
+    for part in ("AutoModelForMaskedLM", "39.05", "Project Gutenberg", "## Limits", "rows of 128 tokens", "370,368"):
+        assert part in card, part
+
+
+def test_results_from_json_give_the_same_report(written: Path, tmp_path: Path) -> None:
+    results, metrics = json.loads(json.dumps([sample_results(), sample_metrics()]))
+    report.write(tmp_path, results, metrics, CONFIG)
+    for file in ("report.html", "report.md", "plots/loss.png"):
+        assert (tmp_path / file).read_bytes() == (written / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, page.NONE),
+        (math.nan, page.NONE),
+        (True, page.NONE),
+        (math.inf, "∞"),
+        (3_212_544, "3,212,544"),
+        (0.14234, "0.142"),
+        (5.6237, "5.624"),
+        (38.904, "38.90"),
+        (112.44, "112.4"),
+        (41_250.3, "41,250"),
+        (0.0, "0.000"),
+        (0.00012, "0.00012"),
+        (3.2e11, "3.2e+11"),
+    ],
+)
+def test_numbers_have_sensible_digits(value: Any, text: str) -> None:
+    assert page.number(value) == text
+
+
+def test_smoothing_is_the_centred_mean() -> None:
+    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
+    smooth = plots.smoothed(values, 2)
+    assert smooth == pytest.approx([3.0, 8 / 3, 14 / 5, 20 / 5, 21 / 5, 16 / 3, 2.0])
+    assert plots.smoothed(values, 0) == pytest.approx(values)
+    assert plots.smoothed([], 5) == []
+
+
+def test_the_share_of_waiting_is_weighted_by_time() -> None:
+    lines = [{"seconds": 1.0, "data_wait": 0.4}, {"seconds": 4.0, "data_wait": 0.1}]
+    assert data_wait(lines) == pytest.approx((0.4 * 1 + 0.1 * 3) / 4)
+    assert data_wait([]) is None

@@ -1,0 +1,139 @@
+"""What must match to resume: the teacher's weights wherever they lie, and no setting that cannot change the student."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import Shelf, assert_same, composed, metrics, results
+from safetensors.torch import load_file, save_file
+
+from distill.identity import run_identity
+
+DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
+
+
+def identity(*overrides: str, steps: int = 100) -> dict[str, Any]:
+    return run_identity(composed("+recipe=distilbert_gutenberg", *overrides), dict(DIGESTS), 5000, 32, steps)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "objective.kernel=plain",
+        "teacher.micro_batches=4",
+        "teacher.path=elsewhere",
+        "teacher.cache.gigabytes=3",
+        "corpus.cache=elsewhere",
+        "corpus.local=elsewhere",
+        "corpus.workers=1",
+        "corpus.path=elsewhere",  # its text stands there by its digest
+        "train.workers=0",
+        "train.batch_size=4",  # with the accumulation in it, by their product
+        "train.log_every=7",
+        "train.save_every=7",
+        "train.keep=7",
+        "precision.kernels=plain",
+        "precision.student=bf16",
+        "backend.threads=1",
+        "tracker=wandb",
+        "evaluate.rows=3",
+        "resume=never",
+        "+objective.extra={kind: mlm, weight: 0}",
+        "objective.soft.weight=5",  # as it is
+    ],
+)
+def test_what_cannot_change_the_student_is_left_out(override: str) -> None:
+    assert identity(override) == identity()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "precision.teacher=int8",
+        "objective.temperature=3",
+        "objective.soft.rows=masked",
+        "objective.mlm.weight=7",
+        "+objective.extra={kind: mlm, weight: 1}",
+        "objective.masking.share=0.2",
+        "student.dropout=0.3",
+        "student.layers=[1,3]",
+        "optimizer.lr=1",
+        "schedule=cosine",
+        "train.epochs=77",
+        "seed=1",
+        "teacher.cache.top_k=4",
+    ],
+)
+def test_what_can_is_in(override: str) -> None:
+    assert identity(override) != identity()
+
+
+def test_with_a_constant_schedule_the_length_is_left_out() -> None:
+    constant = ("schedule=constant", "schedule.warmup=0")
+    assert identity(*constant, "train.epochs=3", steps=30) == identity(*constant, "train.epochs=5", steps=50)
+    risen = ("schedule=constant", "schedule.warmup=0.1")  # rises over a share of the run: another length, another rise
+    assert identity(*risen, "train.epochs=3", steps=30) != identity(*risen, "train.epochs=5", steps=50)
+
+
+# --- as a user meets it
+
+
+def refused(capfd: pytest.CaptureFixture, *words: str) -> None:
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert len(lines) == 1 and all(word in lines[0] for word in words), lines
+
+
+@pytest.fixture
+def teacher(shelf: Shelf, tmp_path: Path) -> Path:
+    """A copy of the teacher that may be changed."""
+    return Path(shutil.copytree(shelf.teacher / "student", tmp_path / "teacher"))
+
+
+def retrain(teacher: Path) -> None:
+    weights = load_file(teacher / "model.safetensors")
+    weights["bert.encoder.layer.0.attention.self.query.bias"] += 1e-3
+    save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_teacher_retrained_in_place_is_another(
+    shelf: Shelf, teacher: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    folder, more = tmp_path / "run", (f"teacher.path={teacher}", "train.steps=2")
+    assert shelf.run(folder, *more) == 0
+    retrain(teacher)
+    capfd.readouterr()
+    assert shelf.run(folder, *more) == 2  # finished, but with another teacher
+    refused(capfd, "the teacher has other weights", str(folder), "hydra.run.dir=DIR")
+    (folder / "results.json").unlink()
+    assert shelf.run(folder, *more) == 2  # not finished: the checkpoint is that of another teacher
+    refused(capfd, "the teacher has other weights")
+
+
+def test_a_teacher_that_moved_is_the_same(
+    shelf: Shelf, teacher: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    assert shelf.run(folder, f"teacher.path={teacher}", "train.steps=2") == 0
+    moved = teacher.rename(tmp_path / "moved")
+    capfd.readouterr()
+    assert shelf.run(folder, f"teacher.path={moved}", "train.steps=2") == 0
+    assert "finished" in capfd.readouterr().err
+
+
+def test_a_finished_run_is_continued_where_the_schedule_allows(shelf: Shelf, tmp_path: Path) -> None:
+    constant = ("schedule=constant", "schedule.warmup=0", "student.dropout=0.1")
+    assert shelf.run(tmp_path / "once", *constant, "train.epochs=3") == 0
+    assert shelf.run(tmp_path / "twice", *constant, "train.epochs=1") == 0
+    assert shelf.run(tmp_path / "twice", *constant, "train.epochs=3") == 0
+    assert_same(tmp_path / "once", tmp_path / "twice")
+    losses = [[line["loss/total"] for line in metrics(tmp_path / name)] for name in ("once", "twice")]
+    assert losses[0] == losses[1] and len(losses[0]) == 12
+    assert [line["epoch"] for line in results(tmp_path / "twice")["history"]] == [1.0, 2.0, 3.0]
+
+
+def test_where_it_does_not_it_says_why(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    assert shelf.run(tmp_path / "run", "train.epochs=1") == 0
+    capfd.readouterr()
+    assert shelf.run(tmp_path / "run", "train.epochs=3") == 2
+    refused(capfd, "train.epochs was 1 and is now 3", "linear schedule", "schedule=constant")

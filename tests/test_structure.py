@@ -1,0 +1,89 @@
+"""The plan of the package holds: no circle between modules or wings, short files and functions, the field's words."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job import ROOT
+
+PACKAGE = ROOT / "distill"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+PYTHON = sorted(path for folder in ("distill", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+TEXTS = [path for folder in ("distill", "conf", "recipes", "benchmarks") for path in sorted((ROOT / folder).rglob("*"))]
+TEXTS += [ROOT / "README.md", ROOT / "Makefile"]
+SUFFIXES = (".py", ".md", ".yaml", ".yml", ".sh", "")
+# The loop may be as long as it takes to read it from top to bottom.
+LOOP = ("train.py", "train")
+# Words that only those who wrote this would understand, or that once meant several things.
+PRIVATE_WORDS = ("taught", "told", "riders?", "ours", "theirs", "judge[sd]?", "asker", "draw_less", "casts_kept")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of the package that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in names)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+MODULE_GRAPH = {name: {other for other in imports(path) if other in MODULES} for name, path in MODULES.items()}
+
+
+def wing(module: str) -> str:
+    """The folder of a module, or the module itself where it lies at the top."""
+    return ".".join(module.split(".")[:2])
+
+
+WING_GRAPH = {
+    each: {wing(other) for name in MODULES if wing(name) == each for other in MODULE_GRAPH[name]} - {each, "distill"}
+    for each in {wing(name) for name in MODULES}
+}
+
+
+@pytest.mark.parametrize("graph", [MODULE_GRAPH, WING_GRAPH], ids=["modules", "wings"])
+def test_nothing_imports_upwards(graph: dict[str, set[str]]) -> None:
+    """Floors can be numbered so that everything imports from floors below its own alone; so there is no circle."""
+    left = {name: others - {name} for name, others in graph.items()}
+    while lowest := {name for name, others in left.items() if not others & left.keys()}:
+        left = {name: others for name, others in left.items() if name not in lowest}
+    assert not left, f"a circle among {sorted(left)}"
+
+
+def test_only_the_door_knows_hydra() -> None:
+    doors = {"__main__.py", "compose.py"}
+    known = {path.name for path in MODULES.values() if re.search(r"^\s*(import|from) hydra", path.read_text(), re.M)}
+    assert known == doors
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_are_short_and_begin_with_their_job(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= 400
+    first = (ast.get_docstring(tree) or "").partition("\n")[0]
+    assert first.endswith((".", ":")) and len(first) > 15, first
+    assert "util" not in path.name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and (path.name, node.name) != LOOP:
+            assert node.end_lineno is not None and node.end_lineno - node.lineno < 60, node.name
+
+
+def test_no_private_words() -> None:
+    words = re.compile(rf"\b({'|'.join(PRIVATE_WORDS)})\b", re.I)
+    for path in [*TEXTS, *PYTHON]:
+        if path.is_file() and path.suffix in SUFFIXES and path != Path(__file__):
+            found = [line for line in path.read_text().splitlines() if words.search(line)]
+            assert not found, f"{path}: {found[:3]}"
+
+
+def test_tests_lie_beside_what_they_test() -> None:
+    """Every folder of tests is named like a wing."""
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders and folders <= {path.name for path in PACKAGE.iterdir() if path.is_dir()}

@@ -1,0 +1,244 @@
+"""Steps that are not finite, and all the ways in which a training ends."""
+
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from tiny import Fit, make_model, make_rows, new_student, only, weights_of
+
+from distill.config import ScheduleConfig, TrainConfig
+from distill.errors import Diverged, Interrupted
+from distill.schedule import ENDLESS, lr_scale, total_steps
+
+# --- steps that are not finite -------------------------------------------------------------------------------------
+
+
+def poison(weights: torch.Tensor, steps: tuple[int, ...]) -> Any:
+    """An `on_log` that breaks the teacher during these steps (the log of step n comes before step n + 1)."""
+    good = weights.detach().clone()
+
+    def on_log(fit: Fit, metrics: dict[str, float]) -> None:
+        with torch.no_grad():
+            weights.copy_(good * math.nan if int(metrics["step"]) + 1 in steps else good)
+
+    return on_log
+
+
+def history_of_weights(fit: Fit) -> list[torch.Tensor]:
+    """Fills itself with all weights after each step that is logged."""
+    seen: list[torch.Tensor] = []
+    before = fit.on_log
+
+    def on_log(fit: Fit, metrics: dict[str, float]) -> None:
+        seen.append(torch.cat([w.flatten() for w in weights_of(fit.student).values()]))
+        before(fit, metrics)
+
+    fit.on_log = on_log
+    return seen
+
+
+def poisoned(tmp_path: Path, tokenizer: Any, rows: np.ndarray, steps: tuple[int, ...], **settings: Any) -> Fit:
+    teacher = make_model("bert", 2).requires_grad_(False)
+    train = TrainConfig(**{"batch_size": 4, "accumulate": 2, "epochs": 3, "max_nonfinite": 3, **settings})
+    fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), settings=train)
+    fit.on_log = poison(teacher.bert.embeddings.word_embeddings.weight, steps)
+    return fit
+
+
+def test_a_loss_that_is_not_finite_never_enters_the_weights(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+    fit = poisoned(tmp_path, tokenizer, rows, (3, 4, 7))
+    seen = history_of_weights(fit)
+    assert fit.run() == "epochs"
+    assert (fit.state.step, fit.state.skipped, fit.state.skipped_in_a_row) == (9, 3, 0)
+    same = [torch.equal(seen[step - 1], seen[step - 2]) for step in range(2, 10)]
+    assert same == [step in (3, 4, 7) for step in range(2, 10)]
+    assert all(weights.isfinite().all() for weights in seen)
+    assert all(v.isfinite().all() for state in fit.made.state.values() for v in state.values())
+    steps_taken = {int(state["step"]) for state in fit.made.state.values()}
+    assert steps_taken == {6}, "nor do Adam's own counts take part"
+    assert [line["skipped"] for line in fit.logs] == [0, 0, 1, 2, 2, 2, 3, 3, 3]
+    # Epoch means leave them out, and no line claims a loss of 0 for a step that has none.
+    good = [line["loss/mlm"] for line in fit.logs if line["step"] not in (3, 4, 7)]
+    assert [losses["mlm"] for _, _, losses in fit.epochs] == pytest.approx(
+        [fit.mean_mlm((1, 2)), fit.mean_mlm((5, 6)), fit.mean_mlm((8, 9))], rel=1e-6
+    )
+    assert min(good) > 0.1
+    for line in fit.logs:
+        if line["step"] in (3, 4, 7):
+            assert not math.isfinite(line["loss/total"]) and not math.isfinite(line["grad_norm"])
+
+
+def test_a_gradient_that_is_not_finite_never_enters_the_weights(
+    tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray
+) -> None:
+    fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(4, 2, epochs=2))
+    bias = fit.student.vocab_projector.bias
+    bias.register_hook(lambda grad: grad * math.inf if fit.state.step == 2 else grad)
+    fit.on_log = lambda fit, metrics: None
+    seen = history_of_weights(fit)
+    fit.run()
+    assert fit.state.skipped == 1 and torch.equal(seen[2], seen[1]) and not torch.equal(seen[3], seen[2])
+    assert seen[-1].isfinite().all() and not math.isfinite(fit.logs[2]["grad_norm"])
+
+
+@pytest.mark.parametrize(("first", "save_every"), [(3, 1), (3, 100), (1, 100)])
+def test_diverged_leaves_a_checkpoint_to_go_on_from(
+    tmp_path: Path, tokenizer: Any, first: int, save_every: int
+) -> None:
+    rows = make_rows(80)  # ten steps: no epoch ends, which would save too
+    fit = poisoned(tmp_path, tokenizer, rows, tuple(range(first, 50)), save_every=save_every, epochs=9)
+    before = weights_of(fit.student)
+    assert fit.teacher is not None
+    word = fit.teacher.bert.embeddings.word_embeddings.weight
+    good = word.clone()
+    if first == 1:
+        word.fill_(math.nan)
+    seen = history_of_weights(fit)
+    with pytest.raises(Diverged) as error:
+        fit.run()
+    text = str(error.value)
+    assert error.value.status == 3 and fit.state.step == first + 2
+    assert "\n" not in text and "train.max_nonfinite=3" in text and "optimizer.lr" in text
+    newest = fit.checkpoints.newest()
+    assert newest is not None and str(newest) in text
+    word.copy_(good)
+    again = Fit(
+        tmp_path, tokenizer, rows, fit.teacher, new_student(), settings=TrainConfig(4, 2, steps=newest_step(newest) + 2)
+    )
+    again.resume()
+    loaded = torch.cat([w.flatten() for w in weights_of(again.student).values()])
+    expected = seen[first - 2] if first > 1 else torch.cat([w.flatten() for w in before.values()])
+    assert torch.equal(loaded, expected)
+    again.run()
+    assert again.state.step == newest_step(newest) + 2 and again.state.skipped_in_a_row == 0
+
+
+def newest_step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+# --- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_limit_ends_the_run() -> None:
+    assert total_steps(TrainConfig(epochs=3, steps=None), 7) == 21
+    assert total_steps(TrainConfig(epochs=3, steps=20), 7) == 20
+    assert total_steps(TrainConfig(epochs=None, steps=50), 7) == 50
+    assert total_steps(TrainConfig(epochs=None, steps=None, minutes=1.0), 7) == ENDLESS
+
+
+@pytest.mark.parametrize(
+    ("settings", "ended_by", "steps", "evaluated"),
+    [
+        (TrainConfig(4, 2, epochs=2), "epochs", 6, [3, 6]),
+        (TrainConfig(4, 2, epochs=2, steps=4), "steps", 4, [3, 4]),
+        (TrainConfig(4, 2, epochs=None, steps=7), "steps", 7, [3, 6, 7]),
+        (TrainConfig(4, 2, epochs=2, steps=6), "epochs", 6, [3, 6]),
+        (TrainConfig(16, 50, epochs=2), "epochs", 2, [1, 2]),  # fewer rows than one step takes
+    ],
+)
+def test_ends(
+    tmp_path: Path,
+    tokenizer: Any,
+    rows: np.ndarray,
+    settings: TrainConfig,
+    ended_by: str,
+    steps: int,
+    evaluated: list[int],
+) -> None:
+    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
+    before = weights_of(fit.student)
+    assert fit.run() == ended_by
+    assert fit.state.step == len(fit.logs) == steps and fit.state.syncs == steps
+    assert [step for step, _, _ in fit.epochs] == evaluated
+    assert [epochs for _, epochs, _ in fit.epochs] == [step / fit.batches.steps_per_epoch for step in evaluated]
+    assert newest_step(fit.checkpoints.newest() or Path("none")) == steps
+    assert all(not torch.equal(w, before[n]) for n, w in weights_of(fit.student).items() if "position" not in n)
+    # The schedule reaches its end: the last step has half a step's share of the way left.
+    assert fit.logs[-1]["lr"] == pytest.approx(1e-2 * lr_scale(ScheduleConfig(), 1 - 0.5 / steps))
+
+
+def test_every_position_is_counted_once_an_epoch(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(3, 2, epochs=2))
+    fit.run()
+    assert fit.state.tokens == 2 * int((rows != tiny.PAD).sum())
+    assert [line["tokens"] for line in fit.logs][-1] == fit.state.tokens
+    losses = fit.epochs[0][2]
+    assert losses.keys() == {"total", "mlm"} and losses["total"] == pytest.approx(losses["mlm"])
+
+
+class Clock:
+    """Each look at it takes a second, so a step takes a known time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.train.time", Clock())
+    settings, schedule = TrainConfig(4, 2, epochs=None, minutes=0.25), ScheduleConfig("linear", warmup=0.0)
+    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings, schedule=schedule)
+    assert fit.run() == "minutes"
+    seconds = [line["seconds"] for line in fit.logs]
+    assert seconds[-1] == pytest.approx(15, abs=3) and fit.state.step > 3
+    rates = [line["lr"] for line in fit.logs]
+    assert rates == sorted(rates, reverse=True) and len(set(rates)) == len(rates)
+    assert rates[0] > 0.7e-2 and rates[-1] < 0.2e-2
+    assert fit.epochs[-1][0] == fit.state.step and fit.checkpoints.newest() is not None
+    # A second start of the finished run adds no step, but gives what a kill before the last evaluation has cost.
+    again = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings, schedule=schedule).resume()
+    assert again.run() == "minutes" and again.state.step == fit.state.step and not again.logs
+    assert again.epochs == fit.epochs[-1:]
+
+
+# --- signals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_after_the_step_with_a_checkpoint(
+    tmp_path: Path, tokenizer: Any, rows: np.ndarray, number: signal.Signals, status: int
+) -> None:
+    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=5))
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    fit.student.base_model.register_forward_pre_hook(
+        lambda *_: signal.raise_signal(number) if fit.state.step == 3 else None
+    )
+    with pytest.raises(Interrupted) as error:
+        fit.run()
+    assert error.value.status == status and fit.state.step == 4 and "step 4" in str(error.value)
+    assert newest_step(fit.checkpoints.newest() or Path("none")) == 4
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    again = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=5)).resume()
+    assert again.run() == "epochs" and again.state.step == 15 and again.logs[0]["step"] == 5
+
+
+@pytest.mark.parametrize("when", ["last step", "last evaluation"])
+def test_a_signal_at_the_end_is_not_lost(tmp_path: Path, tokenizer: Any, rows: np.ndarray, when: str) -> None:
+    """The report that follows may take long; the same command goes on from the checkpoint with it."""
+    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=1))
+    if when == "last step":
+        fit.student.base_model.register_forward_pre_hook(
+            lambda *_: signal.raise_signal(signal.SIGTERM) if fit.state.step == 2 else None
+        )
+    else:
+        fit.epochs = SignalOnAppend()
+    with pytest.raises(Interrupted):
+        fit.run()
+    assert newest_step(fit.checkpoints.newest() or Path("none")) == 3
+    again = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=1)).resume()
+    assert again.run() == "epochs" and not again.logs and [step for step, _, _ in again.epochs] == [3]
+
+
+class SignalOnAppend(list[Any]):
+    def append(self, item: Any) -> None:
+        super().append(item)
+        signal.raise_signal(signal.SIGTERM)
