@@ -93,7 +93,7 @@ class Cluster:
             port = probe.getsockname()[1]
         ranks, logs = [], []
         for rank in range(self.size):
-            place = {
+            variables = {
                 "RANK": rank,
                 "WORLD_SIZE": self.size,
                 "LOCAL_RANK": 0 if emulated else rank,
@@ -108,7 +108,7 @@ class Cluster:
             ranks.append(
                 subprocess.Popen(
                     [*self._enter(rank), *command],
-                    env=os.environ | {name: str(value) for name, value in place.items()} | environment,
+                    env=os.environ | {name: str(value) for name, value in variables.items()} | environment,
                     stdout=log[0],
                     stderr=log[1],
                     start_new_session=True,

@@ -19,10 +19,12 @@ import torch
 from machine import save, table, title
 from torch.utils.data import DataLoader, Dataset
 
-from distill.config import Corpus, Kind, Masking, Teacher
-from distill.data.batches import Batch, Batches
-from distill.data.collate.mlm import Masker
-from distill.data.tokens import prepare
+from distill.compose import corpus_config
+from distill.config import MaskingConfig, TeacherConfig
+from distill.data.batch import Batch
+from distill.data.batches import Batches
+from distill.data.collate.mlm import MaskedLM
+from distill.data.tokens import corpus_text, prepare
 from distill.models.load import load_teacher
 
 SHAPES = [(128, 6144), (128, 30522), (512, 6144), (512, 30522)]  # positions of a row, vocabulary
@@ -40,9 +42,9 @@ def batches(folder: Path, length: int, vocab: int, tokens: int, workers: int) ->
         np.random.default_rng(0).integers(SPECIAL, vocab, shape, dtype=np.uint16).tofile(path)
     ordinary = np.arange(vocab) >= SPECIAL
     weights = np.arange(1, vocab + 1) ** 0.7  # of counts that fall as 1 / rank
-    masker = Masker(Masking(), SPECIAL - 1, ordinary, weights, np.zeros(vocab, bool))
+    masks = MaskedLM(MaskingConfig(), SPECIAL - 1, 0, ordinary, weights, np.zeros(vocab, bool))
     rows = np.memmap(path, np.uint16, "r", shape=shape)
-    return Batches(rows, masker, 0, STEP_TOKENS // length // ACCUMULATE, ACCUMULATE, seed=0, workers=workers)
+    return Batches(rows, masks, STEP_TOKENS // length // ACCUMULATE, ACCUMULATE, seed=0, threads=workers)
 
 
 class Windows(Dataset[list[Batch]]):
@@ -59,7 +61,7 @@ class Windows(Dataset[list[Batch]]):
 
 
 def peer(source: Batches, steps: int, workers: int, device: torch.device) -> Iterable[list[Batch]]:
-    """The same windows through torch's own loader, ahead as far as ours."""
+    """The same windows through torch's own loader, as far ahead."""
     loader = DataLoader(
         Windows(source, steps),
         batch_size=None,
@@ -76,7 +78,7 @@ def rate(windows: Iterable[list[Batch]], seconds: float) -> float:
     ends, tokens = [], []
     for window in windows:
         ends.append(time.perf_counter())
-        tokens.append(sum(batch.num_positions for batch in window))
+        tokens.append(sum(batch.ids.numel() for batch in window))
         if len(ends) > 8 and ends[-1] - ends[4] > seconds:
             break
     if torch.cuda.is_available():
@@ -85,33 +87,38 @@ def rate(windows: Iterable[list[Batch]], seconds: float) -> float:
 
 
 def masked(folder: Path, counts: list[int], seconds: float, tokens: int) -> list[dict[str, Any]]:
-    """Ours and the peer for every shape and number of workers."""
+    """Distill and the peer for every shape and number of workers."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = []
     for length, vocab in SHAPES:
         for workers in counts:
             source = batches(folder, length, vocab, tokens, workers)
-            ours = rate(source.stream(0, 1 << 30, device), seconds)
-            theirs = rate(peer(source, 1 << 20, workers, device), seconds)
-            line = {"positions": length, "vocabulary": vocab, "workers": workers, "ours": ours, "dataloader": theirs}
-            results.append(line)
+            results.append(
+                {
+                    "positions": length,
+                    "vocabulary": vocab,
+                    "workers": workers,
+                    "distill": rate(source.stream(0, 1 << 30, device), seconds),
+                    "dataloader": rate(peer(source, 1 << 20, workers, device), seconds),
+                }
+            )
     return results
 
 
 def show_masked(results: list[dict[str, Any]]) -> str:
-    firsts = {(r["positions"], r["vocabulary"]): r["ours"] for r in results if r["workers"] == 1}
+    firsts = {(r["positions"], r["vocabulary"]): r["distill"] for r in results if r["workers"] == 1}
     rows = []
     for r in results:
         first = firsts.get((r["positions"], r["vocabulary"]))
-        efficiency = f"{r['ours'] / r['workers'] / first:.0%}" if first and r["workers"] else ""
+        efficiency = f"{r['distill'] / r['workers'] / first:.0%}" if first and r["workers"] else ""
         rows.append(
             [
                 f"{r['positions']} x {r['vocabulary']:,}",
                 str(r["workers"]),
-                f"{r['ours']:,.0f}",
+                f"{r['distill']:,.0f}",
                 efficiency,
                 f"{r['dataloader']:,.0f}",
-                f"{r['ours'] / NEED:.1f}x",
+                f"{r['distill'] / NEED:.1f}x",
             ]
         )
     return table(["positions x vocabulary", "workers", "tokens/s", "efficiency", "DataLoader", "of a fast step"], rows)
@@ -136,14 +143,14 @@ def write_text(folder: Path, megabytes: float) -> Path:
 def text_rates(folder: Path, counts: list[int], given: Path | None, megabytes: float) -> list[dict[str, Any]]:
     """Text to rows of ids with the embedded teacher's tokenizer, once for every number of processes."""
     path = given or write_text(folder, megabytes)
-    kind = Kind.text if given is None else Kind.gutenberg
-    _, tokenizer, _ = load_teacher(Teacher("embedded"))
+    kind = "text" if given is None else "gutenberg"
+    _, tokenizer, _ = load_teacher(TeacherConfig("embedded"))
     assert tokenizer is not None
     results = []
     for workers in counts:
-        cache = str(folder / f"cache-{workers}")
-        corpus = Corpus(kind=kind, path=str(path), sequence_length=128, cache=cache, workers=workers)
-        tokens = prepare(corpus, tokenizer, log=lambda line: None)
+        own = {"sequence_length": 128, "cache": str(folder / f"cache-{workers}"), "workers": workers}
+        corpus = corpus_config({"kind": kind, "path": str(path), **own})
+        tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train")
         results.append({"workers": workers, "tokens_per_second": tokens.tokens_per_second, "tokens": tokens.tokens})
     return results
 

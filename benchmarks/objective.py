@@ -1,4 +1,4 @@
-"""Time and peak memory of the objective alone: plain losses on full logits against the one visit of `distill.fused`.
+"""Time and peak memory of the objective: plain losses on full logits against the one visit of `objective.fused`.
 
 Both make soft and mlm losses and the gradients for rows, head weight and bias; 15 % of the rows have an mlm target.
 Times are medians of interleaved runs. The floor is the matrix work divided by the rate measured in the same run.
@@ -19,8 +19,10 @@ from machine import save, title
 from torch import Tensor
 from torch.nn.functional import linear
 
+from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.fused import NO_TARGET, Head, soft_and_mlm
+from distill.objective.blocks import NO_TARGET
+from distill.objective.fused import soft_and_mlm
 
 TEMPERATURE = 2.0
 

@@ -1,10 +1,10 @@
-"""Pseudo-perplexity: positions a second of the plain loop, of minicons and of `distill.evaluate` on the same rows.
+"""Pseudo-perplexity: positions a second of the plain loop, of minicons and of `distill.evaluation` on the same rows.
 
 The plain loop runs one masked copy at a time through the model as it is; minicons runs in the best of three batch
-sizes. All in fp32 have to give the same value; ours runs under bf16 autocast too, and its value is stated. Times are
+sizes. All in fp32 have to give the same value; distill runs under bf16 autocast too, and its value is stated. Times are
 medians of interleaved rounds after one that warms up and is left out. Beside them stands what the matrix work allows:
-`floor` is our operations divided by the rate measured in the same run, `operations` how many the plain loop has for
-one of ours.
+`floor` is distill's operations divided by the rate measured in the same run, `operations` how many the plain loop has
+for one of them.
 """
 
 import argparse
@@ -22,9 +22,13 @@ from objective import matrix_rate, peak_bytes, timed
 from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding
 
 from distill.backends.single import Single
-from distill.config import Backend, Evaluate, PseudoPerplexity, Teacher
-from distill.data.collate.mlm import masker
-from distill.evaluation.evaluate import MASKING, EvaluationSet, Evaluator
+from distill.config import BackendConfig, PrecisionConfig, PseudoPerplexityConfig, TeacherConfig
+from distill.data.collate.mlm import masked_lm
+from distill.evaluation.measures import Scoring
+from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+from distill.evaluation.sets import MASKING, EvaluationSet
+from distill.kernels.packed_linear import pack_for_evaluation
+from distill.models.language_model import LanguageModel
 from distill.models.load import load_teacher
 
 EMBEDDED_STUDENT = {"dim": 256, "n_heads": 4, "hidden_dim": 1024, "n_layers": 2}
@@ -65,7 +69,7 @@ class Problem:
 
     def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
         torch.manual_seed(0)
-        teacher, self.tokenizer, _ = load_teacher(Teacher("embedded"))
+        teacher, self.tokenizer, _ = load_teacher(TeacherConfig("embedded"))
         assert teacher is not None and self.tokenizer is not None
         self.model = {
             "bert-base": lambda: random_model("bert"),
@@ -73,20 +77,16 @@ class Problem:
             "embedded-student": lambda: random_model("distilbert", vocab_size=len(self.tokenizer), **EMBEDDED_STUDENT),
         }[case.name]().to(device)
         self.model.eval()
-        self.device, self.batch_size, self.share = device, batch_size, case.share
+        self.device, self.share = device, case.share
         self.vocab = self.model.config.vocab_size
-        evaluator = self.evaluator("fp32")
+        masks = masked_lm(MASKING, self.tokenizer, np.ones(self.vocab, np.int64))
+        scoring = Scoring(masks, self.vocab, batch_size, Single(BackendConfig(device=self.device)))
+        self.measure = PseudoPerplexity(scoring, PseudoPerplexityConfig(self.share, batch_size))
         random = np.random.default_rng(0)
-        rows = random.choice(np.flatnonzero(evaluator.masker.ordinary), (case.rows, length)).astype(np.uint16)
+        rows = random.choice(np.flatnonzero(masks.ordinary), (case.rows, length)).astype(np.uint16)
         rows[:, 0], rows[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
         self.data = EvaluationSet(case.name, "random tokens", rows, 1)
-        self.places = evaluator.pseudo_positions(self.data)
-
-    def evaluator(self, precision: str) -> Evaluator:
-        rule = masker(MASKING, self.tokenizer, np.ones(self.vocab, np.int64))
-        settings = Evaluate(pseudo_perplexity=PseudoPerplexity(self.share, self.batch_size))
-        backend = Single(Backend(device=self.device))
-        return Evaluator(settings, rule, self.tokenizer.pad_token_id, self.vocab, precision, backend)
+        self.positions = self.measure.positions(self.data)
 
     def plain(self) -> float:
         """One masked copy at a time, whole logits."""
@@ -94,17 +94,19 @@ class Problem:
         width = self.data.rows.shape[1]
         rows = torch.from_numpy(self.data.rows.astype(np.int64)).to(self.device)
         with torch.inference_mode():
-            for row, column in zip(*divmod(self.places, width), strict=True):
+            for row, column in zip(*divmod(self.positions, width), strict=True):
                 ids = rows[row].clone()
                 ids[column] = self.tokenizer.mask_token_id
                 logits = self.model(input_ids=ids[None]).logits
                 total -= logits[0, column].log_softmax(-1)[rows[row, column]].item()
-        return float(np.exp(total / len(self.places)))
+        return float(np.exp(total / len(self.positions)))
 
-    def ours(self, precision: str) -> float:
-        value, count = self.evaluator(precision).pseudo_perplexity(self.model, self.data, lambda _: None)
-        assert count == len(self.places)
-        return value
+    def distill(self, precision: str) -> float:
+        """As a run scores: laid out in the kernels of evaluation, which is part of the time."""
+        formats = PrecisionConfig(evaluate=precision)
+        with torch.inference_mode():
+            packed = pack_for_evaluation(self.model, formats, torch.device(self.device))
+            return self.measure.score(LanguageModel(packed, precision), self.data, lambda _: None)
 
     @cached_property
     def minicons_copies(self) -> list[torch.Tensor]:
@@ -114,7 +116,7 @@ class Problem:
         width = ids.shape[1]
         parts: list[list[torch.Tensor]] = []
         for number, (copies, attention, tokens, columns) in enumerate(whole):
-            wanted = torch.isin(columns, torch.from_numpy(self.places[self.places // width == number] % width))
+            wanted = torch.isin(columns, torch.from_numpy(self.positions[self.positions // width == number] % width))
             parts.append([part[wanted] for part in (copies, attention, tokens, columns)])
         return [torch.cat(part) for part in zip(*parts, strict=True)]
 
@@ -137,20 +139,20 @@ class Problem:
             times = {size: timed(partial(self.minicons, size)) for size in MINICONS_BATCHES}
             result.minicons_batch = min(times, key=times.__getitem__)
             paths["minicons"] = partial(self.minicons, result.minicons_batch)
-        return paths | {"ours": partial(self.ours, "fp32"), "ours bf16": partial(self.ours, "bf16")}
+        return paths | {"distill": partial(self.distill, "fp32"), "distill bf16": partial(self.distill, "bf16")}
 
     def operations(self) -> dict[str, float]:
-        """Operations of the matrix products: of the plain loop, and of ours."""
-        config, length, count = self.model.config, self.data.rows.shape[1], len(self.places)
+        """Operations of the matrix products: of the plain loop, and of distill."""
+        config, length, count = self.model.config, self.data.rows.shape[1], len(self.positions)
         width, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
         inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
         head = width * (width + self.vocab)
         project, rest, attend = 3 * width**2, width**2 + 2 * width * inner, 2 * length * width
         plain = count * length * (layers * (project + rest + attend) + head)
-        first = len(np.unique(self.places // length)) * length * project + count * length * (rest + attend)
+        first = len(np.unique(self.positions // length)) * length * project + count * length * (rest + attend)
         middle = count * length * (layers - 2) * (project + rest + attend)
         last = count * (project + rest + 2 * length * heads * width)
-        return {"plain": 2.0 * plain, "ours": 2.0 * (first + middle + last + count * head)}
+        return {"plain": 2.0 * plain, "distill": 2.0 * (first + middle + last + count * head)}
 
 
 def random_model(family: str, **fields: Any) -> Any:
@@ -169,13 +171,13 @@ def measure(paths: dict[str, Callable[[], float]], result: Result, rounds: int) 
         for name, seconds in times.items():
             seconds.append(timed(partial(score, name)))
     result.seconds = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
-    for name in paths.keys() - {"ours bf16"}:
+    for name in paths.keys() - {"distill bf16"}:
         difference = abs(result.value[name] / result.value["plain"] - 1)
         assert difference <= TOLERANCE, f"{result.case}: {name} differs from the plain loop by {difference:.1e}"
 
 
 def show(result: Result) -> str:
-    ratio = result.operations["plain"] / result.operations["ours"]
+    ratio = result.operations["plain"] / result.operations["distill"]
     lines = [
         f"{result.case}: {result.positions} positions of {result.rows} rows of {result.length}, operations {ratio:.2f}"
     ]
@@ -210,11 +212,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="of every case, instead of its own number")
     parser.add_argument("--share", type=float, help="of the positions that are scored, instead of a case's own")
     parser.add_argument("--length", type=int, default=128, help="positions of a row")
-    parser.add_argument("--batch-size", type=int, default=PseudoPerplexity().batch_size, help="copies in our forward")
+    parser.add_argument(
+        "--batch-size", type=int, default=PseudoPerplexityConfig().batch_size, help="copies in one forward"
+    )
     options = parser.parse_args()
     print(title())
     with_minicons = has_minicons()
-    rates = {"ours": matrix_rate(torch.float32, device), "ours bf16": matrix_rate(torch.bfloat16, device)}
+    rates = {"distill": matrix_rate(torch.float32, device), "distill bf16": matrix_rate(torch.bfloat16, device)}
     print(", ".join(f"{name}: {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items()))
     results = []
     for case in CASES:
@@ -222,8 +226,8 @@ def main() -> None:
             continue
         case = Case(case.name, options.rows or case.rows, options.share or case.share)
         problem = Problem(case, options.length, options.batch_size, device)
-        result = Result(case.name, case.rows, options.length, len(problem.places), problem.operations())
-        result.floor_seconds = {name: result.operations["ours"] / rate for name, rate in rates.items()}
+        result = Result(case.name, case.rows, options.length, len(problem.positions), problem.operations())
+        result.floor_seconds = {name: result.operations["distill"] / rate for name, rate in rates.items()}
         paths = problem.paths(with_minicons, result)
         measure(paths, result, options.rounds)
         results.append((paths, result))

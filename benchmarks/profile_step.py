@@ -1,22 +1,35 @@
-"""Where the time of our step goes: phases, and matrix products against everything else.
+"""Where the time of a training step goes: phases, and matrix products against everything else.
 
     python benchmarks/profile_step.py --shape base --rows all --precision bf16
 
-One step under torch's profiler, after two that warm up, with the parts of `step.py`; the profiler itself costs some per
-cent. Outside of forward, objective, backward and optimizer are zeroing gradients, sums and the bucket.
+One step of the loop of `distill.train` under torch's profiler, after two that warm up; the profiler itself costs some
+per cent. Outside of forward, objective, backward and optimizer are zeroing gradients, sums, the bucket and masking.
 """
 
 import argparse
+import functools
 from pathlib import Path
 from typing import Any
 
 import torch
 from machine import save, table, title
-from step import SHAPES, Variant, batches, make_student, make_teacher, matrix_rate, operations, our_step
+from step import (
+    SHAPES,
+    WARM_UP,
+    Variant,
+    batches,
+    make_student,
+    make_teacher,
+    matrix_rate,
+    operations,
+    train_with_distill,
+)
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile, record_function
 
-from distill.config import Precision, Rows
+import distill.train
+from distill.config import PrecisionConfig
+from distill.objective.objective import Objective
 
 PHASES = ("teacher's encoder", "student's encoder", "student and objective", "backward", "clipping and optimizer")
 # Names of operators have these in them; the rest is everything else.
@@ -42,6 +55,18 @@ def mark(module: Any, name: str) -> None:
     module.register_forward_hook(lambda *_: open_ones.pop().__exit__(None, None, None))
 
 
+def name_calls(owner: Any, attribute: str, name: str) -> None:
+    """Let the profiler see each call of a function or method under `name`."""
+    function = getattr(owner, attribute)
+
+    @functools.wraps(function)
+    def named(*arguments: Any, **more: Any) -> Any:
+        with record_function(name):
+            return function(*arguments, **more)
+
+    setattr(owner, attribute, named)
+
+
 def phases(events: list[FunctionEvent], seconds: float) -> dict[str, float]:
     """Seconds of each phase, each without the phases inside it."""
     sums = {name: sum(e.cpu_time_total for e in events if e.name == name) / 1e6 for name in PHASES}
@@ -62,34 +87,52 @@ def kernels(events: list[FunctionEvent]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="base")
-    parser.add_argument("--rows", default="all", choices=[rows.value for rows in Rows])
+    parser.add_argument("--rows", default="all", choices=["all", "masked"])
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
     parser.add_argument("--accumulate", type=int, default=8, help="micro-batches per step")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    shape, rows, device = SHAPES[options.shape], Rows(options.rows), torch.device("cpu")
-    variant = Variant("ours", rows, Precision(student=options.precision, teacher=options.precision))
+    shape, rows, device = SHAPES[options.shape], options.rows, torch.device("cpu")
+    formats = PrecisionConfig(student=options.precision, teacher=options.precision)
     teacher, student = make_teacher(shape, device), make_student(shape, device)
     for model, name in ((teacher, "teacher's encoder"), (student, "student's encoder")):
         mark(model.base_model, name)
-    window, step = batches(shape, options.accumulate, device), our_step(teacher, student, variant)
-    for _ in range(2):
-        step(window)
-    with profile() as profiler, record_function("step"):
-        step(window)
+    name_calls(Objective, "__call__", "student and objective")
+    name_calls(torch.Tensor, "backward", "backward")
+    name_calls(distill.train, "clip", "clipping and optimizer")
+    name_calls(torch.optim.AdamW, "step", "clipping and optimizer")
+    profiler, step, steps = profile(), record_function("step"), 0
+
+    def after_step() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == WARM_UP:
+            profiler.__enter__()
+            step.__enter__()
+        if steps == WARM_UP + 1:
+            step.__exit__(None, None, None)
+            profiler.__exit__(None, None, None)
+
+    variant = Variant("distill", rows, formats)
+    train_with_distill(
+        batches(shape, options.accumulate, WARM_UP + 2), (teacher, student), variant, WARM_UP + 1, after_step
+    )
     events = [event for event in profiler.events() if event.name != "step"]
     seconds = sum(e.cpu_time_total for e in profiler.events() if e.name == "step") / 1e6
     dtype = torch.float32 if options.precision == "fp32" else torch.bfloat16
     floor = operations(shape, rows) / matrix_rate(shape, dtype, device)
     found = {"phases": phases(events, seconds), "kernels": kernels(events)}
-    took = f"{1000 * seconds / len(window):.0f} ms per micro-batch under the profiler, floor {1000 * floor:.0f} ms"
-    print(f"{title()}\n{shape}, {rows.value} rows, {options.precision}: {took}")
+    took = (
+        f"{1000 * seconds / options.accumulate:.0f} ms per micro-batch under the profiler, floor {1000 * floor:.0f} ms"
+    )
+    print(f"{title()}\n{shape}, {rows} rows, {options.precision}: {took}")
     for kind, values in found.items():
         shares = [
-            [name, f"{1000 * value / len(window):.1f}", f"{value / seconds:.1%}"] for name, value in values.items()
+            [name, f"{1000 * value / options.accumulate:.1f}", f"{value / seconds:.1%}"]
+            for name, value in values.items()
         ]
         print("\n" + table([kind, "ms per micro-batch", "share"], shares))
-    save(options.json, {"shape": str(shape), "seconds": seconds / len(window), "floor": floor, **found})
+    save(options.json, {"shape": str(shape), "seconds": seconds / options.accumulate, "floor": floor, **found})
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from distill import backends
-from distill.backends import Workers
-from distill.config import Backend
+from distill.backends import Backend
+from distill.config import BackendConfig
 
 ENGINES = ("ddp", "horovod")
 
@@ -30,51 +30,51 @@ def _model(megabytes: float) -> nn.Module:
     return nn.ParameterList([nn.Parameter(torch.ones(int(megabytes * 1e6 / 4)))])
 
 
-def _seconds(workers: Workers) -> float:
+def _seconds(backend: Backend) -> float:
     """The slowest rank's time of one exchange."""
-    workers.barrier()
+    backend.barrier()
     began = time.perf_counter()
-    workers.sum_gradients()
-    own = torch.zeros(workers.size, dtype=torch.float64)
-    own[workers.rank] = time.perf_counter() - began
-    return float(workers.sum(own).max())
+    backend.sum_gradients()
+    own = torch.zeros(backend.size, dtype=torch.float64)
+    own[backend.rank] = time.perf_counter() - began
+    return float(backend.sum(own).max())
 
 
-def _exchanges(workers: Workers, numbers: list[int], megabytes: float, rounds: int) -> dict[str, list[float]]:
+def _exchanges(backend: Backend, numbers: list[int], megabytes: float, rounds: int) -> dict[str, list[float]]:
     """On one rank: seconds by `<rings>` and `<rings> bf16`, in turns."""
-    workers.prepare(_model(megabytes))
+    backend.prepare(_model(megabytes))
     variants = [(number, "none") for number in numbers] + [(number, "bf16") for number in numbers if number > 1]
     times: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for number, compression in variants:
-            workers.rings, workers.settings.compression = number, compression
-            taken = _seconds(workers)
+            backend.rings, backend.settings.compression = number, compression
+            taken = _seconds(backend)
             if turn:  # the first round opens connections
                 times.setdefault(f"{number}{' bf16' * (compression == 'bf16')}", []).append(taken)
     return times
 
 
-def _automatic(workers: Workers, megabytes: float) -> dict[str, Any]:
+def _automatic(backend: Backend, megabytes: float) -> dict[str, Any]:
     """On one rank: what `rings=auto` chose and measured."""
     began = time.perf_counter()
-    workers.prepare(_model(megabytes))
+    backend.prepare(_model(megabytes))
     return {
-        "rings": workers.rings,
-        "seconds": workers.ring_seconds,
+        "rings": backend.rings,
+        "seconds": backend.ring_seconds,
         "spent": time.perf_counter() - began,
     }
 
 
 def _rank(options: argparse.Namespace) -> None:
     numbers = [int(number) for number in options.rings.split(",")]
-    asked = "auto" if options.rank == "auto" else str(max(numbers))
-    workers = backends.build(Backend(name=options.engines, device="cpu", rings=asked, timeout=120.0))
+    rings = "auto" if options.rank == "auto" else str(max(numbers))
+    backend = backends.build(BackendConfig(name=options.engines, device="cpu", rings=rings, timeout=120.0))
     if options.rank == "auto":
-        result: Any = _automatic(workers, options.megabytes)
+        result: Any = _automatic(backend, options.megabytes)
     else:
-        result = _exchanges(workers, numbers, options.megabytes, options.rounds)
+        result = _exchanges(backend, numbers, options.megabytes, options.rounds)
     print(json.dumps(result), flush=True)
-    workers.close()
+    backend.close()
     os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
 
 

@@ -82,8 +82,8 @@ def projection() -> list[list[str]]:
     ]
     used = {402, 204, 70, 66}
     return [
-        [case, f"{model:.1f}", "-" if told is None else f"{told}{' (given)' if told in used else ''}"]
-        for case, model, told in cases
+        [case, f"{model:.1f}", "-" if published is None else f"{published}{' (given)' if published in used else ''}"]
+        for case, model, published in cases
     ]
 
 
@@ -99,11 +99,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 for accumulate in map(int, options.accumulate.split(",")):
                     steps = max(1, options.micro_batches // accumulate)
                     times = cluster.run_json(
-                        "sync.py", "--rank", "--engines", engine, "--variants", "ours window",
+                        "sync.py", "--rank", "--engines", engine, "--variants", "distill window",
                         "--accumulate", accumulate, "--steps", steps, "--rounds", options.rounds,
                         "--width", options.width, "--layers", options.layers, "--tokens", options.tokens,
                         "--rings", options.rings,
-                    )["ours window"]  # fmt: skip
+                    )["distill window"]  # fmt: skip
                     seconds = statistics.median(times)
                     results.append(
                         {"engine": engine, "size": size, "accumulate": accumulate, "seconds": seconds, "all": times}

@@ -6,11 +6,11 @@
 Every variant trains its own copy of one BERT (cross-entropy, AdamW) on the same batches; within an engine all variants
 take turns in one run. `none` exchanges nothing at all: what is left when communication costs nothing.
 
-    ours window    one flat bucket, one exchange per step, as `python -m distill` trains
-    ours late      the same, but the exchange begins only after the last backward
-    ours every     one exchange per micro-batch: the same with `backend.sync=every`
-    wrapper window DistributedDataParallel with no_sync(); hvd.DistributedOptimizer with backward_passes_per_step
-    wrapper every  DistributedDataParallel as it is; hvd.DistributedOptimizer synchronized after each backward
+    distill window    one flat bucket, one exchange per step, as `python -m distill` trains
+    distill late      the same, but the exchange begins only after the last backward
+    distill every     one exchange per micro-batch: the same with `backend.sync=every`
+    wrapper window    DistributedDataParallel with no_sync(); hvd.DistributedOptimizer with backward_passes_per_step
+    wrapper every     DistributedDataParallel as it is; hvd.DistributedOptimizer synchronized after each backward
 """
 
 import argparse
@@ -30,12 +30,12 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from distill import backends
-from distill.backends import Workers
-from distill.config import Backend
+from distill.backends import Backend
+from distill.config import BackendConfig
 
 VOCABULARY = 6144
 ENGINES = ("ddp", "horovod")
-VARIANTS = ("none", "ours window", "ours late", "ours every", "wrapper window", "wrapper every")
+VARIANTS = ("none", "distill window", "distill late", "distill every", "wrapper window", "wrapper every")
 
 # One optimizer step on these micro-batches, [rows, tokens] each.
 Step = Callable[[list[torch.Tensor]], None]
@@ -56,27 +56,27 @@ def optimizer_of(model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
-def none(model: Any, workers: Workers) -> Step:
-    alone = copy.copy(workers)
+def none(model: Any, backend: Backend) -> Step:
+    alone = copy.copy(backend)
     alone.size = 1  # the same step, exchanging with nobody
-    return ours(model, alone, "window")
+    return with_distill(model, alone, "window")
 
 
-def ours(model: Any, workers: Workers, how: str) -> Step:
-    workers = copy.copy(workers)  # a bucket of its own on the same connections
-    workers.settings = replace(workers.settings, sync="every" if how == "every" else "window")
-    workers.prepare(model)
+def with_distill(model: Any, backend: Backend, how: str) -> Step:
+    backend = copy.copy(backend)  # a bucket of its own on the same connections
+    backend.settings = replace(backend.settings, sync="every" if how == "every" else "window")
+    backend.prepare(model)
     optimizer = optimizer_of(model)
 
     def step(window: list[torch.Tensor]) -> None:
-        workers.zero_gradients()
+        backend.zero_gradients()
         total = torch.zeros(1)
         for i, ids in enumerate(window):
-            with workers.sync(last=i == len(window) - 1 and how != "late"):
+            with backend.sync(last=i == len(window) - 1 and how != "late"):
                 loss = loss_of(model, ids, 1 / len(window))
                 loss.backward()
             total += loss.detach()
-        workers.sum_gradients(total)
+        backend.sum_gradients(total)
         optimizer.step()
 
     return step
@@ -115,14 +115,14 @@ def horovod(model: Any, every: bool, accumulate: int) -> Step:
     return step
 
 
-def build(variant: str, workers: Workers, options: argparse.Namespace) -> Step:
+def build(variant: str, backend: Backend, options: argparse.Namespace) -> Step:
     model = make_model(options.width, options.layers)
     if variant == "none":
-        return none(model, workers)
+        return none(model, backend)
     who, how = variant.split()
-    if who == "ours":
-        return ours(model, workers, how)
-    if workers.name == "ddp":
+    if who == "distill":
+        return with_distill(model, backend, how)
+    if backend.name == "ddp":
         return ddp(model, how == "every")
     return horovod(model, how == "every", options.accumulate)
 
@@ -130,24 +130,24 @@ def build(variant: str, workers: Workers, options: argparse.Namespace) -> Step:
 def _rank(options: argparse.Namespace) -> None:
     """Seconds by variant; a variant's turn is `steps` steps, from barrier to barrier."""
     # Between emulated hosts each is the only rank of its host, yet all share this machine's cores.
-    settings = Backend(name=options.engines, device="cpu", threads=1, timeout=300.0, rings=options.rings)
-    workers = backends.build(settings)
+    settings = BackendConfig(name=options.engines, device="cpu", threads=1, timeout=300.0, rings=options.rings)
+    backend = backends.build(settings)
     variants = options.variants.split(",")
-    steps = {variant: build(variant, workers, options) for variant in variants}
-    torch.manual_seed(workers.rank)
+    steps = {variant: build(variant, backend, options) for variant in variants}
+    torch.manual_seed(backend.rank)
     window = [torch.randint(VOCABULARY, (options.rows, options.tokens)) for _ in range(options.accumulate)]
     times: dict[str, list[float]] = {variant: [] for variant in variants}
     for turn in range(options.rounds + 1):
         for variant in variants if turn % 2 else variants[::-1]:
-            workers.barrier()
+            backend.barrier()
             began = time.perf_counter()
             for _ in range(options.steps if turn else 1):
                 steps[variant](window)
-            workers.barrier()
+            backend.barrier()
             if turn:
                 times[variant].append((time.perf_counter() - began) / options.steps)
     print(json.dumps(times), flush=True)
-    workers.close()
+    backend.close()
     os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
 
 
@@ -190,14 +190,14 @@ def main() -> None:
             for variant, seconds in medians.items():
                 row = [f"{network}, {engine}", variant, f"{seconds:.2f}"]
                 row += [f"{seconds / medians['none']:.3f}" if "none" in medians else "-"]
-                row += [f"{medians[many] / seconds:.2f}" if (many := "ours every") in medians else "-"]
+                row += [f"{medians[many] / seconds:.2f}" if (many := "distill every") in medians else "-"]
                 rows.append(row)
                 print(" ".join(row), file=sys.stderr, flush=True)
     what = (
         f"{options.layers} x {options.width}, {options.accumulate} micro-batches of {options.rows} x {options.tokens}"
     )
     print(f"\n{options.size} ranks, BERT {what}; seconds per step (medians of {options.rounds})\n")
-    print(table(["network, engine", "variant", "s/step", "over none", "times as fast as ours every"], rows))
+    print(table(["network, engine", "variant", "s/step", "over none", "times as fast as distill every"], rows))
     save(options.json, {"settings": vars(options) | {"json": None}, "measured": results})
 
 

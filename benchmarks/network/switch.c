@@ -162,7 +162,7 @@ static void deliver(void) {
     }
 }
 
-/* Give the namespace a TAP device whose other end is ours. */
+/* Give the namespace a TAP device whose other end this program holds. */
 static int open_device(const char *namespace, int number) {
     char path[300];
     snprintf(path, sizeof path, "/var/run/netns/%s", namespace);
