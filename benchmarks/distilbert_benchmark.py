@@ -5,13 +5,16 @@
 
 Every row is a run of `python -m distill +recipe=distilbert_gutenberg` with the same global batch, so that all rows
 should end with the same student. A host stands for a node: one rank, a fixed share of a core, and a network where one
-connection reaches a quarter of the link. Tables: minutes of training by row; training loss, perplexity and
-pseudo-perplexity by epoch.
+connection reaches a quarter of the link. Tables: seconds of training by row; training loss, perplexity and
+pseudo-perplexity by epoch, for each evaluation set. `--figure FILE.png` draws the gain by hosts beside two lines of
+linear scaling, one from the baseline and one from delayed sync: published scaling is super-linear against the first.
 """
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from typing import Any
 from cluster import NETWORKS, Cluster
 from machine import save, table
 
-MEASURES = {"Training loss": "loss", "Perplexity": "perplexity", "Pseudo-perplexity": "pseudo_perplexity"}
+MEASURES = {"Perplexity": "perplexity", "Pseudo-perplexity": "pseudo_perplexity"}
 MICRO_BATCHES = 48  # per step on all hosts, at the larger micro-batch: 12, 6, 3 are left for 4, 8, 16 hosts
 
 
@@ -72,7 +75,7 @@ def run(row: Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         sys.executable, "-m", "distill", "+recipe=distilbert_gutenberg", "scale=embedded", *row.settings(),
         f"corpus.rows={options.rows}", f"corpus.sequence_length={options.tokens}", f"train.epochs={options.epochs}",
         "backend.threads=1", "backend.device=cpu", "evaluate.rows=128", "evaluate.pseudo_perplexity.share=0.02",
-        f"hydra.run.dir={folder}", *options.overrides,
+        f"evaluate.sets=[{options.sets}]", f"hydra.run.dir={folder}", *options.overrides,
     ]  # fmt: skip
     network, share = (None, None) if options.loopback else (NETWORKS[options.network], options.share)
     with Cluster(row.hosts, network, share, limit=3600) as cluster:
@@ -103,18 +106,46 @@ def durations(rows: list[Row], results: list[dict[str, Any]]) -> str:
     return table(head, lines)
 
 
-def by_epoch(rows: list[Row], results: list[dict[str, Any]], measure: str) -> str:
-    """One line per row, one column per epoch: the loss, or a measure on the first evaluation set."""
-
-    def value(line: dict[str, Any]) -> float:
-        return float(line["loss"]["total"] if measure == "loss" else next(iter(line[measure].values())))
-
+def by_epoch(rows: list[Row], results: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> str:
+    """One line per row, one column per epoch, of what `value` reads from a line of the history."""
     lines = [
         [row.name, str(row.hosts), *[f"{value(line):.4f}" for line in result["history"]]]
         for row, result in zip(rows, results, strict=True)
     ]
     epochs = [f"epoch {i + 1}" for i in range(len(results[0]["history"]))]
     return table(["row", "hosts", *epochs], lines)
+
+
+def print_quality(rows: list[Row], results: list[dict[str, Any]]) -> None:
+    """The tables by epoch: training loss, then each measure on each evaluation set."""
+    print(f"\nTraining loss\n\n{by_epoch(rows, results, lambda line: line['loss']['total'])}")
+    for title, measure in MEASURES.items():
+        for name in results[0]["history"][0][measure]:
+            values = by_epoch(rows, results, lambda line, measure=measure, name=name: line[measure][name])  # type: ignore[misc]
+            print(f"\n{title}, {name}\n\n{values}")
+
+
+def draw(rows: list[Row], results: list[dict[str, Any]], file: Path) -> None:
+    """How many times as fast as the baseline each row is, by hosts, beside linear scaling from either start."""
+    from matplotlib.figure import Figure
+
+    seconds = [result["training"]["seconds"] for result in results]
+    gains = [seconds[0] / taken for taken in seconds]
+    delayed = next(i for i, row in enumerate(rows) if row.name == "delayed sync")
+    figure = Figure(figsize=(5.6, 3.6), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    hosts = [rows[0].hosts, max(row.hosts for row in rows)]
+    for start, label, style in ((0, "linear from the baseline", "--"), (delayed, "linear from delayed sync", ":")):
+        line = [gains[start] * count / rows[start].hosts for count in hosts]
+        axes.plot(hosts, line, style, color="#66717d", label=label)
+    for row, gain, marker in zip(rows, gains, "osD^v<>P", strict=False):
+        axes.plot([row.hosts], [gain], marker, label=row.name)
+    axes.set(xlabel="hosts", ylabel="times as fast as the baseline", xticks=sorted({row.hosts for row in rows}))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, frameon=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, metadata={"Software": None})
+    print(f"\ndrawn in {file}")
 
 
 def _options() -> argparse.Namespace:
@@ -125,6 +156,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=384, help="of the corpus")
     parser.add_argument("--tokens", type=int, default=64, help="of a row")
     parser.add_argument("--epochs", type=int, default=3)
+    sets = "wikitext2,imdb" if os.environ.get("DISTILL_DATA") else "heldout"
+    parser.add_argument("--sets", default=sets, help="evaluation sets; those of the benchmark lie under $DISTILL_DATA")
+    parser.add_argument("--figure", type=Path, help="a PNG of the gain by hosts")
     parser.add_argument("--folder", type=Path, default=Path("runs/distilbert_benchmark"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", help="further settings of every run, such as corpus.path=BOOKS")
@@ -139,8 +173,9 @@ def main() -> None:
         results.append(run(row, options.folder.resolve() / str(number), options))
         print(f"{row.name}: {results[-1]['training']['seconds']:.0f} s of training", file=sys.stderr, flush=True)
     print(f"\nDurations\n\n{durations(rows, results)}")
-    for name, measure in MEASURES.items():
-        print(f"\n{name}\n\n{by_epoch(rows, results, measure)}")
+    print_quality(rows, results)
+    if options.figure:
+        draw(rows, results, options.figure)
     save(options.json, [{"row": row.name, "result": result} for row, result in zip(rows, results, strict=True)])
 
 

@@ -147,8 +147,9 @@ def test_profile(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_distilbert_benchmark(tmp_path: Path) -> None:
-    folder = ("--loopback", "--rows", "192", "--epochs", "1", "--folder", str(tmp_path / "runs"))
-    printed, results = script("distilbert_benchmark.py", tmp_path, *folder)
+    small = ("--loopback", "--rows", "192", "--epochs", "1", "--sets", "heldout", "--folder", str(tmp_path / "runs"))
+    printed, results = script("distilbert_benchmark.py", tmp_path, *small, "--figure", str(tmp_path / "gain.png"))
     losses = [row["result"]["history"][0]["loss"]["total"] for row in results]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
     assert printed.count("| row |") == 4
+    assert (tmp_path / "gain.png").read_bytes().startswith(b"\x89PNG")
