@@ -40,7 +40,7 @@ def visit(
     if pair is None:
         return one_visit(student, teacher, targets, AutogradBlock(terms), scales, vocab=vocab)
     soft, numbers = pair
-    block = PairBlock(soft.temperature, soft.cutoff, compiled) if soft else PairBlock(2.0, 0.0, compiled)
+    block = PairBlock(soft.temperature, soft.cutoff, compiled) if soft else PairBlock(1.0, 0.0, compiled)
     # The kernel computes both, in its own order; a term that is not there has no scale and nothing to read.
     none = scales.new_zeros(())
     both = torch.stack([scales[numbers.index(each)] if each in numbers else none for each in (0, 1)])
