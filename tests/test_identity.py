@@ -52,7 +52,7 @@ def test_what_cannot_change_the_student_is_left_out(override: str) -> None:
     [
         "precision.teacher=int8",
         "objective.temperature=3",
-        "objective.soft.rows=masked",
+        "objective.soft.rows=all",
         "objective.mlm.weight=7",
         "+objective.extra={kind: mlm, weight: 1}",
         "objective.masking.share=0.2",

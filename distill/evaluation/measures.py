@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torchmetrics.text import Perplexity as TokenPerplexity
+from torch.nn.functional import cross_entropy
+from torchmetrics.aggregation import MeanMetric
 
 from distill.backends import Backend
 from distill.data.batch import Batch
@@ -77,17 +78,16 @@ class MeanExp:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.metric = TokenPerplexity().to(backend.device)
-        self.metric.set_dtype(torch.float64)
+        # Without its look for nan, which would wait for the GPU, as torchmetrics' own perplexity does thrice a batch.
+        self.mean = MeanMetric(nan_strategy="disable").set_dtype(torch.float64).to(backend.device)
 
     def update(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
         """logits [N, V], targets [N]"""
-        # In float64: torchmetrics takes the logarithm of a softmax, which in fp32 can be the logarithm of 0.
-        self.metric.update(logits.double()[None], targets[None])
+        self.mean.update(cross_entropy(logits.double(), targets, reduction="none"))
 
     def compute(self) -> float:
-        # torchmetrics would exchange through torch.distributed alone; our backends include others.
-        sums = torch.stack([self.metric.total_log_probs.double(), self.metric.count.double()])
+        # torchmetrics would exchange through torch.distributed alone; the backends here include others.
+        sums = torch.stack([getattr(self.mean, name) for name in ("mean_value", "weight")])
         total, count = self.backend.sum(sums).tolist()
         # A numpy exp: a hopeless model's value is inf, where math.exp would end the run with OverflowError.
         with np.errstate(over="ignore"):

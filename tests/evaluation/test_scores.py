@@ -12,6 +12,7 @@ import torch
 from tiny import MASK, PAD, SPECIAL, VOCAB, corpus_config, make_model, make_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torchmetrics.text import Perplexity
 
 from distill.backends.single import Single
 from distill.config import (
@@ -27,6 +28,7 @@ from distill.config import (
 from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.measures import MeanExp
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.sets import MASKING, SEED, EvaluationSet, load_sets
 from distill.seed import key
@@ -38,6 +40,16 @@ MODEL = make_model("distilbert", 2)
 
 def silent(_: int) -> None:
     return None
+
+
+def test_the_mean_is_that_of_torchmetrics() -> None:
+    torch.manual_seed(0)
+    mean, reference = MeanExp(Single(BackendConfig(device="cpu"))), Perplexity()
+    for size in (3, 1, 8):
+        logits, targets = 5 * torch.randn(size, VOCAB), torch.randint(VOCAB, (size,))
+        mean.update(logits, targets)
+        reference.update(logits[None], targets[None])
+    assert mean.compute() == pytest.approx(float(reference.compute()), rel=1e-6)
 
 
 def make(

@@ -1,0 +1,203 @@
+"""The CUDA paths without a GPU: models and batches that only pretend to lie on one, so that a wrong device shows.
+
+Under torch's FakeTensorMode operations compute shapes and devices alone. A tensor that was left on the CPU raises, and
+so does whatever would have to wait for the GPU to know a shape. What this cannot show: backward, which asks for the
+device itself, values, and speed; `benchmarks/gpu.py` does on a real one. Needs a CUDA build of torch, no GPU:
+`python -m pytest -m cuda_build`.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import MASK, VOCAB, make_masks, make_model, make_rows, objective_config
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torchmetrics.aggregation import MeanMetric
+from transformers import PreTrainedModel
+
+from distill import config as conf
+from distill import optim
+from distill.backends.single import Single
+from distill.data.batch import Batch
+from distill.data.batches import Batches
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.measures import MeanExp
+from distill.evaluation.sets import EvaluationSet
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.setup import setup_models
+from distill.teacher.cached import CachedTeacher
+from distill.teacher.live import LiveTeacher
+from distill.train import accumulate_gradients
+
+pytestmark = [
+    pytest.mark.cuda_build,
+    pytest.mark.skipif(torch.version.cuda is None, reason="a CPU build of torch knows no CUDA tensors"),
+]
+CUDA = torch.device("cuda", 0)
+FORMATS = ["fp32", "bf16"]
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+    """Everything made in a test is fake; autocast is not switched off for want of a GPU, and backward is left out."""
+    # Neither starting weights nor the state of a metric can be made of fake tensors.
+    monkeypatch.setattr(PreTrainedModel, "init_weights", lambda _: None)
+    monkeypatch.setattr(MeanExp, "__init__", start_fake_mean)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.Tensor, "backward", lambda *_: None)
+    # A fake parameter cannot be moved: models are made where they are to be.
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode
+
+
+def start_fake_mean(mean: MeanExp, backend: Single) -> None:
+    mean.backend = backend
+    with unset_fake_temporarily():
+        mean.mean = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
+    zero = torch.zeros((), dtype=torch.float64, device=CUDA)
+    mean.mean.mean_value, mean.mean.weight = zero, zero.clone()
+
+
+def model_on_gpu(family: str, layers: int) -> Any:
+    with CUDA:
+        return make_model(family, layers)
+
+
+def backend() -> Single:
+    made = Single(conf.BackendConfig(device="cpu"))
+    made.device = CUDA
+    return made
+
+
+def batches(tokenizer: Any, padded: bool) -> Batches:
+    rows = make_rows(8, shortest=5 if padded else None)
+    return Batches(rows, make_masks(tokenizer, rows), batch_size=4, accumulate=2, seed=0)
+
+
+def on_gpu(window: list[Batch]) -> list[Batch]:
+    return [batch.to(CUDA) for batch in window]
+
+
+def precision(format: str) -> conf.PrecisionConfig:
+    return conf.PrecisionConfig(student=format, teacher=format, evaluate=format)
+
+
+def test_a_tensor_on_the_wrong_device_raises() -> None:
+    """Else none of these tests could fail."""
+    with pytest.raises(RuntimeError, match="device"):
+        torch.ones(3, device=CUDA) + torch.ones(3)
+    with pytest.raises(Exception, match="nonzero"):
+        torch.ones(3, device=CUDA).nonzero()
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kernel", ["fused", "plain"])
+@pytest.mark.parametrize("rows", ["all", "masked"])
+@pytest.mark.parametrize("teacher_micro_batches", [1, 2])
+def test_the_step(
+    tokenizer: Any, rows: str, kernel: str, format: str, padded: bool, teacher_micro_batches: int
+) -> None:
+    settings = objective_config(rows=rows, kernel=kernel, hidden={"kind": "cosine", "weight": 1.0})
+    student, teacher = model_on_gpu("distilbert", 1).train(), model_on_gpu("bert", 2)
+    terms, ranks = make_terms(settings), backend()
+    fit_terms(terms, student, teacher)
+    objective = build_objective(terms, settings, precision(format), VOCAB, 1, CUDA)
+    model, frozen = setup_models(student, teacher, objective, precision(format), ranks)
+    assert frozen is not None
+    source = batches(tokenizer, padded)
+    window = source.window(0)
+    counts = objective.count(window)
+    optimizer = optim.build(model, conf.OptimizerConfig())
+    sums = accumulate_gradients(
+        model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), counts, ranks,
+        lambda batch: source.dropout_keys(batch, 0),
+    )  # fmt: skip
+    assert sums.device == CUDA and sums.shape == (4,)
+    stats = ranks.sum_gradients(torch.cat([sums, sums.new_tensor([1.0, 2.0])]))
+    norm = optim.clip(model, 1.0)
+    assert stats is not None and stats.device == norm.device == CUDA
+    optimizer.step()
+
+
+@pytest.mark.parametrize("cutoff", [0.0, 0.01])
+@pytest.mark.parametrize("rows", ["all", "masked"])
+def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
+    settings = objective_config(rows=rows, cosine=0.0, cutoff=cutoff, kernel="fused")
+    student = model_on_gpu("distilbert", 1).train()
+    terms, ranks = make_terms(settings), backend()
+    fit_terms(terms, student, None)
+    objective = build_objective(terms, settings, precision("fp32"), VOCAB, 1, CUDA)
+    model, _ = setup_models(student, None, objective, precision("fp32"), ranks)
+    window = []
+    for batch in batches(tokenizer, True).window(0):
+        positions = objective.positions(batch)
+        assert positions is not None
+        ids = torch.zeros(len(positions), 4, dtype=torch.int32)
+        window.append(batch.with_teacher_data(ids=ids, log_probs=torch.zeros(len(positions), 5)))
+    cached = CachedTeacher.__new__(CachedTeacher)  # what it reads is there already
+    counts = objective.count(window)
+    sums = accumulate_gradients(model, cached, objective, on_gpu(window), counts, ranks, lambda _: [])
+    assert sums.device == CUDA
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "albert", "modernbert"])
+def test_every_family(tokenizer: Any, family: str, format: str) -> None:
+    model = LanguageModel(model_on_gpu(family, 2), format)
+    (batch, _) = on_gpu(batches(tokenizer, True).window(0))
+    outputs = model(batch.inputs, batch.documents, OutputSpec(True, batch.labels["mlm"].positions, (0, 1, LAST)))
+    assert outputs.head_rows is not None
+    assert model.logits(outputs.head_rows, VOCAB).device == CUDA
+
+
+def copies(padded: bool) -> Copies:
+    rows = torch.from_numpy(make_rows(3).astype(np.int64)).to(CUDA)
+    valid = torch.ones_like(rows, dtype=torch.bool) if padded else None
+    numbers = torch.arange(6, device=CUDA) // 2
+    return Copies(rows, valid, numbers, numbers + 1, MASK)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "albert"])
+def test_pseudo_perplexity(family: str, padded: bool) -> None:
+    rows = head_rows_at_masks(LanguageModel(model_on_gpu(family, 2), "fp32"), copies(padded))
+    assert rows.device == CUDA and len(rows) == 6
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    """Both measures and the agreement, up to the numbers themselves, which fake tensors do not have."""
+    monkeypatch.setattr(MeanExp, "compute", lambda self: float(self.mean.mean_value.device == CUDA))
+    rows = make_rows(8, shortest=5)
+    settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
+    evaluator = Evaluator(settings, make_masks(tokenizer, rows), VOCAB, precision(format), backend())
+    data = EvaluationSet("rows", "rows of ids", rows, 1)
+    student, teacher = model_on_gpu("distilbert", 1), model_on_gpu("bert", 2)
+    assert evaluator.score(student, "student", [data]) == {"perplexity": {"rows": 1}, "pseudo_perplexity": {"rows": 1}}
+    monkeypatch.setattr(FakeTensor, "tolist", lambda self: [float(self.device == CUDA)] * 3)
+    assert evaluator.agree(student, teacher, [data])["rows"] == {"top1": 1, "kl": 1}
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_the_objective_compiles_for_a_gpu_that_is_not_there(capability: str, tmp_path: Path) -> None:
+    """In a process of its own, which has to believe in that GPU to its end."""
+    script = Path(__file__).with_name("compile_for_gpu.py")
+    environment = {**os.environ, "PYTHONPATH": str(script.parent.parent), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, script, capability], capture_output=True, text=True, env=environment)
+    if "ImportError" in done.stderr or "AttributeError" in done.stderr:
+        pytest.skip(f"inductor of torch {torch.__version__} has other names: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    counts = [int(line.split()[-2]) for line in done.stdout.splitlines()]
+    assert len(counts) == 4 and min(counts) >= 1
