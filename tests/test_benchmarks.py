@@ -153,3 +153,13 @@ def test_the_distilbert_benchmark(tmp_path: Path) -> None:
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
     assert printed.count("| row |") == 4
     assert (tmp_path / "gain.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_all_gpu_checks_in_small(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert [line.split("|")[2].strip() for line in done.stdout.splitlines()[-2:]] == ["done", "done"]
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 2 and "is not empty" in again.stderr

@@ -1,0 +1,128 @@
+"""The step, a run and its scores on a GPU, against the same on the CPU: `python -m pytest -m gpu`.
+
+`DISTILL_TEST_DEVICE=cpu` runs them without a GPU, to try the tests themselves.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from job import Shelf, assert_alike, results
+from tiny import (
+    Fit,
+    make_masks,
+    make_model,
+    make_rows,
+    new_student,
+    objective_config,
+    weights_of,
+)
+
+from distill import config as conf
+from distill.backends.single import Single
+from distill.data.batches import Batches
+from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.setup import setup_models
+from distill.teacher.live import LiveTeacher
+from distill.train import accumulate_gradients
+
+DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cuda")
+pytestmark = [pytest.mark.gpu]
+
+
+def gradients(
+    tokenizer: Any, device: str, rows: str, kernel: str, precision: conf.PrecisionConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of the terms and all gradients of one window, on the CPU."""
+    settings = objective_config(rows=rows, kernel=kernel)
+    student, teacher = new_student(), make_model("bert", 2)
+    backend = Single(conf.BackendConfig(device=device))
+    terms = make_terms(settings)
+    fit_terms(terms, student, teacher)
+    objective = build_objective(terms, settings, precision, student.config.vocab_size, 1, backend.device)
+    model, frozen = setup_models(student, teacher, objective, precision, backend)
+    assert frozen is not None
+    data = make_rows(8, shortest=5)
+    source = Batches(data, make_masks(tokenizer, data), batch_size=4, accumulate=2, seed=0)
+    window = source.window(0)
+    counts = objective.count(window)
+    sums = accumulate_gradients(
+        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, backend.device)), counts, backend,
+        lambda batch: source.dropout_keys(batch, 0),
+    )  # fmt: skip
+    return sums.cpu(), backend.gradients.cpu().clone()
+
+
+@pytest.mark.parametrize("rows", ["all", "masked"])
+@pytest.mark.parametrize("kernel", ["plain", "fused", "auto"])
+def test_gradients_are_those_of_the_cpu(tokenizer: Any, kernel: str, rows: str) -> None:
+    sums, gradient = gradients(tokenizer, DEVICE, rows, kernel, conf.PrecisionConfig())
+    expected_sums, expected = gradients(tokenizer, "cpu", rows, "plain", conf.PrecisionConfig(kernels="plain"))
+    torch.testing.assert_close(sums, expected_sums, rtol=1e-4, atol=1e-4)
+    assert (gradient - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("kernel", ["fused", "auto"])
+def test_bf16_stays_close(tokenizer: Any, kernel: str) -> None:
+    bf16 = conf.PrecisionConfig(student="bf16", teacher="bf16")
+    sums, gradient = gradients(tokenizer, DEVICE, "all", kernel, bf16)
+    expected_sums, expected = gradients(tokenizer, "cpu", "all", "plain", conf.PrecisionConfig(kernels="plain"))
+    torch.testing.assert_close(sums, expected_sums, rtol=0.05, atol=0.05)
+    assert (gradient - expected).norm() < 0.05 * expected.norm()
+
+
+def test_a_training_ends_with_the_same_weights(tokenizer: Any, tmp_path: Path) -> None:
+    rows = make_rows(20, shortest=5)
+    teacher = make_model("bert", 2).requires_grad_(False)
+    ended = []
+    for device in (DEVICE, "cpu"):
+        backend = Single(conf.BackendConfig(device=device))
+        fit = Fit(
+            tmp_path / device, tokenizer, rows, teacher.to(backend.device), new_student().to(backend.device),
+            backend=backend, peak=conf.OptimizerConfig(lr=1e-4),
+        )  # fmt: skip
+        fit.run()
+        ended.append({name: weight.cpu() for name, weight in weights_of(fit.student).items()})
+    for name, weight in ended[1].items():
+        torch.testing.assert_close(ended[0][name], weight, rtol=0, atol=1e-4)
+
+
+def test_a_run_and_its_scores(shelf: Shelf, done: Path, tmp_path: Path) -> None:
+    assert shelf.run(tmp_path / "run", f"backend.device={DEVICE}") == 0
+    assert_alike(tmp_path / "run", done, atol=2e-3)
+    for measure in ("perplexity", "pseudo_perplexity"):
+        for model in ("teacher", "student"):
+            scores, expected = (results(folder)[model][measure] for folder in (tmp_path / "run", done))
+            assert scores == pytest.approx(expected, rel=0.02)
+
+
+def test_a_run_from_a_cached_teacher(shelf: Shelf, tmp_path: Path) -> None:
+    cached = ["objective.masking.static=true", "objective.cosine.weight=0", "teacher.cache.top_k=16"]
+    for device in (DEVICE, "cpu"):
+        assert (
+            shelf.run(tmp_path / device, f"backend.device={device}", *cached, f"corpus.cache={tmp_path}/{device}-cache")
+            == 0
+        )
+    assert_alike(tmp_path / DEVICE, tmp_path / "cpu", atol=2e-3)
+
+
+def test_a_stopped_run_goes_on(shelf: Shelf, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    settings = [f"backend.device={DEVICE}", "schedule=constant", "schedule.warmup=0"]
+    assert shelf.run(whole, *settings) == 0
+    assert shelf.run(parts, *settings, "train.epochs=1") == 0
+    assert shelf.run(parts, *settings) == 0
+    assert_alike(parts, whole)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("rings", ["1", "4"])
+@pytest.mark.parametrize("backend", ["ddp", "horovod"])
+def test_two_gpus_end_as_one_does(shelf: Shelf, tmp_path: Path, backend: str, rings: str) -> None:
+    pytest.importorskip("horovod" if backend == "horovod" else "torch")
+    assert shelf.run(tmp_path / "one", "backend.device=cuda") == 0
+    two = [f"backend={backend}", "backend.processes=2", f"backend.rings={rings}", "train.accumulate=1"]
+    assert shelf.run(tmp_path / "two", "backend.device=cuda", *two) == 0
+    assert_alike(tmp_path / "two", tmp_path / "one", atol=2e-3)
