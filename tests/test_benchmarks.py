@@ -157,7 +157,7 @@ def test_the_distilbert_benchmark(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_gpu_checks_in_small(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--folder", str(tmp_path)]
+    command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "cpu", "--folder", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert [line.split("|")[2].strip() for line in done.stdout.splitlines()[-2:]] == ["done", "done"]
