@@ -6,6 +6,7 @@ from distill.component import Component
 from distill.config import Config
 from distill.errors import SettingError
 from distill.objective.build import make_terms
+from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.soft import Soft
 
 FORMATS = ("fp32", "bf16", "auto")
@@ -26,6 +27,7 @@ def check(config: Config) -> None:
     _at_least("teacher.micro_batches", config.teacher.micro_batches, 1)
     _choose("teacher.kind", config.teacher.kind, ("embedded", "pretrained", "none"))
     _choose("student.kind", config.student.kind, ("layers", "config", "pretrained", "custom"))
+    _check_unused(config)
     _choose("tracker.kind", config.tracker.kind, ("none", "wandb", "tensorboard"))
     _choose("tracker.mode", config.tracker.mode, ("offline", "online"))
     _choose("precision.kernels", config.precision.kernels, ("auto", "plain"))
@@ -49,6 +51,19 @@ def _share(setting: str, value: float) -> None:
 def _above_zero(setting: str, value: float | None) -> None:
     if value is not None and not 0 < value < math.inf:
         raise SettingError(f"{setting}={value} must be above 0 and finite")
+
+
+def _check_unused(config: Config) -> None:
+    """Refuse what the chosen kind of model would not read: the run would be another one than was asked for."""
+    teacher, student = config.teacher, config.student
+    for name, value, kind, wanted in (
+        ("teacher.path", None if teacher.kind == "none" else teacher.path, teacher.kind, "pretrained"),
+        ("student.path", student.path, student.kind, "pretrained"),
+        ("student.start", None if student.start == "random" else student.start, student.kind, "config"),
+    ):
+        if value is not None and kind != wanted:
+            model = name.partition(".")[0]
+            raise SettingError(f"{name}={value} is not read with {model}.kind={kind}: choose {model}.kind={wanted}")
 
 
 def _check_objective(config: Config) -> None:
@@ -85,19 +100,24 @@ def _check_teacher_cache(config: Config) -> None:
     _at_least("teacher.cache.top_k", settings.top_k, 1)
     where = f"teacher.cache.top_k={settings.top_k}"
     terms = {name: term for name, term in make_terms(config.objective).items() if term.needs_teacher}
-    soft = [term for term in terms.values() if isinstance(term, Soft)]
-    if not soft:
+    on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
+    readers = {name: term for name, term in on_logits.items() if term.top_k_temperature is not None}
+    if not readers:
         raise SettingError(f"{where}, but no term of the objective wants soft targets: set top_k to null")
     if not config.objective.masking.static:
         raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
     for name, term in terms.items():
-        if not isinstance(term, Soft):
+        if name not in readers:
             raise SettingError(
-                f"{where}, but objective.{name} needs more of the teacher than its likeliest tokens, which are "
+                f"{where}, but objective.{name} needs more of the teacher than its most probable tokens, which are "
                 f"all that is cached: set objective.{name}.weight=0"
             )
-        if term.cutoff > 0:
+        if isinstance(term, Soft) and term.cutoff > 0:
             raise SettingError(f"{where} already cuts the teacher off: set objective.{name}.cutoff={term.cutoff} to 0")
+    temperatures = {name: term.top_k_temperature for name, term in readers.items()}
+    if len(set(temperatures.values())) > 1:
+        found = ", ".join(f"objective.{name}.temperature={value}" for name, value in temperatures.items())
+        raise SettingError(f"{where} is kept at one temperature, but there are {found}: give them the same")
 
 
 def _check_training(config: Config) -> None:

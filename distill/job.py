@@ -112,8 +112,9 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         notes = [*results.notes(config, text.tokens), *text.left_out]
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teacher(
-            frozen if objective.needs_teacher else None, cache, text.batches, objective.positions, config, backend
-        )
+            frozen if objective.needs_teacher else None, cache, text.batches, objective.positions,
+            objective.top_k_temperature, config, backend,
+        )  # fmt: skip
         notes += [results.cache_note(cache.facts())] if cache else []
         evaluator = make_evaluator(config, models.tokenizer, text.tokens, backend)
         monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
@@ -192,7 +193,7 @@ def cache_origin(config: Config, models: Models, text: Text, objective: Objectiv
         "masks": masks.identity,
         "seed": config.seed,
         "soft_positions": "all" if objective.visits_all_rows else "masked",
-        "temperature": config.objective.temperature,
+        "temperature": objective.top_k_temperature,
         "vocabulary": len(models.tokenizer),
     }
 

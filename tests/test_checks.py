@@ -103,6 +103,8 @@ BAD = [
     ("corpus.share", 2.0),
     ("corpus.heldout", 1.0),
     ("teacher.kind", "borrowed"),
+    ("student.path", "my_student"),
+    ("student.start", "neighbours"),
     ("teacher.cache.top_k", 0),
     ("teacher.cache.gigabytes", 0.0),
     ("student.kind", "grown"),
@@ -118,6 +120,12 @@ def test_values_out_of_range_are_refused_by_name(setting: str, value: Any) -> No
     shown = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
     assert setting.rsplit(".", 1)[1] in text and str(shown) in text
     assert setting.split(".", 1)[0] in text
+
+
+def test_a_path_that_the_embedded_teacher_would_not_read_is_refused() -> None:
+    config = make()
+    config.teacher.kind = "embedded"
+    assert "teacher.path=x" in refused(config) and "teacher.kind=pretrained" in refused(config)
 
 
 GOOD = [

@@ -45,7 +45,10 @@ class Text:
 
     @property
     def identity(self) -> list[Any]:
-        return [source.identity for source in self.sources]
+        return [
+            source.identity if source.made_from is None else [source.made_from, source.identity]
+            for source in self.sources
+        ]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] -> [..., out]"""
-        # The operator that torch.compile makes of frozen linear layers; it is the same in torch 2.11 to 2.13.
+        # The operator that torch.compile makes of frozen linear layers; it is the same in torch 2.11 to 2.15.
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
 
 

@@ -73,6 +73,25 @@ class AutogradBlock:
         return losses.detach()
 
 
+class JoinedBlock:
+    """The hand-written pair and further terms over the same rows: losses one below the other, gradients added up."""
+
+    num_bytes = AutogradBlock.num_bytes
+
+    def __init__(self, pair: "PairBlock", has_soft: bool, has_mlm: bool, others: AutogradBlock) -> None:
+        self.pair, self.has_soft, self.has_mlm, self.others = pair, has_soft, has_mlm, others
+
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
+    ) -> Tensor:
+        gradient = logits.clone()
+        others = self.others(gradient, bias, teacher, targets, scales[2:])
+        known, wanted = teacher if self.has_soft else None, targets if self.has_mlm else None
+        losses = torch.cat([self.pair(logits, bias, known, wanted, scales[:2]), others])
+        logits.add_(gradient)
+        return losses
+
+
 def on_its_rows(term: VocabularyTerm, losses: Tensor, targets: Tensor) -> Tensor:
     """[n] -> [n], 0 in the rows that do not carry the term."""
     return losses if term.rows == ALL else torch.where(targets == NO_TARGET, torch.zeros_like(losses), losses)

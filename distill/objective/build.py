@@ -8,6 +8,7 @@ from distill.config import ObjectiveConfig, PrecisionConfig
 from distill.errors import SettingError
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
+from distill.objective.vocabulary import has_pair
 
 # Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
 # saved a logit (measured at 512 x 30,522) and 10 to 20 s to start.
@@ -53,7 +54,8 @@ def build_objective(
     weights = {name: term.weight for name, term in settings.terms.items()}
     objective = Objective(terms, weights, vocab, plain)
     share = 1.0 if objective.visits_all_rows else settings.masking.share
-    objective.compiled = not plain and pays_to_compile(settings, precision, device, share * num_positions * vocab)
+    compiles = not plain and has_pair(objective.vocabulary_terms)
+    objective.compiled = compiles and pays_to_compile(settings, precision, device, share * num_positions * vocab)
     return objective
 
 

@@ -57,8 +57,19 @@ class Objective:
         return (weights / counts[: len(self.names)].clamp(min=1)).to(device, dtype)
 
     @property
+    def vocabulary_terms(self) -> list[VocabularyTerm]:
+        """Those on logits."""
+        return list(self._vocabulary.values())
+
+    @property
+    def top_k_temperature(self) -> float | None:
+        """At which a cache keeps the teacher's probabilities; None where no term can read a cache."""
+        found = (term.top_k_temperature for term in self._vocabulary.values())
+        return next((temperature for temperature in found if temperature is not None), None)
+
+    @property
     def visits_all_rows(self) -> bool:
-        """Whether every position that is no padding reaches the head; else only those with a target do."""
+        """Whether every non-padding position reaches the head; else only those with a target do."""
         return any(term.rows == ALL for term in self._vocabulary.values())
 
     def positions(self, batch: Batch) -> Tensor | None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective.blocks import AutogradBlock, PairBlock, on_its_rows
+from distill.objective.blocks import AutogradBlock, Block, JoinedBlock, PairBlock, on_its_rows
 from distill.objective.fused import one_visit
-from distill.objective.terms import VocabularyTerm
+from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
 from distill.teacher.signal import TopK
@@ -28,34 +28,46 @@ def visit(
 ) -> tuple[Tensor, Tensor]:
     """Sum over the terms of scale * sum over their rows, and the unscaled sums [T], detached.
 
-    Soft targets and masked words together have a kernel of their own, written by hand; any other terms are computed by
-    their formulas, block by block.
+    Soft targets and masked words have a kernel of their own, written by hand; any other terms are computed by their
+    formulas, block by block.
 
     Args:
         teacher: logits or entries of the same rows; None where no term needs a teacher.
         targets: [N] int64, -100 in a row without one.
         scales: [T], in the format that elementwise work is done in.
     """
-    pair = _as_pair(terms)
-    if pair is None:
-        return one_visit(student, teacher, targets, AutogradBlock(terms), scales, vocab=vocab)
-    soft, numbers = pair
-    block = PairBlock(soft.temperature, soft.cutoff, compiled) if soft else PairBlock(1.0, 0.0, compiled)
-    # The kernel computes both, in its own order; a term that is not there has no scale and nothing to read.
+    soft, mlm, others = _split(terms)
+    if soft is None and mlm is None:
+        return one_visit(student, teacher, targets, AutogradBlock(others), scales, vocab=vocab)
+    pair = PairBlock(soft.temperature, soft.cutoff, compiled) if soft else PairBlock(1.0, 0.0, compiled)
+    # The pair's two terms first, then the others; of the pair, a term that is not there has no scale.
     none = scales.new_zeros(())
-    both = torch.stack([scales[numbers.index(each)] if each in numbers else none for each in (0, 1)])
-    known, wanted = teacher if 0 in numbers else None, targets if 1 in numbers else None
-    loss, sums = one_visit(student, known, wanted, block, both, vocab=vocab)
-    return loss, torch.stack([sums[number] for number in numbers])
+    numbers = [None if term is None else terms.index(term) for term in (soft, mlm, *others)]
+    ordered = torch.stack([none if number is None else scales[number] for number in numbers])
+    if others:
+        block: Block = JoinedBlock(pair, soft is not None, mlm is not None, AutogradBlock(others))
+        loss, sums = one_visit(student, teacher, targets, block, ordered, vocab=vocab)
+    else:
+        known, wanted = teacher if soft else None, targets if mlm else None
+        loss, sums = one_visit(student, known, wanted, pair, ordered, vocab=vocab)
+    return loss, torch.stack([sums[numbers.index(number)] for number in range(len(terms))])
 
 
-def _as_pair(terms: Sequence[VocabularyTerm]) -> tuple[Soft | None, list[int]] | None:
-    """The soft term, and each term's number in `PairBlock`; None where there are other terms."""
-    kinds = [type(term) for term in terms]
-    if len(set(kinds)) != len(kinds) or not set(kinds) <= {Soft, Mlm}:
-        return None
-    soft = next((term for term in terms if isinstance(term, Soft)), None)
-    return soft, [0 if kind is Soft else 1 for kind in kinds]
+def has_pair(terms: Sequence[VocabularyTerm]) -> bool:
+    """Whether a term among these has the hand-written kernel, which is what torch.compile takes."""
+    return any(term is not None for term in _split(terms)[:2])
+
+
+def _split(terms: Sequence[VocabularyTerm]) -> tuple[Soft | None, Mlm | None, list[VocabularyTerm]]:
+    """What the hand-written kernel takes, a soft term and one of masked words, and all others.
+
+    A class that inherits from these two may compute something else. The kernel has soft targets in every row that is
+    visited, so a soft term of masked positions is among the others where further rows are visited for their sake.
+    """
+    all_rows = any(term.rows == ALL for term in terms)
+    soft = next((term for term in terms if type(term) is Soft and (term.rows == ALL) == all_rows), None)
+    mlm = next((term for term in terms if type(term) is Mlm), None)
+    return soft, mlm, [term for term in terms if term is not soft and term is not mlm]
 
 
 def plain(

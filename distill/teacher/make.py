@@ -27,13 +27,20 @@ def make_teacher(
     cache: Cache | None,
     batches: Batches,
     positions: Positions,
+    temperature: float | None,
     config: Config,
     backend: Backend,
 ) -> Teacher:
-    """The teacher that the loop reads from; all ranks call this. `model` is None where no loss term needs a teacher."""
+    """The teacher that the loop reads from; all ranks call this.
+
+    Args:
+        model: None where no loss term needs a teacher.
+        temperature: of the cached probabilities, `Objective.top_k_temperature`.
+    """
     if model is None:
         return NoTeacher()
     if cache is None:
         return LiveTeacher(model, config.teacher.micro_batches)
-    build_cache.build(cache, model, batches, positions, config.objective.temperature, backend)
+    assert temperature is not None, "`checks` refuses a cache that no term reads"
+    build_cache.build(cache, model, batches, positions, temperature, backend)
     return CachedTeacher(cache)

@@ -12,7 +12,7 @@ from tiny import corpus_config
 
 from distill.component import Component
 from distill.config import CacheConfig, SourceConfig
-from distill.data import readers
+from distill.data import readers, tokens
 from distill.data.heldout import fraction, held_out
 from distill.data.readers import Unreadable, blocks
 from distill.data.sources import Document, Shard, Source, _files, find_source, read
@@ -333,6 +333,12 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "verses").write_text("Roses\n***\nViolets")
     settings = Component("corpus", f"{__name__}.Verses", {"path": str(tmp_path / "verses")})
     assert texts(settings) == ["Roses", "Violets"] and located(settings).describe() == "Verses"
+
+    def identity(**arguments: str) -> Any:
+        given = Component("corpus", f"{__name__}.Verses", {"path": str(tmp_path / "verses"), **arguments})
+        return tokens.Text((located(given),), "corpus").identity
+
+    assert identity() == identity() != identity(mark="+")  # the settings decide the text, too
     before = located(settings).identity
     (tmp_path / "verses").write_text("Roses")
     assert located(settings).identity != before

@@ -6,12 +6,13 @@ from heads import BOTH_HEADS, VOCAB, Problem, agree, gradients, largest_allocati
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective.blocks import AutogradBlock
+from distill.objective import vocabulary
+from distill.objective.blocks import AutogradBlock, PairBlock
 from distill.objective.fused import one_visit
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft, SoftPositions
-from distill.objective.vocabulary import plain, visit
+from distill.objective.vocabulary import has_pair, plain, visit
 from distill.teacher.signal import TopK
 
 # --- any terms, by their formulas ----------------------------------------------------------------------------------
@@ -30,6 +31,8 @@ MIXTURES: dict[str, list[VocabularyTerm]] = {
     "one": [LogitError()],
     "three": [Soft(), LogitError(), Mlm()],
     "two_temperatures": [Soft(temperature=1.0), MASKED_SOFT],
+    "masked_soft_among_all": [MASKED_SOFT, Mlm(), LogitError()],
+    "soft_twice": [Mlm(), Soft(), Soft(temperature=3.0), LogitError()],
     "pair": [Mlm(), Soft()],
     "soft": [Soft(cutoff=0.02)],
     "mlm": [Mlm()],
@@ -54,6 +57,17 @@ def test_any_terms_are_visited_in_chunks_with_the_plain_result(mixture: str, row
         for mine, reference in zip(gradients(loss, case.student, -2.5), references, strict=True):
             largest = reference.abs().max().item() if reference.numel() else 0.0
             torch.testing.assert_close(mine, reference, rtol=0, atol=5e-6 * max(largest, 1e-6))
+
+
+def test_the_pair_keeps_its_kernel_beside_other_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    visited = []
+    monkeypatch.setattr(vocabulary, "PairBlock", lambda *args: visited.append(args) or PairBlock(*args))
+    case = problem(8)
+    terms = [Mlm(), LogitError(), Soft(temperature=3.0)]
+    assert case.targets is not None
+    visit(terms, case.student, case.teacher, case.targets, torch.ones(3), VOCAB, compiled=False)
+    assert visited == [(3.0, 0.0, False)]
+    assert has_pair(terms) and not has_pair([LogitError()])
 
 
 def _fp32(case: Problem) -> Head:

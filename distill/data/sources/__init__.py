@@ -42,6 +42,7 @@ class Source(ABC):
     """Where documents come from. It is sent to the processes that prepare tokens, so it must pickle."""
 
     share: float = 1.0  # seeded share of the documents that is used
+    made_from: Any = None  # the import path and settings of a user's own source; built-in ones say all in `identity`
 
     @abstractmethod
     def shards(self) -> list[Shard]:
@@ -103,6 +104,7 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
             raise SettingError(
                 f"{setting}._target_={settings.path} gives no distill.data.sources.Source: inherit from it"
             )
+        source.made_from = (settings.path, sorted(settings.arguments.items()))
         return source
     module = importlib.import_module(f"{__name__}.{settings.kind}")
     found = getattr(module, class_name(settings.kind)).find(settings, setting, cache)

@@ -15,7 +15,7 @@ from distill.data.batch import Batch
 from distill.models.language_model import Outputs
 from distill.teacher.signal import Signal, TopK
 
-ALL = "all"  # the rows of a vocabulary term that acts at every position which is no padding
+ALL = "all"  # the rows of a vocabulary term that acts at every non-padding position
 
 
 class Term(ABC):
@@ -55,10 +55,13 @@ class VocabularyTerm(Term):
     """A loss on logits. All of them are visited together, in chunks of rows, without a [rows, V] tensor that is kept.
 
     Attributes:
-        rows: `all` positions that are no padding, or the name of labels (such as `mlm`): those that have a target.
+        rows: `all` non-padding positions, or the name of labels (such as `mlm`): those that have a target.
+        top_k_temperature: of the teacher's K largest probabilities, where the term can do with those of a cache; None:
+            it needs the teacher's logits.
     """
 
     rows: str = ALL
+    top_k_temperature: float | None = None
 
     def count(self, batch: Batch) -> int:
         return batch.num_valid if self.rows == ALL else len(batch.labels[self.rows].positions)

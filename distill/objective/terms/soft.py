@@ -1,5 +1,6 @@
 """Soft targets: the divergence of the student's distribution over the vocabulary from the teacher's."""
 
+import math
 from enum import Enum
 
 from torch import Tensor
@@ -25,7 +26,10 @@ class Soft(VocabularyTerm):
         """`cutoff`: teacher probabilities below it share one tail bucket."""
         if not 0 <= cutoff < 1:
             raise ValueError(f"cutoff={cutoff} must be at least 0 and below 1")
-        self.temperature, self.cutoff = temperature, cutoff
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature={temperature} must be above 0 and finite")
+        self.temperature = self.top_k_temperature = temperature
+        self.cutoff = cutoff
         self.rows = ALL if rows is SoftPositions.all else "mlm"
 
     def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
