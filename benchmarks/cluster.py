@@ -159,7 +159,7 @@ class Cluster:
         return f"bench{os.getpid()}-{rank}"
 
     def _quota(self, rank: int) -> Path:
-        """A control group that may use `share` of a core. Raises RuntimeError where there is none to be had."""
+        """A control group that may use `share` of a core. Raises RuntimeError where there is none at hand."""
         assert self.share is not None
         quota = round(self.share * PERIOD)
         old = Path("/sys/fs/cgroup/cpu")

@@ -40,9 +40,9 @@ def batches(folder: Path, length: int, vocab: int, tokens: int, workers: int) ->
     shape = (tokens // length, length)
     if not path.exists():
         np.random.default_rng(0).integers(SPECIAL, vocab, shape, dtype=np.uint16).tofile(path)
-    ordinary = np.arange(vocab) >= SPECIAL
+    maskable = np.arange(vocab) >= SPECIAL
     weights = np.arange(1, vocab + 1) ** 0.7  # of counts that fall as 1 / rank
-    masks = MaskedLM(MaskingConfig(), SPECIAL - 1, 0, ordinary, weights, np.zeros(vocab, bool))
+    masks = MaskedLM(MaskingConfig(), SPECIAL - 1, 0, maskable, weights, np.zeros(vocab, bool))
     rows = np.memmap(path, np.uint16, "r", shape=shape)
     return Batches(rows, masks, STEP_TOKENS // length // ACCUMULATE, ACCUMULATE, seed=0, threads=workers)
 

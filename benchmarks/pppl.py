@@ -83,7 +83,7 @@ class Problem:
         scoring = Scoring(masks, self.vocab, batch_size, Single(BackendConfig(device=self.device)))
         self.measure = PseudoPerplexity(scoring, PseudoPerplexityConfig(self.share, batch_size))
         random = np.random.default_rng(0)
-        rows = random.choice(np.flatnonzero(masks.ordinary), (case.rows, length)).astype(np.uint16)
+        rows = random.choice(np.flatnonzero(masks.maskable), (case.rows, length)).astype(np.uint16)
         rows[:, 0], rows[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
         self.data = EvaluationSet(case.name, "random tokens", rows, 1)
         self.positions = self.measure.positions(self.data)

@@ -140,8 +140,8 @@ def make_student(shape: Shape, device: torch.device) -> Any:
 
 def batches(shape: Shape, accumulate: int, steps: int) -> Batches:
     """Rows of random tokens for so many steps, 15 % of them to be predicted, as in training."""
-    ordinary = np.arange(shape.vocabulary) >= 5
-    masks = MaskedLM(MaskingConfig(), 4, 0, ordinary, np.ones(shape.vocabulary), np.zeros(shape.vocabulary, bool))
+    maskable = np.arange(shape.vocabulary) >= 5
+    masks = MaskedLM(MaskingConfig(), 4, 0, maskable, np.ones(shape.vocabulary), np.zeros(shape.vocabulary, bool))
     size = (steps * accumulate * shape.rows, shape.tokens)
     rows = np.random.default_rng(0).integers(5, shape.vocabulary, size, dtype=np.uint16)
     return Batches(rows, masks, shape.rows, accumulate, seed=0)

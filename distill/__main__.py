@@ -100,7 +100,7 @@ def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int
 
 
 def end_rank(status: int, error: BaseException | None = None) -> None:
-    """End a rank at once, without waiting for others; returns where this process is no rank."""
+    """End a rank at once, without waiting for others; does nothing outside of a run of several ranks."""
     if is_rank():
         from distill.backends.launch import leave
 

@@ -1,4 +1,4 @@
-"""The one door through which Hydra's configuration becomes `distill.config.Config`.
+"""Turns Hydra's configuration into `distill.config.Config`; only this module and `__main__` know Hydra.
 
 Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
 read settings start quickly.
@@ -165,7 +165,7 @@ def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
         arguments = dict(term)
         weight = arguments.pop("weight", 1.0)
         if not isinstance(weight, int | float) or isinstance(weight, bool):
-            raise SettingError(f"{setting}.weight={weight} is no number")
+            raise SettingError(f"{setting}.weight={weight} is not a number")
         objective.terms[name] = TermConfig(float(weight), component(setting, arguments, TERMS, kind=name))
     return objective
 

@@ -21,7 +21,7 @@ MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
 
 
 class Missing(Enum):
-    """What to do when a corpus or an evaluation set is not to be had."""
+    """What to do when a corpus or an evaluation set is not available."""
 
     stop = "stop"
     skip = "skip"
@@ -188,7 +188,7 @@ class EvaluateConfig:
     sets: list[str] = field(default_factory=lambda: ["heldout"])
     # Values are SourceConfig or Component; OmegaConf takes no new entry of a typed dict from the command line.
     sources: dict[str, Any] = field(default_factory=dict)
-    missing: Missing = Missing.stop  # a set that is not to be had: stop, or leave it out and say so
+    missing: Missing = Missing.stop  # a set that is not available: stop, or leave it out and say so
     rows: int | None = None  # at most this many rows of a set, a seeded choice
     batch_size: int = 32
     every_epoch: bool = True  # false: at the end of the run only

@@ -38,7 +38,7 @@ from distill.monitor import Monitor
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
-from distill.progress import speak_as
+from distill.progress import configure_logging
 from distill.report import report, results, summary
 from distill.run_folder import RunFolder
 from distill.schedule import total_steps
@@ -68,7 +68,7 @@ class Text:
     tokens: Tokens
     batches: Batches
     sets: list[EvaluationSet]
-    left_out: list[str]  # a line for each set that is not to be had
+    left_out: list[str]  # a line for each set that is not available
 
 
 def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     twin = results.read(Path(config.evaluate.twin), "evaluate.twin") if config.evaluate.twin else None
     with ExitStack() as held:
         backend = held.enter_context(backends.build(config.backend))
-        speak_as(backend.rank)
+        configure_logging(backend.rank)
         terms = make_terms(config.objective)
         models = load_models(config, terms, backend)
         text = prepare_text(config, models.tokenizer, backend)

@@ -1,6 +1,6 @@
 """Messages and progress of a run: one line for how far it is, how fast it goes and how long it will take.
 
-Only rank 0 speaks: `speak_as` silences the others.
+Only rank 0 speaks: `configure_logging` silences the others.
 """
 
 import logging
@@ -24,7 +24,7 @@ class _Handler(logging.Handler):
         log(self.format(record))
 
 
-def speak_as(rank: int) -> None:
+def configure_logging(rank: int) -> None:
     """Show messages and progress of this process if it is rank 0, and neither if it is another one."""
     global _quiet
     _quiet = rank != 0

@@ -1,4 +1,4 @@
-"""One seed to all streams: random numbers that are a pure function of (seed, purpose, indices).
+"""Stateless random streams from one seed: numbers that are a pure function of (seed, purpose, indices).
 
 A counter-based generator has no state to save: the mask of row 17 in epoch 2, the order of an epoch or the dropout of
 step 900 can be recomputed at any time, on any rank, after any interruption. The mixing function is SplitMix64

@@ -11,7 +11,7 @@ from distill.kernels.attention import use_batched_products
 from distill.kernels.dropout import replace_dropout
 from distill.kernels.heap import retain_heap
 from distill.kernels.packed_linear import pack_teacher
-from distill.kernels.precision import MODELS, PAYS, bf16_speedup, resolve
+from distill.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, resolve
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
@@ -35,7 +35,7 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], backen
     speedups = torch.zeros(backend.size)
     speedups[backend.rank] = bf16_speedup(backend.device)
     slowest = float(backend.sum(speedups).min())
-    auto = "bf16" if slowest >= PAYS else "fp32"
+    auto = "bf16" if slowest >= MIN_SPEEDUP else "fp32"
     where = "GPU" if backend.device.type == "cuda" else "processor"
     measured = f"multiplies {slowest:.1f} times as fast in bf16 as in fp32" if slowest else "only emulates bf16"
     logger.info(f"precision=auto: {auto}, as this {where} {measured}")
@@ -53,7 +53,7 @@ def setup_models(
     on_cpu, plain = backend.device.type == "cpu", precision.kernels == "plain"
     for model in filter(None, (teacher, student)):
         model.to(backend.device)
-    frozen = teacher and pack_teacher(teacher, precision, backend.device)
+    frozen = None if teacher is None else pack_teacher(teacher, precision, backend.device)
     for model in filter(None, (frozen, student)):
         if precision.compile:
             compile_encoder(model)
@@ -66,7 +66,7 @@ def setup_models(
             replace_dropout(student)
     trainable = Trainable(LanguageModel(student, precision.student), objective.modules()).to(backend.device)
     backend.prepare(trainable)
-    return trainable, frozen and LanguageModel(frozen, precision.teacher)
+    return trainable, None if frozen is None else LanguageModel(frozen, precision.teacher)
 
 
 def compile_encoder(model: Any) -> None:

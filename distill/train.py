@@ -45,7 +45,7 @@ class Observer(Protocol):
 
 @dataclass
 class Training:
-    """Everything that a training consists of, built at the door."""
+    """Everything that `train` needs."""
 
     model: Trainable
     teacher: Teacher
@@ -56,7 +56,7 @@ class Training:
     state: State
     settings: TrainConfig
     schedule: ScheduleConfig
-    peak: OptimizerConfig
+    optimizer_settings: OptimizerConfig
     checkpoints: Checkpoints
     observer: Observer
 
@@ -132,13 +132,13 @@ def train(run: Training) -> str:
             own = [*objective.count(upcoming).tolist(), float(stop_signal()), clock]
             stats = backend.sum_gradients(torch.cat([sums, sums.new_tensor(own)]))
             assert stats is not None
-            norm = clip(model, run.peak.clip)
+            norm = clip(model, run.optimizer_settings.clip)
             reduced = stats.tolist()
             step_sums = objective.by_name(reduced[: len(sums)])
             step_counts = objective.by_name(counts.tolist())
             next_counts, (stopped, clock) = reduced[len(sums) : -2], reduced[-2:]
             progress = max((state.step + 0.5) / steps, clock / (60 * minutes))
-            lr = run.peak.lr * lr_scale(run.schedule, min(progress, 1.0))
+            lr = run.optimizer_settings.lr * lr_scale(run.schedule, min(progress, 1.0))
             finite = math.isfinite(sum(step_sums.values())) and math.isfinite(float(norm))
             if finite:
                 set_learning_rate(run.optimizer, lr)

@@ -140,8 +140,9 @@ def test_step(tmp_path: Path) -> None:
 
 def test_profile(tmp_path: Path) -> None:
     _, results = script("profile_step.py", tmp_path, "--shape", "tiny", "--accumulate", "2")
-    for kind in ("phases", "kernels"):
-        assert sum(results[kind].values()) == pytest.approx(2 * results["seconds"], rel=0.2)
+    assert sum(results["phases"].values()) == pytest.approx(2 * results["seconds"], rel=1e-3)
+    # Operators are the most of a step, but not all of it: at this size Python's own time counts.
+    assert results["seconds"] < sum(results["kernels"].values()) < 2.2 * results["seconds"]
     assert results["phases"]["backward"] > 0 and results["kernels"]["matrix products"] > 0
 
 

@@ -28,7 +28,7 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
-from distill.evaluation.measures import MeanExp
+from distill.evaluation.measures import PerplexityMeter
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
@@ -50,7 +50,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     """Everything made in a test is fake; autocast is not switched off for want of a GPU, and backward is left out."""
     # Neither starting weights nor the state of a metric can be made of fake tensors.
     monkeypatch.setattr(PreTrainedModel, "init_weights", lambda _: None)
-    monkeypatch.setattr(MeanExp, "__init__", start_fake_mean)
+    monkeypatch.setattr(PerplexityMeter, "__init__", start_fake_mean)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
@@ -61,7 +61,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
         yield mode
 
 
-def start_fake_mean(mean: MeanExp, backend: Single) -> None:
+def start_fake_mean(mean: PerplexityMeter, backend: Single) -> None:
     mean.backend = backend
     with unset_fake_temporarily():
         mean.mean = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
@@ -179,7 +179,7 @@ def test_pseudo_perplexity(family: str, padded: bool) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
     """Both measures and the agreement, up to the numbers themselves, which fake tensors do not have."""
-    monkeypatch.setattr(MeanExp, "compute", lambda self: float(self.mean.mean_value.device == CUDA))
+    monkeypatch.setattr(PerplexityMeter, "compute", lambda self: float(self.mean.mean_value.device == CUDA))
     rows = make_rows(8, shortest=5)
     settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
     evaluator = Evaluator(settings, make_masks(tokenizer, rows), VOCAB, precision(format), backend())

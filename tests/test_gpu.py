@@ -81,7 +81,7 @@ def test_a_training_ends_with_the_same_weights(tokenizer: Any, tmp_path: Path) -
         backend = Single(conf.BackendConfig(device=device))
         fit = Fit(
             tmp_path / device, tokenizer, rows, teacher.to(backend.device), new_student().to(backend.device),
-            backend=backend, peak=conf.OptimizerConfig(lr=1e-4),
+            backend=backend, optimizer_settings=conf.OptimizerConfig(lr=1e-4),
         )  # fmt: skip
         fit.run()
         ended.append({name: weight.cpu() for name, weight in weights_of(fit.student).items()})

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from distill import progress
-from distill.progress import Progress, amount, duration, log, speak_as
+from distill.progress import Progress, amount, configure_logging, duration, log
 
 
 class Terminal(io.StringIO):
@@ -118,7 +118,7 @@ def test_only_rank_0_speaks(clock: Clock, capsys: pytest.CaptureFixture[str]) ->
     logger = logging.getLogger("distill.somewhere")
     try:
         for rank, expected in ((1, ""), (0, "said by 0\n")):
-            speak_as(rank)
+            configure_logging(rank)
             stream = Terminal()
             with Progress("train", 10, "steps", stream) as line:
                 clock.now += 100
@@ -127,7 +127,7 @@ def test_only_rank_0_speaks(clock: Clock, capsys: pytest.CaptureFixture[str]) ->
             logger.info(f"said by {rank}")
             assert capsys.readouterr().err == expected
     finally:
-        speak_as(0)
+        configure_logging(0)
 
 
 def test_a_first_step_that_compiles_is_no_part_of_the_rate(clock: Clock) -> None:

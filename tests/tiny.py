@@ -236,7 +236,7 @@ class Fit:
     settings: conf.TrainConfig = field(default_factory=lambda: conf.TrainConfig(batch_size=4, accumulate=2, epochs=2))
     schedule: conf.ScheduleConfig = field(default_factory=conf.ScheduleConfig)
     optimizer: Any = None  # called with all that is trained; None: AdamW of distill
-    peak: conf.OptimizerConfig = field(default_factory=lambda: conf.OptimizerConfig(lr=1e-2))
+    optimizer_settings: conf.OptimizerConfig = field(default_factory=lambda: conf.OptimizerConfig(lr=1e-2))
     seed: int = 0
     identity: dict[str, Any] = field(default_factory=lambda: {"run": "tiny"})
     backend: Any = None  # None: one process
@@ -254,7 +254,9 @@ class Fit:
         self.terms = make_objective(self.objective, self.student, self.teacher)
         self.model = Trainable(LanguageModel(self.student), self.terms.modules())
         self.backend.prepare(self.model)
-        self.made = optim.build(self.model, self.peak) if self.optimizer is None else self.optimizer(self.model)
+        self.made = (
+            optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
+        )
         self.state = State()
         self.checkpoints = Checkpoints(self.folder, self.settings.keep, self.identity)
         self.batches = Batches(
@@ -286,7 +288,7 @@ class Fit:
                 self.state,
                 self.settings,
                 self.schedule,
-                self.peak,
+                self.optimizer_settings,
                 self.checkpoints,
                 self,
             )
@@ -316,6 +318,6 @@ def plain_sgd(lr: float = 0.1) -> dict[str, Any]:
     """Arguments of `Fit` for SGD with a constant rate and without clipping: nothing that hides an error of scale."""
     return {
         "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=lr),
-        "peak": conf.OptimizerConfig(lr=lr, clip=None),
+        "optimizer_settings": conf.OptimizerConfig(lr=lr, clip=None),
         "schedule": conf.ScheduleConfig(kind="constant", warmup=0.0),
     }

@@ -79,7 +79,7 @@ def leave(status: int, error: BaseException | None = None) -> NoReturn:
     """End this rank with `status`, after an `error` that it has reported already, in a way that lets the cause come
     first.
 
-    Gloo's threads can abort a process that ends in the ordinary way, even after `close`: so a rank leaves without
+    Gloo's threads can abort a process that ends in the maskable way, even after `close`: so a rank leaves without
     waiting for them, also when all went well.
 
     The launcher takes the status of the first rank that ends, and then ends the others. So a rank that only met the

@@ -25,9 +25,9 @@ class Batch:
     """One micro-batch of rows."""
 
     inputs: dict[str, torch.Tensor]  # what the models take besides masks: input_ids [B, S]
-    documents: torch.Tensor | None  # [B, S] int64, number of the document, PADDING at padding; None: no padding at all
+    documents: torch.Tensor | None  # [B, S] int64, PADDING at padding, else 0: a row is one; None: no padding at all
     labels: dict[str, Labels]  # by task, such as mlm
-    valid_positions: torch.Tensor | None  # [num_valid] int64, flat positions that are no padding; None: all of them
+    valid_positions: torch.Tensor | None  # [num_valid] int64, flat non-padding positions; None: all of them
     row_ids: np.ndarray  # [B] int64, number of each row in the corpus
     # What `Teacher.read_ahead` has put here, such as cached entries of these rows; only the teacher looks at it.
     teacher_data: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Batch:
 
     @property
     def num_valid(self) -> int:
-        """Positions that are no padding."""
+        """Non-padding positions."""
         return self.ids.numel() if self.valid_positions is None else len(self.valid_positions)
 
     def with_teacher_data(self, **tensors: torch.Tensor) -> "Batch":

@@ -70,7 +70,7 @@ def corpus_text(corpus: CorpusConfig) -> Text:
     """The text of the corpus, with the prose that joins it or stands in for it.
 
     Raises:
-        SettingError: it is not to be had.
+        SettingError: it is not available.
     """
     found = find_source(corpus.source, "corpus", corpus.cache)
     prose = Prose(corpus.cache)
@@ -83,7 +83,7 @@ def corpus_text(corpus: CorpusConfig) -> Text:
 
 
 def set_text(source: Any, setting: str, cache: CacheConfig) -> Text | None:
-    """The text of an evaluation set; None where it is not to be had at all. `source` is its settings."""
+    """The text of an evaluation set; None where it is not available. `source` is its settings."""
     found = find_source(source, setting, cache)
     return None if found is None else Text((found,), setting, _path_of(source))
 

@@ -38,7 +38,7 @@ def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
     It is kept in the cache. `model_max_length` is left to the caller.
 
     Raises:
-        SettingError: the corpus is not to be had, or `corpus.vocab_size` is too small.
+        SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
     """
     from transformers import PreTrainedTokenizerFast
 

@@ -15,7 +15,7 @@ from distill.backends import Backend
 from distill.config import EvaluateConfig, PrecisionConfig
 from distill.data.batch import Batch
 from distill.data.collate.mlm import MaskedLM
-from distill.evaluation.measures import Done, Measure, Scoring
+from distill.evaluation.measures import Measure, ProgressCallback, Scoring
 from distill.evaluation.perplexity import Perplexity
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.sets import EvaluationSet
@@ -61,7 +61,7 @@ class Evaluator:
         return scores
 
     def agreement(
-        self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: Done
+        self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: ProgressCallback
     ) -> dict[str, float]:
         """At the positions of perplexity: share of equal first choices, and mean KL(teacher || student) in nats."""
         sums = torch.zeros(3, dtype=torch.float64, device=self.backend.device)
@@ -117,7 +117,7 @@ class Evaluator:
         return model.logits(rows, self.scoring.vocab)
 
     @contextmanager
-    def _progress(self, label: str, total: int, unit: str) -> Iterator[Done]:
+    def _progress(self, label: str, total: int, unit: str) -> Iterator[ProgressCallback]:
         """Rank 0 shows how far all ranks are, estimated from its own share."""
         progress = Progress(label, total, unit)
         count = 0

@@ -20,7 +20,7 @@ from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel
 from distill.seed import key
 
-Done = Callable[[int], None]  # gets the number of rows or positions that were scored since the last call
+ProgressCallback = Callable[[int], None]  # gets the number of rows or positions that were scored since the last call
 
 
 class Measure(Protocol):
@@ -44,7 +44,7 @@ class Measure(Protocol):
         """How much work a set is, in `unit`, over all ranks."""
         ...
 
-    def score(self, model: LanguageModel, data: EvaluationSet, done: Done) -> float:
+    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
         """The measure of a model that is in evaluation mode; all ranks call it and get the same."""
         ...
 
@@ -58,7 +58,7 @@ class Scoring:
     batch_size: int
     backend: Backend
 
-    def masked_batches(self, data: EvaluationSet, done: Done) -> Iterator[Batch]:
+    def masked_batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
         """This rank's rows under the fixed mask, longest first and cut to the longest of their batch."""
         lengths = (data.rows != self.collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.backend.rank :: self.backend.size]
@@ -73,7 +73,7 @@ class Scoring:
         return torch.from_numpy(array).to(self.backend.device)
 
 
-class MeanExp:
+class PerplexityMeter:
     """exp of the mean negative log-likelihood of tokens, over all ranks, in float64."""
 
     def __init__(self, backend: Backend) -> None:

@@ -1,6 +1,6 @@
 """Perplexity of a masked language model at the positions of a fixed mask."""
 
-from distill.evaluation.measures import Done, MeanExp, Scoring
+from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 
@@ -8,7 +8,7 @@ from distill.models.language_model import LanguageModel, OutputSpec
 class Perplexity:
     """exp of the mean cross-entropy at the masked positions.
 
-    15 % of the ordinary positions of each row, all alike; 80 % of them masked, 10 % random, 10 % kept (BERT's training
+    15 % of the maskable positions of each row, all alike; 80 % of them masked, 10 % random, 10 % kept (BERT's training
     task).
     """
 
@@ -24,8 +24,8 @@ class Perplexity:
     def size(self, data: EvaluationSet) -> int:
         return data.num_rows
 
-    def score(self, model: LanguageModel, data: EvaluationSet, done: Done) -> float:
-        mean = MeanExp(self.scoring.backend)
+    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
+        mean = PerplexityMeter(self.scoring.backend)
         for batch in self.scoring.masked_batches(data, done):
             positions, targets = batch.labels["mlm"]
             rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows

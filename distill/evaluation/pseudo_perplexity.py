@@ -11,7 +11,7 @@ import torch
 
 from distill.config import PseudoPerplexityConfig
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
-from distill.evaluation.measures import Done, MeanExp, Scoring
+from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.kernels.precision import autocast
 from distill.models.language_model import LanguageModel
@@ -23,7 +23,7 @@ COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one fo
 class PseudoPerplexity:
     """exp of the mean negative log-likelihood of tokens that are masked one at a time.
 
-    A seeded share of all ordinary positions is scored, drawn position by position.
+    A seeded share of all maskable positions is scored, drawn position by position.
     """
 
     name = "pseudo_perplexity"
@@ -40,12 +40,12 @@ class PseudoPerplexity:
 
     def positions(self, data: EvaluationSet) -> np.ndarray:
         """The flat positions of `data.rows` that are scored, [N] int64."""
-        ordinary = np.flatnonzero(self.scoring.collator.ordinary[data.rows].reshape(-1))
-        drawn = uniform(key(SEED, "pseudo-perplexity", ordinary)) < self.settings.share
-        return ordinary[drawn]
+        maskable = np.flatnonzero(self.scoring.collator.maskable[data.rows].reshape(-1))
+        drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.settings.share
+        return maskable[drawn]
 
-    def score(self, model: LanguageModel, data: EvaluationSet, done: Done) -> float:
-        mean = MeanExp(self.scoring.backend)
+    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
+        mean = PerplexityMeter(self.scoring.backend)
         # One context around all: autocast then casts a trained weight once, not in each forward.
         with autocast(model.precision, self.scoring.backend.device):
             for copies, targets in self._copies(data, done):
@@ -53,7 +53,7 @@ class PseudoPerplexity:
                 mean.update(model.logits(head_rows_at_masks(model, copies), self.scoring.vocab), targets)
         return mean.compute()
 
-    def _copies(self, data: EvaluationSet, done: Done) -> Iterator[tuple[Copies, torch.Tensor]]:
+    def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor]]:
         """This rank's batches of copies, each with the tokens that its masks hide, [B]; of alike length, longest first.
 
         A batch holds `batch_size` copies, fewer of rows longer than 128: the memory is bounded.

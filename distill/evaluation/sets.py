@@ -32,10 +32,10 @@ class EvaluationSet:
 
 
 def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[EvaluationSet], list[str]]:
-    """The sets that `evaluate.sets` names, and a line for each that is not to be had and may be left out.
+    """The sets that `evaluate.sets` names, and a line for each that is not available and may be left out.
 
     Raises:
-        SettingError: a name without a source, or a set that is not to be had while `evaluate.missing=stop`.
+        SettingError: a name without a source, or a set that is not available while `evaluate.missing=stop`.
     """
     sets, left_out = [], []
     for name in config.evaluate.sets:
@@ -49,14 +49,14 @@ def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[
             )
         else:
             raise SettingError(
-                f"evaluate.sets: {name} is not to be had; give evaluate.sources.{name}.path, set DISTILL_DATA, or set "
+                f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path, set DISTILL_DATA, or set "
                 "evaluate.missing=skip"
             )
     return sets, left_out
 
 
 def _tokens(name: str, config: Config, tokenizer: PreTrainedTokenizerBase) -> Tokens | None:
-    """The rows of a set; None where its text is not to be had."""
+    """The rows of a set; None where its text is not available."""
     source, corpus = config.evaluate.sources.get(name), config.corpus
     if source is None:
         known = ", ".join(sorted(config.evaluate.sources))

@@ -1,9 +1,11 @@
 """What makes models faster on a CPU. None of it changes what they compute beyond rounding.
 
-`precision.kernels=plain` turns all of it off: torch's own linear layers, attention and memory, and the readable
-objective. Two files rest on private operators of torch: `packed_linear` on `torch.ops.mkldnn._reorder_linear_weight`
-and `_linear_pointwise`, `int8` on `torch.ops.onednn.qlinear_prepack` and `qlinear_pointwise`. Both try them before they
-use them; where an operator is gone or computes something else, torch's own layers run (int8 is refused).
+`precision.kernels=plain` turns it off: torch's own linear layers and memory, and the readable objective. What stays is
+dropout by row, in layers and in attention, since it decides which numbers are drawn.
+
+Two files rest on private operators of torch: `packed_linear` on `torch.ops.mkldnn._reorder_linear_weight` and
+`_linear_pointwise`, `int8` on `torch.ops.onednn.qlinear_prepack` and `qlinear_pointwise`. Both try them before they use
+them; where an operator is gone or computes something else, torch's own layers run (int8 is refused).
 """
 
 # Families whose layers use their weights in no other way than by calling them, and whose dropout and attention are

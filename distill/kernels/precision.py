@@ -10,7 +10,7 @@ import torch
 from distill.config import PrecisionConfig
 
 MODELS = ("student", "teacher", "evaluate")
-PAYS = 1.2  # times as fast as fp32: below it bf16 is not worth its rounding
+MIN_SPEEDUP = 1.2  # times as fast as fp32: below it bf16 is not worth its rounding
 ROWS, INNER, OUTER, ROUNDS = 512, 768, 3072, 5  # of the products that are timed
 
 

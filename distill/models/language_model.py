@@ -40,7 +40,7 @@ NO_OUTPUTS = Outputs(None, {})
 
 
 class Head(NamedTuple):
-    """An output embedding and its input: rows [N, E], weight [V, E], bias [V] or None; their product are the logits.
+    """An output embedding and its input: rows [N, E], weight [V, E], bias [V] or None; their product is the logits.
 
     `dtype` is the format of the matrix product; None takes it from autocast where that is on, else from the tensors.
     `rounded` [V, E] is the weight in that format, where the caller has it.

@@ -1,9 +1,10 @@
-"""The elementwise part of the visit to a block of rows: losses, and the gradient for the logits written over them.
+"""The elementwise part of the loss on a block of logits: losses, and the gradient written over the logits.
 
-Shapes: n rows of a block, V vocabulary, K kept entries, T terms. With z = student logits / T, q = softmax(z), p =
-softmax(teacher logits / T), the soft term T^2 * KL(p || q) has the gradient T * (q - p) with respect to the student's
-logits; entries in the tail bucket, of joint masses P and Q, have T * (q - P * q / Q) instead, be the bucket what a
-cut-off leaves or what a teacher's K largest entries leave. Masked words have softmax(logits) - one_hot(target).
+Shapes: n rows of a block, V vocabulary, K kept entries, M terms. With T the temperature, z = student logits / T, q =
+softmax(z), p = softmax(teacher logits / T), the soft term T^2 * KL(p || q) has the gradient T * (q - p) with respect to
+the student's logits; entries in the tail bucket, of joint masses P and Q, have T * (q - P * q / Q) instead, whether the
+bucket is what a cut-off leaves or what a teacher's K largest entries leave. Masked words have softmax(logits) -
+one_hot(target).
 """
 
 import functools
@@ -40,9 +41,9 @@ class Block(Protocol):
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
     ) -> Tensor:
-        """Losses [T, n]; `logits` [n, V], before the bias, is overwritten with the gradient of the scaled losses.
+        """Losses [M, n]; `logits` [n, V], before the bias, is overwritten with the gradient of the scaled losses.
 
-        targets [n] int64, NO_TARGET in a row without one; None where no row of the block has one. scales [T].
+        targets [n] int64, NO_TARGET in a row without one; None where no row of the block has one. scales [M].
         """
         ...
 
@@ -78,7 +79,7 @@ class JoinedBlock:
 
     num_bytes = AutogradBlock.num_bytes
 
-    def __init__(self, pair: "PairBlock", has_soft: bool, has_mlm: bool, others: AutogradBlock) -> None:
+    def __init__(self, pair: "SoftMlmBlock", has_soft: bool, has_mlm: bool, others: AutogradBlock) -> None:
         self.pair, self.has_soft, self.has_mlm, self.others = pair, has_soft, has_mlm, others
 
     def __call__(
@@ -97,8 +98,8 @@ def on_its_rows(term: VocabularyTerm, losses: Tensor, targets: Tensor) -> Tensor
     return losses if term.rows == ALL else torch.where(targets == NO_TARGET, torch.zeros_like(losses), losses)
 
 
-class PairBlock:
-    """Soft targets and masked words by hand, sharing their exponentials; T = 2, in this order."""
+class SoftMlmBlock:
+    """Soft targets and masked words, in this order, with a gradient written by hand; both share their exponentials."""
 
     def __init__(self, temperature: float, cutoff: float, compiled: bool) -> None:
         """`compiled`: through torch.compile, where there is a compiler."""
@@ -128,9 +129,9 @@ def loss_and_grad_block(
     """Both losses [2, n] of a block's rows; `logits` [n, V] is overwritten with the gradient of the scaled loss.
 
     bias, teacher_bias [V]: of either head, still to be added to its logits.
-    teacher: its logits [n, V], or log-probabilities [n, K + 1] of the entries `kept` [n, K]; targets [n,
-    1]. Each is None where the block has no such term. The sums over the rows are left to the caller: with them inside,
-    inductor's CPU code generation fails (torch 2.13).
+    teacher: its logits [n, V], or log-probabilities [n, K + 1] of the entries `kept` [n, K]; targets [n, 1]. Each is
+    None where the block has no such term. The sums over the rows are left to the caller: with them inside, inductor's
+    CPU code generation fails (torch 2.13).
     """
     z = _biased(logits, bias, scale.dtype) / temperature
     top = z.amax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Losses over the vocabulary in one visit to the rows: loss and gradients chunk by chunk, no [N, V] tensor kept.
+"""Losses over the vocabulary chunk by chunk: loss and gradients together, no [N, V] tensor kept.
 
 Shapes: N rows, n rows of one chunk or block, E width of a head's input, V vocabulary, K kept entries, T terms. The
 plain path that this agrees with, in value and gradient, is `losses` on full logits.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective.blocks import NO_TARGET, Block, PairBlock, TeacherBlock
+from distill.objective.blocks import NO_TARGET, Block, SoftMlmBlock, TeacherBlock
 from distill.teacher.signal import TopK
 
 BUDGET = 64 << 20  # bytes of logits that exist at once
@@ -49,11 +49,11 @@ def soft_and_mlm(
     """
     accurate, device = torch.promote_types(_matrix_dtype(student), torch.float32), student.rows.device
     scales = torch.stack([torch.as_tensor(value, dtype=accurate, device=device) for value in (soft_scale, mlm_scale)])
-    block = PairBlock(temperature, cutoff, compiled)
-    return one_visit(student, teacher, targets, block, scales, vocab=vocab, budget=budget)
+    block = SoftMlmBlock(temperature, cutoff, compiled)
+    return chunked_loss(student, teacher, targets, block, scales, vocab=vocab, budget=budget)
 
 
-def one_visit(
+def chunked_loss(
     student: Head,
     teacher: Head | TopK | None,
     targets: Tensor | None,
@@ -80,7 +80,7 @@ def one_visit(
         rounded=student.rounded,
         with_gradient=torch.is_grad_enabled(),
     )
-    return _OneVisit.apply(student.rows, student.weight, student.bias, plan)
+    return _ChunkedLoss.apply(student.rows, student.weight, student.bias, plan)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Plan:
     with_gradient: bool
 
 
-class _OneVisit(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     """Gradients are made in forward, while the logits are there; backward only scales them."""
 
     @staticmethod
@@ -145,9 +145,8 @@ def _forward_chunks(student: Head, plan: _Plan, wanted: list[bool]) -> tuple[Ten
 def _arrange(rows: Tensor, plan: _Plan) -> tuple[Tensor | None, int, int]:
     """An order of the rows, those with a target first, how many there are, and how many of them have a target.
 
-    Without a teacher, rows without a target are left out. Elsewhere than on the CPU the sizes would have to be waited
-    for:
-    there all rows come in their own order.
+    Without a teacher, rows without a target are left out. On a GPU the sizes would have to be waited for: all rows come
+    there, in their own order.
     """
     num_rows = len(rows)
     if rows.device.type != "cpu":

@@ -1,8 +1,8 @@
 """The three loss terms, one value per position and no reduction: soft targets, masked words, hidden directions.
 
 Shape legend: N positions, V vocabulary, K kept teacher entries, H width of the hidden states. Everything is computed in
-fp32, in float64 where an input is float64. Sums, weights and counts belong to `distill.objective`; `distill.fused`
-computes the first two terms without keeping [N, V] and is tested against this file.
+fp32, in float64 where an input is float64. Sums, weights and counts belong to `distill.objective.objective`;
+`distill.objective.fused` computes the first two terms without keeping [N, V] and is tested against this file.
 """
 
 import torch
@@ -64,7 +64,7 @@ def _tail(student: Tensor, teacher: Tensor, cut: Tensor) -> Tensor:
     Both masses are ratios of log-sum-exps: with everything cut they cancel exactly, and a tiny mass keeps its digits.
     """
     some = cut.any(-1)
-    outside = ~cut & some[:, None]  # where nothing is cut the whole row stands in, lest -inf meets the gradient
+    outside = ~cut & some[:, None]  # a row without a cut keeps all: no gradient of -inf
     log_mass_p = teacher.masked_fill(outside, -torch.inf).logsumexp(-1) - teacher.logsumexp(-1)
     log_mass_q = student.masked_fill(outside, -torch.inf).logsumexp(-1) - student.logsumexp(-1)
     return log_mass_p.exp() * (log_mass_p - log_mass_q)

@@ -16,7 +16,7 @@ from distill.objective.blocks import NO_TARGET
 from distill.objective.tally import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
-from distill.objective.vocabulary import plain, visit
+from distill.objective.vocabulary import reference_loss, vocabulary_loss
 from distill.teacher.signal import Signal
 
 
@@ -24,14 +24,14 @@ class Objective:
     """The loss terms of a run.
 
     Attributes:
-        names: of the terms, in the order of every vector [T] here; nobody else relies on it.
+        names: of the terms, in the order of every vector [T] of this class.
         needs_teacher: whether any term does.
     """
 
     def __init__(
         self, terms: dict[str, Term], weights: dict[str, float], vocab: int, plain: bool = False, compiled: bool = False
     ) -> None:
-        """`plain`: all logits, readable, instead of the one visit; `compiled`: the visit through torch.compile."""
+        """`plain`: by all logits, readable, instead of in chunks; `compiled`: the chunks through torch.compile."""
         self.terms, self.weights = terms, {name: weights[name] for name in terms}
         self.vocab, self.plain, self.compiled = vocab, plain, compiled
         self.names = tuple(terms)
@@ -97,7 +97,7 @@ class Objective:
         sums: dict[str, Tensor] = {}
         if self._vocabulary:
             assert outputs.head_rows is not None
-            loss, found = self._visit(model.student.head(outputs.head_rows), signal, batch, scales)
+            loss, found = self._vocabulary_loss(model.student.head(outputs.head_rows), signal, batch, scales)
             sums |= dict(zip(self._vocabulary, found, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:
@@ -106,14 +106,14 @@ class Objective:
                 sums[name] = term_sum.detach().to(scales.dtype)
         return loss, torch.stack([sums[name] for name in self.names])
 
-    def _visit(self, head: Head, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
+    def _vocabulary_loss(self, head: Head, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
         """The terms over the vocabulary: their scaled sum, and the unscaled sums."""
         terms = list(self._vocabulary.values())
         own = torch.stack([scales[self.names.index(name)] for name in self._vocabulary])
         targets = self._targets(batch)
         if self.plain:
-            return plain(terms, head, signal.logits_source, targets, own, self.vocab)
-        return visit(terms, head, signal.logits_source, targets, own, self.vocab, self.compiled)
+            return reference_loss(terms, head, signal.logits_source, targets, own, self.vocab)
+        return vocabulary_loss(terms, head, signal.logits_source, targets, own, self.vocab, self.compiled)
 
     def _targets(self, batch: Batch) -> Tensor:
         """The token to predict in each row that reaches the head, [N]; NO_TARGET where there is none."""

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-TOKENS = "tokens"  # beside the terms' own counts: positions that are no padding
+TOKENS = "tokens"  # beside the terms' own counts: non-padding positions
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""All losses over the vocabulary at once: on full logits for reading, or in one visit that keeps none.
+"""All losses over the vocabulary at once: on full logits for reading, or in chunks that keep none.
 
 Shapes: N rows, V vocabulary, T terms.
 """
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective.blocks import AutogradBlock, Block, JoinedBlock, PairBlock, on_its_rows
-from distill.objective.fused import one_visit
+from distill.objective.blocks import AutogradBlock, Block, JoinedBlock, SoftMlmBlock, on_its_rows
+from distill.objective.fused import chunked_loss
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
 from distill.teacher.signal import TopK
 
 
-def visit(
+def vocabulary_loss(
     terms: Sequence[VocabularyTerm],
     student: Head,
     teacher: Head | TopK | None,
@@ -38,18 +38,18 @@ def visit(
     """
     soft, mlm, others = _split(terms)
     if soft is None and mlm is None:
-        return one_visit(student, teacher, targets, AutogradBlock(others), scales, vocab=vocab)
-    pair = PairBlock(soft.temperature, soft.cutoff, compiled) if soft else PairBlock(1.0, 0.0, compiled)
+        return chunked_loss(student, teacher, targets, AutogradBlock(others), scales, vocab=vocab)
+    pair = SoftMlmBlock(soft.temperature, soft.cutoff, compiled) if soft else SoftMlmBlock(1.0, 0.0, compiled)
     # The pair's two terms first, then the others; of the pair, a term that is not there has no scale.
     none = scales.new_zeros(())
     numbers = [None if term is None else terms.index(term) for term in (soft, mlm, *others)]
     ordered = torch.stack([none if number is None else scales[number] for number in numbers])
     if others:
         block: Block = JoinedBlock(pair, soft is not None, mlm is not None, AutogradBlock(others))
-        loss, sums = one_visit(student, teacher, targets, block, ordered, vocab=vocab)
+        loss, sums = chunked_loss(student, teacher, targets, block, ordered, vocab=vocab)
     else:
         known, wanted = teacher if soft else None, targets if mlm else None
-        loss, sums = one_visit(student, known, wanted, pair, ordered, vocab=vocab)
+        loss, sums = chunked_loss(student, known, wanted, pair, ordered, vocab=vocab)
     return loss, torch.stack([sums[numbers.index(number)] for number in range(len(terms))])
 
 
@@ -70,7 +70,7 @@ def _split(terms: Sequence[VocabularyTerm]) -> tuple[Soft | None, Mlm | None, li
     return soft, mlm, [term for term in terms if term is not soft and term is not mlm]
 
 
-def plain(
+def reference_loss(
     terms: Sequence[VocabularyTerm],
     student: Head,
     teacher: Head | TopK | None,
@@ -78,7 +78,7 @@ def plain(
     scales: Tensor,
     vocab: int,
 ) -> tuple[Tensor, Tensor]:
-    """The same as `visit`, as one would write it: all logits of both models, then each term's formula."""
+    """The same as `vocabulary_loss`, as one would write it: all logits of both models, then each term's formula."""
     logits = _logits(student, vocab)
     known = _logits(teacher, vocab) if isinstance(teacher, Head) else teacher
     sums = torch.stack([on_its_rows(term, term.losses(logits, known, targets), targets).sum() for term in terms])

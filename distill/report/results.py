@@ -42,7 +42,7 @@ def notes(config: Config, tokens: Tokens) -> list[str]:
 def cache_note(facts: dict[str, Any]) -> str:
     """A note for the report on soft targets that were read from a cache."""
     return (
-        f"Soft targets were read from a cache of the teacher's {facts['top_k']} likeliest tokens at each position, "
+        f"Soft targets were read from a cache of the teacher's {facts['top_k']} most probable tokens at each position, "
         f"which hold {facts['kept_mass']:.1%} of its probability at the temperature; all others share one entry "
         f"({facts['bytes_per_token']:.1f} bytes a token, {facts['bytes'] / 1e6:,.1f} MB)."
     )

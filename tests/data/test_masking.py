@@ -20,8 +20,8 @@ def apply(mask: MaskedLM, rows: np.ndarray, epoch: int = 0) -> tuple[np.ndarray,
 def test_share_of_every_row_is_exact(tokenizer: Any, share: float) -> None:
     rows = make_rows(300, 40, shortest=3)
     _, targets = apply(make_masks(tokenizer, rows, share=share), rows)
-    ordinary = (rows >= len(SPECIAL)).sum(1)
-    assert np.array_equal((targets != IGNORE).sum(1), np.maximum(np.rint(share * ordinary), 1))
+    maskable = (rows >= len(SPECIAL)).sum(1)
+    assert np.array_equal((targets != IGNORE).sum(1), np.maximum(np.rint(share * maskable), 1))
 
 
 def test_special_tokens_are_never_chosen_nor_drawn(tokenizer: Any) -> None:
@@ -102,13 +102,13 @@ def test_mask_differs_by_epoch_and_row(tokenizer: Any) -> None:
     assert len(set(masks)) == len(masks)
 
 
-def words_of(row: np.ndarray, continues: np.ndarray) -> list[list[int]]:
+def words_of(row: np.ndarray, is_continuation: np.ndarray) -> list[list[int]]:
     """The positions of each word of a row."""
     words: list[list[int]] = []
     for position, token in enumerate(row):
         if token < len(SPECIAL):
             continue
-        joins = continues[token] and position and row[position - 1] >= len(SPECIAL)
+        joins = is_continuation[token] and position and row[position - 1] >= len(SPECIAL)
         words[-1].append(position) if joins else words.append([position])
     return words
 
@@ -116,12 +116,12 @@ def words_of(row: np.ndarray, continues: np.ndarray) -> list[list[int]]:
 def test_whole_words_stay_whole(tokenizer: Any) -> None:
     rows = make_rows(300, 40, shortest=4)
     mask = make_masks(tokenizer, rows, whole_words=True, share=0.3)
-    assert mask.continues.tolist() == [t.startswith("##") for t in tokenizer.convert_ids_to_tokens(range(VOCAB))]
+    assert mask.is_continuation.tolist() == [t.startswith("##") for t in tokenizer.convert_ids_to_tokens(range(VOCAB))]
     _, targets = apply(mask, rows)
     chosen = targets != IGNORE
     longest = 0
     for row, picked in zip(rows, chosen, strict=True):
-        words = words_of(row, mask.continues)
+        words = words_of(row, mask.is_continuation)
         whole = [word for word in words if picked[word].any()]
         assert whole and all(picked[word].all() for word in whole)
         assert picked.sum() == sum(len(word) for word in whole)

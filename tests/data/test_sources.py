@@ -334,7 +334,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
     settings = Component("corpus", f"{__name__}.Verses", {"path": str(tmp_path / "verses")})
     assert texts(settings) == ["Roses", "Violets"] and located(settings).describe() == "Verses"
 
-    def identity(**arguments: str) -> Any:
+    def identity(**arguments: str) -> object:
         given = Component("corpus", f"{__name__}.Verses", {"path": str(tmp_path / "verses"), **arguments})
         return tokens.Text((located(given),), "corpus").identity
 

@@ -1,4 +1,4 @@
-"""Scores against plain loops in float64, the same for every batch size and padding; sets not to be had are refused."""
+"""Scores against plain loops in float64, the same for every batch size and padding; missing sets are refused."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from distill.config import (
 from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import MeanExp
+from distill.evaluation.measures import PerplexityMeter
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.sets import MASKING, SEED, EvaluationSet, load_sets
 from distill.seed import key
@@ -44,7 +44,7 @@ def silent(_: int) -> None:
 
 def test_the_mean_is_that_of_torchmetrics() -> None:
     torch.manual_seed(0)
-    mean, reference = MeanExp(Single(BackendConfig(device="cpu"))), Perplexity()
+    mean, reference = PerplexityMeter(Single(BackendConfig(device="cpu"))), Perplexity()
     for size in (3, 1, 8):
         logits, targets = 5 * torch.randn(size, VOCAB), torch.randint(VOCAB, (size,))
         mean.update(logits, targets)

@@ -48,7 +48,7 @@ def test_weights_are_dropped() -> None:
 
 
 def hidden(model: Any, padded: bool) -> torch.Tensor:
-    """At the positions that are no padding: [A, H]."""
+    """At the non-padding positions: [A, H]."""
     ids = torch.from_numpy(tiny.make_rows(4, shortest=5 if padded else None, seed=3)).long()
     return hidden_states(model, ids, ids != tiny.PAD if padded else None)[ids != tiny.PAD]
 

@@ -1,4 +1,4 @@
-"""The one visit against the plain losses on full logits: value, gradients, chunks, formats, and what it keeps."""
+"""The chunked loss against the plain losses on full logits: value, gradients, chunks, formats, and what it keeps."""
 
 import shutil
 import warnings

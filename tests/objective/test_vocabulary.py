@@ -7,12 +7,12 @@ from torch import Tensor
 
 from distill.models.language_model import Head
 from distill.objective import vocabulary
-from distill.objective.blocks import AutogradBlock, PairBlock
-from distill.objective.fused import one_visit
+from distill.objective.blocks import AutogradBlock, SoftMlmBlock
+from distill.objective.fused import chunked_loss
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft, SoftPositions
-from distill.objective.vocabulary import has_pair, plain, visit
+from distill.objective.vocabulary import has_pair, reference_loss, vocabulary_loss
 from distill.teacher.signal import TopK
 
 # --- any terms, by their formulas ----------------------------------------------------------------------------------
@@ -46,9 +46,11 @@ def test_any_terms_are_visited_in_chunks_with_the_plain_result(mixture: str, row
     assert case.targets is not None
     targets = case.targets if mixture != "mlm" else case.targets.clamp(min=0)  # its rows all have a target
     scales = torch.linspace(0.2, 0.9, len(terms))
-    want, want_sums = plain(terms, case.student._replace(dtype=torch.float32), _fp32(case), targets, scales, VOCAB)
-    got, got_sums = visit(terms, case.student, case.teacher, targets, scales, VOCAB, compiled=False)
-    chunked = one_visit(
+    want, want_sums = reference_loss(
+        terms, case.student._replace(dtype=torch.float32), _fp32(case), targets, scales, VOCAB
+    )
+    got, got_sums = vocabulary_loss(terms, case.student, case.teacher, targets, scales, VOCAB, compiled=False)
+    chunked = chunked_loss(
         case.student, case.teacher, targets, AutogradBlock(terms), scales, vocab=VOCAB, budget=7 * BOTH_HEADS
     )
     references = gradients(want, case.student, -2.5)
@@ -61,11 +63,11 @@ def test_any_terms_are_visited_in_chunks_with_the_plain_result(mixture: str, row
 
 def test_the_pair_keeps_its_kernel_beside_other_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     visited = []
-    monkeypatch.setattr(vocabulary, "PairBlock", lambda *args: visited.append(args) or PairBlock(*args))
+    monkeypatch.setattr(vocabulary, "SoftMlmBlock", lambda *args: visited.append(args) or SoftMlmBlock(*args))
     case = problem(8)
     terms = [Mlm(), LogitError(), Soft(temperature=3.0)]
     assert case.targets is not None
-    visit(terms, case.student, case.teacher, case.targets, torch.ones(3), VOCAB, compiled=False)
+    vocabulary_loss(terms, case.student, case.teacher, case.targets, torch.ones(3), VOCAB, compiled=False)
     assert visited == [(3.0, 0.0, False)]
     assert has_pair(terms) and not has_pair([LogitError()])
 
@@ -78,7 +80,7 @@ def _fp32(case: Problem) -> Head:
 def test_any_terms_keep_nothing_of_rows_by_vocabulary() -> None:
     case = problem(400)
     largest = largest_allocation(
-        lambda: one_visit(
+        lambda: chunked_loss(
             case.student, case.teacher, case.targets, AutogradBlock([LogitError()]), torch.ones(1), vocab=VOCAB,
             budget=20 * BOTH_HEADS,
         )[0].backward()
@@ -92,7 +94,7 @@ def test_any_terms_learn_from_largest_entries_too() -> None:
     agree(case)
     scales = torch.tensor([0.3, 0.07])
     block = AutogradBlock([Soft(), Mlm()])
-    loss, sums = one_visit(case.student, case.top_k(), case.targets, block, scales, vocab=VOCAB)
+    loss, sums = chunked_loss(case.student, case.top_k(), case.targets, block, scales, vocab=VOCAB)
     want, want_sums = case.fused()
     torch.testing.assert_close((loss, sums), (want, want_sums), rtol=1e-5, atol=1e-5)
     for mine, reference in zip(gradients(loss, case.student), gradients(want, case.student), strict=True):

@@ -25,15 +25,15 @@ class MaskedLM:
     settings: MaskingConfig
     mask_id: int
     pad_id: int
-    ordinary: np.ndarray  # [V] bool: may be chosen; never a special token
+    maskable: np.ndarray  # [V] bool: may be chosen; never a special token
     weights: np.ndarray  # [V] relative chance of a token to be chosen
-    continues: np.ndarray  # [V] bool: the token goes on the word of the token before it
+    is_continuation: np.ndarray  # [V] bool: the token goes on the word of the token before it
 
     @property
     def identity(self) -> str:
         """sha256 of everything that decides the masks of a row besides its key."""
         digest = hashlib.sha256(repr((sorted(asdict(self.settings).items()), self.mask_id)).encode())
-        for values in (self.ordinary, self.weights, self.continues):
+        for values in (self.maskable, self.weights, self.is_continuation):
             digest.update(values.tobytes())
         return digest.hexdigest()
 
@@ -55,20 +55,20 @@ class MaskedLM:
         """ids [B, S] int64, row_keys [B] uint64 -> inputs [B, S], targets [B, S] (IGNORE where not predicted)."""
         keys = key(0, "position", row_keys[:, None], np.arange(ids.shape[1]))
         chosen = self._choose(ids, keys)
-        fate = uniform(key(0, "fate", keys))
-        masked = chosen & (fate < self.settings.mask)
-        random = chosen & (fate >= self.settings.mask + self.settings.keep)
-        replacements = np.flatnonzero(self.ordinary)
+        action = uniform(key(0, "fate", keys))
+        masked = chosen & (action < self.settings.mask)
+        random = chosen & (action >= self.settings.mask + self.settings.keep)
+        replacements = np.flatnonzero(self.maskable)
         drawn = replacements[(uniform(key(0, "token", keys)) * len(replacements)).astype(np.int64)]
         inputs = np.where(masked, self.mask_id, np.where(random, drawn, ids))
         return inputs, np.where(chosen, ids, IGNORE)
 
     def _choose(self, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Draw `share` of a row's ordinary positions without replacement, each with its token's weight.
+        """Draw `share` of a row's maskable positions without replacement, each with its token's weight.
 
         Weighted sampling by exponential races (Efraimidis, Spirakis 2006): the smallest values of -log(u) / weight win.
         """
-        candidates = self.ordinary[ids]
+        candidates = self.maskable[ids]
         wanted = np.rint(self.settings.share * candidates.sum(1)).astype(np.int64)
         wanted = np.where(candidates.any(1), np.maximum(wanted, 1), 0)
         race = np.where(candidates, -np.log(uniform(keys)) / self.weights[ids], np.inf)
@@ -85,7 +85,7 @@ class MaskedLM:
 
         The draw ends at the first word that would overrun the number of positions wanted; one is always chosen.
         """
-        begins = candidates & ~self.continues[ids]
+        begins = candidates & ~self.is_continuation[ids]
         begins[:, 0] = candidates[:, 0]
         begins[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]  # whatever follows a special token begins a word
         chosen = np.zeros_like(candidates)
@@ -108,20 +108,20 @@ def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, count
     `counts` [V]: how often each token occurs in the training rows, for the smoothing of the choice.
     """
     vocab = len(counts)
-    ordinary = np.ones(vocab, bool)
-    ordinary[list(tokenizer.all_special_ids)] = False
-    ordinary[len(tokenizer) :] = False  # rows that only pad the embedding matrix
+    maskable = np.ones(vocab, bool)
+    maskable[list(tokenizer.all_special_ids)] = False
+    maskable[len(tokenizer) :] = False  # rows that only pad the embedding matrix
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    continues = np.zeros(vocab, bool)
+    is_continuation = np.zeros(vocab, bool)
     # WordPiece marks what goes on a word, byte-level BPE and SentencePiece mark what begins one.
     if any(t and t.startswith("##") for t in tokens):
-        continues[: len(tokens)] = [bool(t) and t.startswith("##") for t in tokens]
+        is_continuation[: len(tokens)] = [bool(t) and t.startswith("##") for t in tokens]
     else:
-        continues[: len(tokens)] = [bool(t) and not t.startswith(("\u0120", "\u2581")) for t in tokens]
-    if settings.whole_words and not (~continues[ordinary]).any():
+        is_continuation[: len(tokens)] = [bool(t) and not t.startswith(("\u0120", "\u2581")) for t in tokens]
+    if settings.whole_words and not (~is_continuation[maskable]).any():
         raise SettingError(
             "objective.masking.whole_words=true: this tokenizer does not mark where words begin; set false"
         )
     weights = np.maximum(counts, 1).astype(np.float64) ** -settings.smoothing
     assert tokenizer.mask_token_id is not None and tokenizer.pad_token_id is not None
-    return MaskedLM(settings, tokenizer.mask_token_id, tokenizer.pad_token_id, ordinary, weights, continues)
+    return MaskedLM(settings, tokenizer.mask_token_id, tokenizer.pad_token_id, maskable, weights, is_continuation)

@@ -90,7 +90,7 @@ def file_state(path: Path) -> tuple[str, int, int]:
 
 
 def find_source(settings: SourceConfig | Component, setting: str, cache: CacheConfig) -> Source | None:
-    """The source that settings name, its files found; None where it is not to be had at all.
+    """The source that settings name, its files found; None where it is not available.
 
     Args:
         setting: what error lines call the settings, such as `corpus` or `evaluate.sources.imdb`.

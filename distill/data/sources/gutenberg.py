@@ -58,7 +58,7 @@ def books(path: Path) -> Iterator[tuple[str, str]]:
     """Name and text of the book in a `.txt` or `.txt.gz` file, or of every `.txt` member of a `.zip`.
 
     Raises:
-        Unreadable: the file is damaged, holds no `.txt`, is no text, or has no text left without header and licence.
+        Unreadable: the file is damaged, holds no `.txt`, is not text, or has no text left without header and licence.
     """
     try:
         for name, data in _contents(path):

@@ -12,7 +12,7 @@ from distill.teacher.signal import Signal
 
 
 class Cosine(Term):
-    """1 - cos of the last hidden states at every position that is no padding; see `losses.cosine`."""
+    """1 - cos of the last hidden states at every non-padding position; see `losses.cosine`."""
 
     title = "Hidden states (cosine)"
     student_layers = (LAST,)
