@@ -3,7 +3,7 @@
 import math
 
 from distill.component import Component
-from distill.config import Config
+from distill.config import Config, SourceConfig
 from distill.errors import SettingError
 from distill.objective.build import make_terms
 from distill.objective.terms import VocabularyTerm
@@ -46,6 +46,12 @@ def _at_least(setting: str, value: float | None, least: float) -> None:
 def _share(setting: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise SettingError(f"{setting}={value} is a share: give a number from 0 to 1")
+
+
+def _share_of(source: SourceConfig | Component) -> float:
+    """The share of the documents that is used; all of them where a source of the user's says nothing."""
+    share = source.arguments.get("share") if isinstance(source, Component) else source.share
+    return 1.0 if share is None else share
 
 
 def _above_zero(setting: str, value: float | None) -> None:
@@ -151,16 +157,14 @@ def _check_evaluation(config: Config) -> None:
     if "heldout" in settings.sets and config.corpus.tokens.heldout == 0:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
     for name, source in settings.sources.items():
-        if not isinstance(source, Component):
-            _share(f"evaluate.sources.{name}.share", source.share)
+        _share(f"evaluate.sources.{name}.share", _share_of(source))
 
 
 def _check_corpus(config: Config) -> None:
     settings, tokens = config.corpus, config.corpus.tokens
-    if not isinstance(settings.source, Component):
-        if settings.source.kind == "heldout":
-            raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
-        _share("corpus.share", settings.source.share)
+    if not isinstance(settings.source, Component) and settings.source.kind == "heldout":
+        raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
+    _share("corpus.share", _share_of(settings.source))
     _at_least("corpus.sequence_length", tokens.sequence_length, 10)
     _at_least("corpus.rows", settings.rows, 1)
     _at_least("corpus.vocab_size", tokens.vocab_size, 300)

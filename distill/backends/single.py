@@ -25,6 +25,7 @@ class Single(Backend):
         for name, value, plain in (
             ("rings", settings.rings, ("1", "auto")),
             ("compression", settings.compression, ("none",)),
+            ("sync", settings.sync, ("window",)),
         ):
             if value not in plain:
                 raise SettingError(f"backend.{name}={value}: one process exchanges nothing; leave it at {plain[0]}")

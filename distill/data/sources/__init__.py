@@ -105,6 +105,8 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
                 f"{setting}._target_={settings.path} gives no distill.data.sources.Source: inherit from it"
             )
         source.made_from = (settings.path, sorted(settings.arguments.items()))
+        if (share := settings.arguments.get("share")) is not None:
+            source.share = share
         return source
     module = importlib.import_module(f"{__name__}.{settings.kind}")
     found = getattr(module, class_name(settings.kind)).find(settings, setting, cache)
