@@ -196,8 +196,9 @@ def test_the_objective_compiles_for_a_gpu_that_is_not_there(capability: str, tmp
     script = Path(__file__).with_name("compile_for_gpu.py")
     environment = {**os.environ, "PYTHONPATH": str(script.parent.parent), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, script, capability], capture_output=True, text=True, env=environment)
-    if "ImportError" in done.stderr or "AttributeError" in done.stderr:
-        pytest.skip(f"inductor of torch {torch.__version__} has other names: {done.stderr.splitlines()[-1]}")
+    last = (done.stderr.splitlines() or [""])[-1]
+    if last.startswith(("ImportError", "ModuleNotFoundError", "AttributeError")) and "distill/objective" not in done.stderr:
+        pytest.skip(f"inductor of torch {torch.__version__} has other names: {last}")
     assert done.returncode == 0, done.stderr
     counts = [int(line.split()[-2]) for line in done.stdout.splitlines()]
     assert len(counts) == 4 and min(counts) >= 1

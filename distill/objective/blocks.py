@@ -34,9 +34,11 @@ class Block(Protocol):
     """Losses and gradient of a block of rows.
 
     `num_bytes` is how many of its logits are visited at once on a CPU: small enough to stay in the processor's cache.
+    `every_row` is whether rows without a target carry a term even where there is no teacher.
     """
 
     num_bytes: int
+    every_row: bool
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
@@ -55,6 +57,7 @@ class AutogradBlock:
 
     def __init__(self, terms: Sequence[VocabularyTerm]) -> None:
         self.terms = terms
+        self.every_row = any(term.rows == ALL for term in terms)
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
@@ -81,6 +84,7 @@ class JoinedBlock:
 
     def __init__(self, pair: "SoftMlmBlock", has_soft: bool, has_mlm: bool, others: AutogradBlock) -> None:
         self.pair, self.has_soft, self.has_mlm, self.others = pair, has_soft, has_mlm, others
+        self.every_row = others.every_row
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
@@ -100,6 +104,8 @@ def on_its_rows(term: VocabularyTerm, losses: Tensor, targets: Tensor) -> Tensor
 
 class SoftMlmBlock:
     """Soft targets and masked words, in this order, with a gradient written by hand; both share their exponentials."""
+
+    every_row = False
 
     def __init__(self, temperature: float, cutoff: float, compiled: bool) -> None:
         """`compiled`: through torch.compile, where there is a compiler."""

@@ -66,8 +66,8 @@ def chunked_loss(
     """Sum over the terms of scale * sum over the rows, and the unscaled sums [T], for the terms that `block` computes.
 
     Only the first `vocab` entries of either head count. Elementwise work is done in the format of `scales` [T], fp32 or
-    float64, whatever the format of the matrix operations. Rows without a target are visited where there is a teacher,
-    and left out where there is none.
+    float64, whatever the format of the matrix operations. Rows without a target are visited where there is a teacher
+    or a term that acts on every row, and else left out.
     """
     plan = _Plan(
         teacher=teacher._replace(dtype=_matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher,
@@ -145,15 +145,15 @@ def _forward_chunks(student: Head, plan: _Plan, wanted: list[bool]) -> tuple[Ten
 def _arrange(rows: Tensor, plan: _Plan) -> tuple[Tensor | None, int, int]:
     """An order of the rows, those with a target first, how many there are, and how many of them have a target.
 
-    Without a teacher, rows without a target are left out. On a GPU the sizes would have to be waited for: all rows come
-    there, in their own order.
+    Rows without a target are left out where no term acts on them. On a GPU the sizes would have to be waited for: all
+    rows come there, in their own order.
     """
     num_rows = len(rows)
     if rows.device.type != "cpu":
         return None, num_rows, 0 if plan.targets is None else num_rows
     on = torch.zeros(num_rows, dtype=torch.bool) if plan.targets is None else plan.targets != NO_TARGET
     with_target, without = on.nonzero()[:, 0], (~on).nonzero()[:, 0]
-    if plan.teacher is None:
+    if plan.teacher is None and not plan.block.every_row:
         without = without[:0]
     return torch.cat([with_target, without]), len(with_target) + len(without), len(with_target)
 

@@ -61,6 +61,30 @@ def test_any_terms_are_visited_in_chunks_with_the_plain_result(mixture: str, row
             torch.testing.assert_close(mine, reference, rtol=0, atol=5e-6 * max(largest, 1e-6))
 
 
+class Entropy(VocabularyTerm):
+    """A term at every position that needs neither a teacher nor a target."""
+
+    needs_teacher = False
+
+    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+        log_q = student.log_softmax(-1)
+        return -(log_q.exp() * log_q).sum(-1)
+
+
+@pytest.mark.parametrize("terms", [[Entropy()], [Mlm(), Entropy()]], ids=["alone", "beside_mlm"])
+def test_a_term_without_a_teacher_acts_on_every_row(terms: list[VocabularyTerm]) -> None:
+    """Also on those without a target, which masked words alone leave out."""
+    case, scales = problem(41), torch.linspace(0.2, 0.9, len(terms))
+    assert case.targets is not None
+    want, want_sums = reference_loss(
+        terms, case.student._replace(dtype=torch.float32), None, case.targets, scales, VOCAB
+    )
+    got, got_sums = vocabulary_loss(terms, case.student, None, case.targets, scales, VOCAB, compiled=False)
+    torch.testing.assert_close((got, got_sums), (want, want_sums), rtol=1e-5, atol=2e-5)
+    for mine, reference in zip(gradients(got, case.student), gradients(want, case.student), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=0, atol=5e-6 * reference.abs().max().item())
+
+
 def test_the_pair_keeps_its_kernel_beside_other_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     visited = []
     monkeypatch.setattr(vocabulary, "SoftMlmBlock", lambda *args: visited.append(args) or SoftMlmBlock(*args))
