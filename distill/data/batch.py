@@ -26,7 +26,7 @@ class Batch:
 
     inputs: dict[str, torch.Tensor]  # what the models take besides masks: input_ids [B, S]
     documents: torch.Tensor | None  # [B, S] int64, PADDING at padding, else 0: a row is one; None: no padding at all
-    labels: dict[str, Labels]  # by task, such as mlm
+    labels: dict[str, Labels]  # by task, such as mlm; the tokens to predict come first
     valid_positions: torch.Tensor | None  # [num_valid] int64, flat non-padding positions; None: all of them
     row_ids: np.ndarray  # [B] int64, number of each row in the corpus
     # What `Teacher.read_ahead` has put here, such as cached entries of these rows; only the teacher looks at it.
@@ -36,6 +36,11 @@ class Batch:
     def ids(self) -> torch.Tensor:
         """[B, S] int64, token ids as the models see them."""
         return self.inputs["input_ids"]
+
+    @property
+    def targets(self) -> Labels:
+        """The tokens to predict, of whichever task the batch is of."""
+        return next(iter(self.labels.values()))
 
     @property
     def num_valid(self) -> int:

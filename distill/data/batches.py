@@ -21,16 +21,32 @@ WINDOWS_AHEAD = 4
 class Collator(Protocol):
     """What makes micro-batches of rows, for one task."""
 
+    @property
+    def pad_id(self) -> int:
+        """What fills up rows."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Everything that decides the batch of a row besides its key."""
+        ...
+
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
         """ids [B, S] int64, row_keys [B] uint64, row_ids [B]; everything random is a function of the row's key."""
         ...
 
 
+def sample_rows(num_rows: int, most: int | None, purpose: str) -> np.ndarray | None:
+    """The numbers of at most `most` of the rows, in order; None: all. The choice depends on `purpose` alone."""
+    if most is None or most >= num_rows:
+        return None
+    return np.sort(shuffled(np.arange(most), num_rows, key(0, purpose)))
+
+
 def subsample_rows(rows: np.ndarray, most: int | None, purpose: str) -> np.ndarray:
-    """At most `most` of the rows, in their old order: a choice that depends on `purpose` and on nothing else."""
-    if most is None or most >= len(rows):
-        return rows
-    return rows[np.sort(shuffled(np.arange(most), len(rows), key(0, purpose)))]
+    """At most `most` of the rows, in their old order, as `sample_rows` chooses."""
+    numbers = sample_rows(len(rows), most, purpose)
+    return rows if numbers is None else rows[numbers]
 
 
 def num_threads(requested: int | None, local_size: int) -> int:

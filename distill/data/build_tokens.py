@@ -17,6 +17,7 @@ from distill.config import CacheConfig
 from distill.data.disk_cache import num_processes, workers
 from distill.data.heldout import HeldOut, held_out
 from distill.data.packing import PARTS, Packing, pack
+from distill.data.row_format import IDS
 from distill.data.sources import Shard, Source, read
 from distill.files import atomic, remove
 from distill.progress import Progress
@@ -54,7 +55,7 @@ def work_of(sources: Sequence[Source]) -> list[Work]:
 
 
 def held_out_rule(share: float, work: list[Work]) -> HeldOut:
-    return held_out(share, (document.text for each in work for document in read(each.source, each.shard)))
+    return held_out(share, (document for each in work for document in read(each.source, each.shard)))
 
 
 def num_tokens(meta: dict[str, Any]) -> int:
@@ -116,7 +117,7 @@ def _publish(folder: Path, stems: list[Path], packing: Packing, seconds: float) 
 
 def _join(files: list[Path], out: Path, packing: Packing) -> tuple[np.ndarray, str]:
     """Writes files one after the other to `out`; gives the count of each id and the sha256, in bounded memory."""
-    counts = np.zeros(packing.vocabulary, np.int64)
+    counts = np.zeros(max(packing.vocabulary, packing.format.pad + 1), np.int64)
     digest = hashlib.sha256(f"{packing.dtype} {packing.sequence_length}\n".encode())
     with out.open("wb") as joined:
         for file in files:
@@ -124,5 +125,6 @@ def _join(files: list[Path], out: Path, packing: Packing) -> tuple[np.ndarray, s
                 while chunk := rows.read(CHUNK):
                     joined.write(chunk)
                     digest.update(chunk)
-                    counts += np.bincount(np.frombuffer(chunk, packing.dtype), minlength=len(counts))
-    return counts, digest.hexdigest()
+                    ids = np.frombuffer(chunk, packing.dtype)
+                    counts += np.bincount(ids & IDS if packing.prompts else ids, minlength=len(counts))
+    return counts[: packing.vocabulary], digest.hexdigest()

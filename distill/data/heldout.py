@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 
+from distill.data.document import Document
 from distill.data.readers import blocks
 
 FEW = 50  # documents
@@ -23,37 +24,43 @@ class HeldOut:
 
     A document is held out when its `fraction` lies below `share`. Of fewer than 50 documents that could take none, or
     far too much, so there the rule works on blocks of whole paragraphs of about 8 KiB: the share of them with the
-    lowest fractions is held out, at least one.
+    lowest fractions is held out, at least one. A document with parts is one block: an answer without its prompt
+    would be another task.
     """
 
     share: float
     by_block: bool = False
 
-    def parts(self, text: str) -> Iterator[tuple[bool, str]]:
-        """(held out?, text) for each stretch of a document that falls to one part; the stretches follow each other."""
-        if not self.by_block:
-            yield self._below(text), text
+    def parts(self, document: Document) -> Iterator[tuple[bool, Document]]:
+        """(held out?, stretch) for each stretch of a document that falls to one part; they follow each other."""
+        if not self.by_block or document.parts:
+            yield self._below(document.text), document
             return
         stretch: list[str] = []
         held = False
-        for block in blocks(text, BLOCK):
+        for block in blocks(document.text, BLOCK):
             if stretch and self._below(block) != held:
-                yield held, "".join(stretch)
+                yield held, Document(document.name, "".join(stretch))
                 stretch = []
             held = self._below(block)
             stretch.append(block)
         if stretch:
-            yield held, "".join(stretch)
+            yield held, Document(document.name, "".join(stretch))
 
     def _below(self, text: str) -> bool:
         return self.share > 0 and fraction(text, "heldout") < self.share
 
 
-def held_out(share: float, texts: Iterable[str]) -> HeldOut:
+def held_out(share: float, documents: Iterable[Document]) -> HeldOut:
     """The rule for a corpus of these documents, of which at most the first 50 are looked at."""
-    first = list(islice(texts, FEW)) if share else []
+    first = list(islice(documents, FEW)) if share else []
     if not first or len(first) == FEW:
         return HeldOut(share)
-    drawn = sorted(fraction(block, "heldout") for text in first for block in blocks(text, BLOCK))
+    drawn = sorted(fraction(block, "heldout") for document in first for block in _blocks(document))
     count = min(max(1, round(share * len(drawn))), len(drawn) - 1)
     return HeldOut(drawn[count], by_block=True)  # strictly below: exactly `count` blocks (more only of repeated text)
+
+
+def _blocks(document: Document) -> Iterator[str]:
+    """What of a document is held out or not as a whole."""
+    return iter([document.text]) if document.parts else blocks(document.text, BLOCK)

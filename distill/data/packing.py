@@ -11,79 +11,101 @@ from typing import IO, Any
 
 import numpy as np
 
+from distill.data.document import Document, Part
 from distill.data.heldout import HeldOut
 from distill.data.readers import blocks
+from distill.data.row_format import INNER, PROMPT, RowFormat
 from distill.data.sources import Shard, Source, read
+from distill.errors import SettingError
 from distill.files import atomic
 
 BLOCK = 16 << 10  # characters that are tokenized at once
-SHORTEST = 8  # tokens that the end of a document needs to become a row
 PARTS = ("train", "heldout")
 
 
 @dataclass(frozen=True)
 class Packing:
-    """All that decides how text becomes rows: [CLS] ids [SEP], then padding up to `sequence_length`."""
+    """All that decides how text becomes rows: ids in their format, then padding up to `sequence_length`."""
 
     tokenizer: str  # tokenizer.json
     vocabulary: int
-    cls: int
-    sep: int
-    pad: int
+    format: RowFormat
     sequence_length: int
     cross_documents: bool
     held_out: HeldOut
+    prompts: bool = False  # whether documents may have parts that do not count, so that ids carry flags
 
     @property
     def dtype(self) -> np.dtype:
         """uint16 where the ids allow it, else uint32."""
-        return np.dtype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
+        small = max(self.vocabulary, self.format.pad + 1) <= 1 << 16 and not self.prompts
+        return np.dtype(np.uint16 if small else np.uint32)
 
 
 class RowWriter:
     """Rows written to a file as their ids come in."""
 
     def __init__(self, file: IO[bytes], packing: Packing) -> None:
-        self.file, self.packing = file, packing
+        self.file, self.packing, self.format = file, packing, packing.format
         self.left = np.empty(0, packing.dtype)  # ids that do not fill a row yet
         self.rows = self.tokens = self.documents = 0
 
-    def add(self, ids: list[int]) -> None:
-        """Takes the next ids of a document; writes the rows that are full."""
-        body = self.packing.sequence_length - 2
-        ids_ = np.concatenate([self.left, np.asarray(ids, self.packing.dtype)])
-        full = len(ids_) // body
-        self.left = ids_[full * body :]
-        self._write(ids_[: full * body].reshape(full, body))
+    def add(self, ids: list[int], counts: bool = True) -> None:
+        """Takes the next ids of a document's text, and whether they count; writes the rows that are full."""
+        new = np.asarray(ids, self.packing.dtype)
+        if self.packing.prompts:
+            inner = (new == self.format.document_end) | (new == self.format.pad)
+            new = new | np.where(inner, np.uint32(INNER), np.uint32(0))
+        self._add(new, counts)
 
-    def end_document(self) -> None:
-        """Ends the row, or, where rows may run over a document's end, marks it with a separator inside the row."""
+    def begin_document(self) -> None:
+        """Marks where a document begins, in formats that do."""
+        if self.format.document_start is not None:
+            self._add(np.array([self.format.document_start], self.packing.dtype))
+
+    def end_document(self, counts: bool = True) -> None:
+        """Ends the row, or, where rows may run over a document's end, marks it with a separator inside the row.
+
+        `counts`: whether what the document ends with does; then its end is to be predicted too.
+        """
+        if self.format.document_end is not None:
+            self._add(np.array([self.format.document_end], self.packing.dtype), counts)
         if not self.packing.cross_documents:
             self.end()
-        elif len(self.left):
-            self.add([self.packing.sep])
+        elif len(self.left) and self.format.separator is not None:
+            self._add(np.array([self.format.separator], self.packing.dtype))
 
     def end(self) -> None:
-        """Writes what is left as a padded row; fewer than SHORTEST ids are dropped."""
-        if len(self.left) and self.left[-1] == self.packing.sep:  # the row ends in one anyway
+        """Writes what is left as a padded row, unless that is too short to be one."""
+        if len(self.left) and self.left[-1] == self.format.separator:  # the row ends in one anyway
             self.left = self.left[:-1]
-        if len(self.left) >= SHORTEST:
+        if len(self.left) >= self.format.shortest:
             self._write(self.left[None])
         self.left = self.left[:0]
+
+    def _add(self, ids: np.ndarray, counts: bool = True) -> None:
+        body = self.packing.sequence_length - self.format.body
+        ids = np.concatenate([self.left, ids if counts else ids | np.uint32(PROMPT)])
+        full = len(ids) // body
+        self.left = ids[full * body :]
+        self._write(ids[: full * body].reshape(full, body))
 
     def _write(self, bodies: np.ndarray) -> None:
         """Writes [rows, ids] as rows of full length."""
         count, length = bodies.shape
-        rows = np.full((count, self.packing.sequence_length), self.packing.pad, self.packing.dtype)
-        rows[:, 0] = self.packing.cls
-        rows[:, 1 : 1 + length] = bodies
-        rows[:, 1 + length] = self.packing.sep
+        rows = np.full((count, self.packing.sequence_length), self.format.pad, self.packing.dtype)
+        first = int(self.format.row_start is not None)
+        if self.format.row_start is not None:
+            rows[:, 0] = self.format.row_start
+        rows[:, first : first + length] = bodies
+        if self.format.row_end is not None:
+            rows[:, first + length] = self.format.row_end
         self.file.write(rows.tobytes())
         self.rows += count
-        self.tokens += count * (length + 2)
+        self.tokens += count * (length + self.format.body)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def load_tokenizer(text: str) -> Any:
     """The `tokenizers.Tokenizer` of a tokenizer.json; a special token's name in a text is text, not the token."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one process per core is enough
@@ -94,6 +116,27 @@ def load_tokenizer(text: str) -> Any:
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+@lru_cache(maxsize=1)
+def without_first_space(text: str) -> str:
+    """tokenizer.json for the middle of a document: those in the manner of SentencePiece put a space before a text."""
+    settings = json.loads(text)
+
+    def changed(step: Any) -> Any:
+        if isinstance(step, list):
+            return [changed(each) for each in step if each.get("type") != "Prepend"]
+        if not isinstance(step, dict) or step.get("type") == "Prepend":
+            return None
+        first = {"prepend_scheme": "never", "add_prefix_space": False}
+        inner = ("normalizers", "pretokenizers")
+        return {
+            name: first[name] if name in first else changed(value) if name in inner else value
+            for name, value in step.items()
+        }
+
+    steps = {name: changed(settings.get(name)) for name in ("normalizer", "pre_tokenizer")}
+    return json.dumps(settings | steps, sort_keys=True)
 
 
 def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str, Any]:
@@ -107,7 +150,12 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
         writers = [RowWriter(files.enter_context(path.open("wb")), packing) for path in new]
         for document in read(source, shard, lambda error: skipped.append(str(error))):
-            _pack_document(document.text, writers, packing)
+            if document.parts and not packing.prompts:
+                raise SettingError(
+                    f"{type(source).__name__} gives documents of parts, such as {document.name}: let its class say "
+                    "`prompts = True`"
+                )
+            _pack_document(document, writers, packing)
         for writer in writers:
             writer.end()
     done: dict[str, Any] = {
@@ -120,13 +168,23 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     return done
 
 
-def _pack_document(text: str, parts: list[RowWriter], packing: Packing) -> None:
-    tokenizer = load_tokenizer(packing.tokenizer)
+def _pack_document(document: Document, writers: list[RowWriter], packing: Packing) -> None:
     met = set()
-    for held, stretch in packing.held_out.parts(text):
+    for held, stretch in packing.held_out.parts(document):
         met.add(held)
-        for block in blocks(stretch, BLOCK):
-            parts[held].add(tokenizer.encode_batch_fast([block], add_special_tokens=False)[0].ids)
-        parts[held].end_document()
+        writer, parts = writers[held], stretch.parts or (Part(stretch.text),)
+        writer.begin_document()
+        for number, part in enumerate(parts):
+            _pack_part(part, number > 0, writer, packing)
+        writer.end_document(parts[-1].counts)
     for held in met:
-        parts[held].documents += 1
+        writers[held].documents += 1
+
+
+def _pack_part(part: Part, goes_on: bool, writer: RowWriter, packing: Packing) -> None:
+    """Parts are tokenized one by one: who completes a prompt later has tokenized it without its completion, too."""
+    for number, block in enumerate(blocks(part.text, BLOCK)):
+        text = packing.tokenizer
+        tokenizer = load_tokenizer(without_first_space(text) if goes_on or number else text)
+        tokenizer.encode_special_tokens = not part.special
+        writer.add(tokenizer.encode_batch_fast([block], add_special_tokens=False)[0].ids, part.counts)

@@ -5,11 +5,13 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from distill.errors import SettingError
+
+Value = TypeVar("Value", str, list)
 
 PIECE = 1 << 20  # characters after which a plain text file is cut at the next blank line
 
@@ -58,11 +60,11 @@ def blocks(text: str, size: int) -> Iterator[str]:
         begin = end
 
 
-def records(path: Path, field: str, setting: str, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """`field` of every JSON object of a JSONL file; `start` and `stop` as in `pieces`.
+def records(path: Path, start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
+    """Every JSON object of a JSONL file; `start` and `stop` as in `pieces`.
 
     Raises:
-        SettingError: an object has no such field. Unreadable: a line is no JSON object.
+        Unreadable: a line is no JSON object.
     """
     for number, line in enumerate(lines(path, start, stop), 1):
         if not line.strip():
@@ -73,22 +75,29 @@ def records(path: Path, field: str, setting: str, start: int = 0, stop: int | No
             raise Unreadable(path.name, f"line {number} is not JSON ({error})") from error
         if not isinstance(record, dict):
             raise Unreadable(path.name, f"line {number} is no JSON object")
-        yield _text(record, field, path.name, setting)
+        yield record
 
 
-def columns(path: Path, field: str, setting: str, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """Column `field` of the row groups [start, stop) of a Parquet file, 256 rows at a time."""
+def columns(path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
+    """Columns of the row groups [start, stop) of a Parquet file, row by row, 256 of which are in memory.
+
+    Args:
+        fields: the columns by the setting that names each, such as {"corpus.field": "text"}.
+
+    Raises:
+        SettingError: there is no such column.
+    """
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if field not in file.schema_arrow.names:
-                raise _no_field(field, file.schema_arrow.names, path.name, setting)
+            for setting, field in fields.items():
+                if field not in file.schema_arrow.names:
+                    raise _no_field(field, file.schema_arrow.names, path.name, setting)
             groups = range(start, file.num_row_groups if stop is None else stop)
-            for batch in file.iter_batches(256, row_groups=groups, columns=[field]):
-                for value in batch.column(0).to_pylist():
-                    yield _text({field: value}, field, path.name, setting)
+            for batch in file.iter_batches(256, row_groups=groups, columns=list(fields.values())):
+                yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
 
@@ -133,25 +142,29 @@ def hub_revision(hub: str) -> str:
         return hub
 
 
-def hub_texts(rows: Iterable[dict[str, Any]], field: str, hub: str, setting: str) -> Iterator[str]:
-    """Column `field` of the rows of a Hub data set."""
-    for row in rows:
-        yield _text(row, field, hub, setting)
+def value_of(record: dict[str, Any], field: str, name: str, setting: str, kind: type[Value]) -> Value:
+    """A field of a record, which has to be of this kind; nothing of it where it is null.
 
+    Args:
+        name: of the file or data set.
+        setting: which names the field, such as `corpus.field`.
 
-def _text(record: dict[str, Any], field: str, name: str, setting: str) -> str:
+    Raises:
+        SettingError: there is no such field, or it holds something else.
+    """
     if field not in record:
         raise _no_field(field, list(record), name, setting)
     value = record[field]
     if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise SettingError(f"{setting}.field={field}: in {name} it holds {type(value).__name__}, not text")
+        return kind()
+    if not isinstance(value, kind):
+        wanted = "text" if kind is str else f"a {kind.__name__}"
+        raise SettingError(f"{setting}={field}: in {name} it holds {type(value).__name__}, not {wanted}")
     return value
 
 
 def _no_field(field: str, fields: list[str], name: str, setting: str) -> SettingError:
-    return SettingError(f"{setting}.field={field}: {name} has no such field; it has {', '.join(map(str, fields))}")
+    return SettingError(f"{setting}={field}: {name} has no such field; it has {', '.join(map(str, fields))}")
 
 
 def lines(path: Path, start: int = 0, stop: int | None = None, limit: int = -1) -> Iterator[str]:

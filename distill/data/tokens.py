@@ -18,8 +18,9 @@ from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.heldout import HeldOut
 from distill.data.local_copy import local_copy
-from distill.data.packing import PARTS, SHORTEST, Packing
-from distill.data.sources import Source, find_source
+from distill.data.packing import PARTS, Packing
+from distill.data.row_format import RowFormatOf, masked_rows
+from distill.data.sources import Source, find_source, no_prompts
 from distill.data.sources.prose import Prose
 from distill.errors import SettingError
 
@@ -44,6 +45,11 @@ class Text:
         return " + ".join(source.describe() for source in self.sources)
 
     @property
+    def prompts(self) -> bool:
+        """Whether some of it may be there to be read only."""
+        return any(source.prompts for source in self.sources)
+
+    @property
     def identity(self) -> list[Any]:
         return [
             source.identity if source.made_from is None else [source.made_from, source.identity]
@@ -55,7 +61,7 @@ class Text:
 class Tokens:
     """The rows of one part of a text. N rows, L = sequence_length, V = length of the tokenizer."""
 
-    rows: np.ndarray  # [N, L] uint16 or uint32, memory-mapped: [CLS] ids [SEP], then padding
+    rows: np.ndarray  # [N, L] uint16 or uint32, memory-mapped: ids as the format of rows says, then padding
     counts: np.ndarray  # [V] int64: how often each id stands in `rows`, special tokens and padding included
     digest: str  # sha256 of the rows: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
@@ -64,6 +70,7 @@ class Tokens:
     seconds: float  # it took to prepare the whole text, when that was done
     tokens_per_second: float  # of that preparation
     skipped: tuple[str, ...]  # `name: reason` of every file that could not be read
+    prompts: bool = False  # whether ids carry the flags of `row_format`
 
 
 def corpus_text(corpus: CorpusConfig) -> Text:
@@ -102,23 +109,29 @@ def _path_of(settings: Any) -> str:
 
 
 def prepare(
-    text: Text, tokenizer: "PreTrainedTokenizerBase", settings: TokensConfig, cache: CacheConfig, part: str
+    text: Text,
+    tokenizer: "PreTrainedTokenizerBase",
+    settings: TokensConfig,
+    cache: CacheConfig,
+    part: str,
+    rows: RowFormatOf = masked_rows,
 ) -> Tokens:
     """Rows of a text from the cache; what is not there is built, and read from `corpus.local` where that is given.
 
     Args:
         part: `train` or `heldout`, of which both are built in one pass, or `all`.
+        rows: the format of rows, for a tokenizer.
 
     Raises:
         SettingError: a file cannot be read and `corpus.unreadable=stop`, the tokenizer lacks a special token, there is
-            not one row, or a folder cannot be written.
+            not one row, a folder cannot be written, or the text has prompts and the format no place for them.
     """
     assert part in (*PARTS, "all")
     if part == "heldout" and not settings.heldout:
         raise SettingError(
             f"corpus.heldout={settings.heldout}: no text is held out to evaluate on; set it to 0.02 or so"
         )
-    packing = _packing(tokenizer, settings, 0.0 if part == "all" else settings.heldout)
+    packing = _packing(text, tokenizer, settings, 0.0 if part == "all" else settings.heldout, rows)
     folder = folder_of(cache.cache, "tokens", key_of(text, asdict(packing)))
     with once(folder) as missing:
         if missing:
@@ -138,28 +151,34 @@ def key_of(text: Text, settings: dict[str, Any]) -> str:
     return hashlib.sha256(repr((FORMAT, text.identity, sorted(settings.items()))).encode()).hexdigest()[:32]
 
 
-def _packing(tokenizer: "PreTrainedTokenizerBase", settings: TokensConfig, share: float) -> Packing:
+def _packing(
+    text: Text,
+    tokenizer: "PreTrainedTokenizerBase",
+    settings: TokensConfig,
+    share: float,
+    rows: RowFormatOf,
+) -> Packing:
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    ids = {
-        "[CLS]": tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id,
-        "[SEP]": tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id,
-        "[PAD]": tokenizer.pad_token_id,
-    }
-    lacking = [name for name, id_ in ids.items() if id_ is None]
-    if backend is None or lacking:
-        what = "is not a `tokenizers` one" if backend is None else f"has no {', '.join(lacking)} token"
-        raise SettingError(f"teacher.path={tokenizer.name_or_path}: its tokenizer {what}; choose an encoder")
-    if settings.sequence_length < SHORTEST + 2:
-        raise SettingError(f"corpus.sequence_length={settings.sequence_length}: rows need at least {SHORTEST + 2} ids")
+    if backend is None:
+        raise SettingError(
+            f"teacher.path={tokenizer.name_or_path}: its tokenizer is not a `tokenizers` one; choose a model with a "
+            "fast tokenizer"
+        )
+    format = rows(tokenizer)
+    if text.prompts and format.document_end is None:
+        raise no_prompts(text.setting)
+    if settings.sequence_length < format.shortest + format.body:
+        raise SettingError(
+            f"corpus.sequence_length={settings.sequence_length}: rows need at least {format.shortest + format.body} ids"
+        )
     return Packing(
         tokenizer=_plain(backend.to_str()),
         vocabulary=len(tokenizer),
-        cls=ids["[CLS]"],
-        sep=ids["[SEP]"],
-        pad=ids["[PAD]"],
+        format=format,
         sequence_length=settings.sequence_length,
         cross_documents=settings.cross_documents,
         held_out=HeldOut(share),
+        prompts=text.prompts,
     )
 
 
@@ -189,6 +208,7 @@ def _load(folder: Path, part: str, text: Text, packing: Packing, settings: Token
         seconds=meta["seconds"],
         tokens_per_second=rate(meta),
         skipped=skipped,
+        prompts=packing.prompts,
     )
 
 
@@ -201,6 +221,6 @@ def _no_rows(meta: dict[str, Any], part: str, text: Text, settings: TokensConfig
     count = sum(meta[each]["documents"] for each in PARTS)
     unread = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""
     return SettingError(
-        f"{text.setting}.path={text.path}: not one row: {count} document{'s' * (count != 1)}, none with {SHORTEST} "
-        f"tokens or more{unread}; check {text.setting}.kind and {text.setting}.share"
+        f"{text.setting}.path={text.path}: not one row: {count} document{'s' * (count != 1)}, none long "
+        f"enough{unread}; check {text.setting}.kind and {text.setting}.share"
     )

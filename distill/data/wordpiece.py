@@ -1,26 +1,19 @@
 """An uncased WordPiece tokenizer trained on the corpus, the same from the same text every time."""
 
-import logging
 import os
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.config import CorpusConfig
-from distill.data.build_tokens import Work, held_out_rule, work_of
-from distill.data.disk_cache import folder_of, once
-from distill.data.sources import read
-from distill.data.tokens import corpus_text, key_of
+from distill.data.new_tokenizer import spool, tokenizer_of_corpus
 from distill.errors import SettingError
 from distill.files import atomic
 
 if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer
     from transformers import PreTrainedTokenizerFast
-
-logger = logging.getLogger(__name__)
 
 SPECIAL = {
     "pad_token": "[PAD]",
@@ -35,30 +28,12 @@ SMALLEST = 100
 def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
     """A tokenizer of `corpus.vocab_size` pieces in the manner of BERT, trained on what the corpus does not hold out.
 
-    It is kept in the cache. `model_max_length` is left to the caller.
+    `model_max_length` is left to the caller.
 
     Raises:
         SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
     """
-    from transformers import PreTrainedTokenizerFast
-
-    text = corpus_text(corpus)
-    settings = {"vocab_size": corpus.tokens.vocab_size, "heldout": corpus.tokens.heldout}
-    path = folder_of(corpus.cache.cache, "wordpiece", f"{key_of(text, settings)}.json")
-    with once(path) as missing:
-        if missing:
-            begun = time.perf_counter()
-            logger.info(f"training a tokenizer of {corpus.tokens.vocab_size:,} pieces on {text.describe()}")
-            train(_training_texts(work_of(text.sources), corpus.tokens.heldout), corpus.tokens.vocab_size, path)
-            logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
-    return PreTrainedTokenizerFast(tokenizer_file=str(path), **SPECIAL)
-
-
-def _training_texts(work: list[Work], share: float) -> Iterator[str]:
-    rule = held_out_rule(share, work)
-    for each in work:
-        for document in read(each.source, each.shard):
-            yield from (text for held, text in rule.parts(document.text) if not held)
+    return tokenizer_of_corpus(corpus, "wordpiece", train, SPECIAL)
 
 
 def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
@@ -76,7 +51,7 @@ def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     plain = path.with_suffix(f".{os.getpid()}.txt")
     try:
-        characters = _alphabet(_spool(texts, plain), tokenizer.normalizer, vocab_size)
+        characters = _alphabet(spool(texts, plain), tokenizer.normalizer, vocab_size)
         # The trainer numbers `##x` pieces in the random order of a hash map, and breaks ties by number. Numbering them
         # beforehand, as if they were special, makes the outcome the same every time.
         trainer = trainers.WordPieceTrainer(
@@ -98,16 +73,6 @@ def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
     )
     with atomic(path) as new:
         trained.save(str(new))
-
-
-def _spool(texts: Iterable[str], path: Path) -> Counter[str]:
-    """Writes the texts to a file, so that they are read and cleaned once only; gives the count of each character."""
-    counts: Counter[str] = Counter()
-    with path.open("w", encoding="utf-8", errors="replace") as out:
-        for text in texts:
-            counts.update(text)
-            out.write(text + "\n")
-    return counts
 
 
 def _alphabet(counts: Counter[str], normalizer: "Normalizer", vocab_size: int) -> list[str]:

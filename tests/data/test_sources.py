@@ -13,7 +13,7 @@ from tiny import corpus_config
 from distill.component import Component
 from distill.config import CacheConfig, SourceConfig
 from distill.data import readers, tokens
-from distill.data.heldout import fraction, held_out
+from distill.data.heldout import HeldOut, fraction, held_out
 from distill.data.readers import Unreadable, blocks
 from distill.data.sources import Document, Shard, Source, _files, find_source, read
 from distill.data.sources.imdb import review
@@ -273,28 +273,36 @@ def test_shares_are_drawn_from_the_text_alone(tmp_path: Path) -> None:
     assert 0.3 < len(held) / len(some) < 0.7, "being held out does not depend on being in the share"
 
 
+def plain(text: str) -> Document:
+    return Document("", text)
+
+
+def stretches_of(rule: HeldOut, text: str) -> list[tuple[bool, str]]:
+    return [(held, stretch.text) for held, stretch in rule.parts(plain(text))]
+
+
 def test_many_documents_are_held_out_whole() -> None:
     rows = [f"Document {i}. " * 900 for i in range(400)]
-    rule = held_out(0.1, iter(rows))
-    parts = [list(rule.parts(row)) for row in rows]
+    rule = held_out(0.1, map(plain, rows))
+    parts = [stretches_of(rule, row) for row in rows]
     assert all(len(part) == 1 and part[0][1] == row for part, row in zip(parts, rows, strict=True))
     assert 20 < sum(part[0][0] for part in parts) < 60
-    assert not any(held for row in rows for held, _ in held_out(0.0, rows).parts(row))
+    assert not any(held for row in rows for held, _ in stretches_of(held_out(0.0, map(plain, rows)), row))
 
 
 @pytest.mark.parametrize(("count", "paragraphs"), [(1, 300), (3, 300), (10, 40)])
 def test_few_documents_are_held_out_by_block(count: int, paragraphs: int) -> None:
     rows = ["\n\n".join(f"Paragraph {i} of {j}. " * 9 for i in range(paragraphs)) for j in range(count)]
-    rule = held_out(0.02, rows)
-    stretches = [stretch for row in rows for stretch in rule.parts(row)]
+    rule = held_out(0.02, map(plain, rows))
+    stretches = [stretch for row in rows for stretch in stretches_of(rule, row)]
     assert "".join(text for _, text in stretches) == "".join(rows)
     held = sum(len(text) for is_held, text in stretches if is_held)
     assert 0 < held < 0.2 * sum(map(len, rows))
 
 
 def test_one_short_document_stays_for_training() -> None:
-    assert list(held_out(0.02, ["Short."]).parts("Short.")) == [(False, "Short.")]
-    assert list(held_out(0.02, []).parts("Short.")) in ([(False, "Short.")], [(True, "Short.")])
+    assert stretches_of(held_out(0.02, [plain("Short.")]), "Short.") == [(False, "Short.")]
+    assert stretches_of(held_out(0.02, []), "Short.") in ([(False, "Short.")], [(True, "Short.")])
 
 
 @pytest.mark.parametrize("text", ["", "a", "word " * 500, "x" * 1000, "\n\n".join(["para " * 8] * 60)])
@@ -309,7 +317,7 @@ def test_blocks_put_together_are_the_text(text: str) -> None:
 def test_a_shard_names_its_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (document,) = Text(SourceConfig(kind="text"), "corpus").documents(Shard((str(tmp_path / "a.txt"),)))
-    assert document == ("a.txt#0", "one")
+    assert document == Document("a.txt#0", "one")
 
 
 # --- one's own

@@ -16,6 +16,7 @@ from distill.config import CorpusConfig, Missing, SourceConfig
 from distill.data import build_tokens
 from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
+from distill.data.row_format import RowFormat
 from distill.data.sources import _files, prose
 from distill.data.tokens import Tokens, prepare, set_text
 from distill.errors import SettingError
@@ -107,7 +108,7 @@ def test_the_name_of_a_special_token_is_text(tmp_path: Path, tokenizer: PreTrain
 
 
 def test_large_vocabularies_get_four_bytes() -> None:
-    packing = Packing("", 1 << 16, 0, 1, 2, 8, False, HeldOut(0.0))
+    packing = Packing("", 1 << 16, RowFormat(0, 1, None, None, 1, 2, 8), 8, False, HeldOut(0.0))
     assert packing.dtype == np.uint16 and replace(packing, vocabulary=(1 << 16) + 1).dtype == np.uint32
 
 

@@ -8,16 +8,11 @@ from typing import Any, NamedTuple
 
 from distill.component import Component, class_name
 from distill.config import CacheConfig, SourceConfig
+from distill.data.document import Document as Document
+from distill.data.document import Part as Part
 from distill.data.heldout import fraction
 from distill.data.readers import Unreadable
 from distill.errors import SettingError
-
-
-class Document(NamedTuple):
-    """A name for messages, and a text whose paragraphs are parted by blank lines."""
-
-    name: str
-    text: str
 
 
 class Shard(NamedTuple):
@@ -42,6 +37,7 @@ class Source(ABC):
     """Where documents come from. It is sent to the processes that prepare tokens, so it must pickle."""
 
     share: float = 1.0  # seeded share of the documents that is used
+    prompts: bool = False  # whether its documents may have parts that do not count (`Document.of_parts`)
     made_from: Any = None  # the import path and settings of a user's own source; built-in ones say all in `identity`
 
     @abstractmethod
@@ -109,6 +105,20 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
             source.share = share
         return source
     module = importlib.import_module(f"{__name__}.{settings.kind}")
-    found = getattr(module, class_name(settings.kind)).find(settings, setting, cache)
+    kind = getattr(module, class_name(settings.kind))
+    for name in ("prompt", "template", "target_role"):
+        if (value := getattr(settings, name)) is not None and name not in getattr(kind, "takes", ()):
+            raise SettingError(
+                f"{setting}.{name}={value!r}: {setting}.kind={settings.kind} has no such setting; leave it out"
+            )
+    found = kind.find(settings, setting, cache)
     assert found is None or isinstance(found, Source)
     return found
+
+
+def no_prompts(setting: str) -> SettingError:
+    """For a task that predicts words of prompts too; `setting` as in `find_source`."""
+    return SettingError(
+        f"{setting} has prompts, which only causal models leave out of what they predict: set objective.task=clm, or "
+        f"give {setting}.kind and {setting}.field of a text without prompts"
+    )

@@ -12,12 +12,14 @@ from typing import Any, ClassVar, Self
 from distill.config import CacheConfig, SourceConfig
 from distill.data import readers
 from distill.data.readers import Unreadable
-from distill.data.sources import Document, Shard, Source, file_state
+from distill.data.sources import Document, Part, Shard, Source, file_state
 from distill.errors import SettingError
 
 SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
 RANGE_BYTES = 64 << 20  # larger plain files are read in ranges of this size, so that several processes can share one
 HUB_ROWS = 20_000  # rows of a Hub data set in one shard
+
+Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class FileSource(Source):
     word: ClassVar[str]  # for the banner
     suffixes: ClassVar[tuple[str, ...]]  # of the files that are taken from a folder
     ranges: ClassVar[bool] = True  # whether a plain file can be entered in the middle
+    takes: ClassVar[tuple[str, ...]] = ()  # which of the settings `prompt`, `template` and `target_role` it reads
+    usual_field: ClassVar[str] = "text"
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self | None:
@@ -56,7 +60,7 @@ class FileSource(Source):
         """The files of a folder that belong to the source."""
         return [path for path in root.rglob("*") if path.name.lower().endswith(self.suffixes) and path.is_file()]
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content]:
         """The texts of a file, or of the lines that begin in its bytes [start, stop)."""
         raise NotImplementedError
 
@@ -64,16 +68,55 @@ class FileSource(Source):
         """A text that came as a field of a record."""
         return text
 
-    def from_rows(self, texts: Iterable[str]) -> Iterable[str]:
-        """The documents in the rows of a Hub data set."""
-        return (self.clean(text).strip() for text in texts)
+    def content(self, record: dict[str, Any], name: str) -> Content:
+        """What a record of a file or data set of this name says, after its prompt where it has one; empty: nothing."""
+        text = self.clean(readers.value_of(record, self.field, name, f"{self.setting}.field", str))
+        if self.settings.prompt is None:
+            return text
+        prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
+        return (Part(prompt, counts=False), Part(text)) if text else ()
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, str]]:
-        """Name and text of everything in a file or a range of it."""
-        for number, text in enumerate(self._from_file(path, start, stop)):
-            yield f"{path.name}#{number}", text
+    def from_rows(self, rows: Iterable[dict[str, Any]]) -> Iterable[Content]:
+        """The documents in the rows of a Hub data set."""
+        assert self.settings.hub is not None
+        for row in rows:
+            content = self.content(row, self.settings.hub)
+            yield content.strip() if isinstance(content, str) else content
+
+    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content]]:
+        """Name and content of everything in a file or a range of it."""
+        for number, content in enumerate(self._from_file(path, start, stop)):
+            yield f"{path.name}#{number}", content
 
     # What all kinds have in common.
+
+    @property
+    def field(self) -> str:
+        """The column that holds the text."""
+        return self.settings.field or self.usual_field
+
+    @property
+    def prompts(self) -> bool:  # type: ignore[override]
+        return self.settings.prompt is not None
+
+    @property
+    def counted(self) -> str:
+        """What of the text counts, for the banner, where that is not all."""
+        return f", after prompts in {self.settings.prompt}" if self.settings.prompt is not None else ""
+
+    @property
+    def nothing(self) -> str:
+        """Why a file without a document is left out."""
+        return "no text in it"
+
+    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content]:
+        return (self.content(record, path.name) for record in readers.records(path, start, stop))
+
+    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content]:
+        fields = {f"{self.setting}.field": self.field}
+        if self.settings.prompt is not None:
+            fields[f"{self.setting}.prompt"] = self.settings.prompt
+        return (self.content(record, path.name) for record in readers.columns(path, fields, start, stop))
 
     @property
     def share(self) -> float:  # type: ignore[override]
@@ -121,13 +164,13 @@ class FileSource(Source):
     def describe(self) -> str:
         """For example `146 Gutenberg files in PATH`."""
         settings = self.settings
-        share = f", {settings.share:.3g} of its documents" if settings.share < 1 else ""
+        more = (f", {settings.share:.3g} of its documents" if settings.share < 1 else "") + self.counted
         if settings.path is None:
             subset = f"{settings.subset}, " if settings.subset else ""
-            return f"Hub data set {settings.hub} ({subset}split {settings.split}){share}"
+            return f"Hub data set {settings.hub} ({subset}split {settings.split}){more}"
         count = len(self.files)
         single = f"{self.word} file {settings.path}"
-        return (single if count == 1 else f"{count:,} {self.word} files in {settings.path}") + share
+        return (single if count == 1 else f"{count:,} {self.word} files in {settings.path}") + more
 
     @property
     def identity(self) -> Any:
@@ -136,7 +179,9 @@ class FileSource(Source):
         A streamed Hub data set is known by its revision, or by its name alone where the Hub cannot be reached.
         """
         settings = self.settings
-        how = [settings.kind, settings.field, settings.hub, settings.subset, settings.split, settings.share]
+        how = [settings.kind, self.field, settings.hub, settings.subset, settings.split, settings.share]
+        if self.prompts:
+            how += [settings.prompt, settings.template, settings.target_role]
         if settings.path is not None or settings.hub is None:
             return [[file_state(path) for path in self.files], *how]
         if settings.streaming:
@@ -182,35 +227,37 @@ class FileSource(Source):
 
     def documents(self, shard: Shard) -> Iterator[Document]:
         if not shard.paths:
-            texts = enumerate(self._from_hub(shard))
-            yield from (Document(f"{self.settings.hub}#{number}", text) for number, text in texts if text)
+            contents = enumerate(self._from_hub(shard))
+            yield from (_document(f"{self.settings.hub}#{number}", each) for number, each in contents if each)
             return
         for name in shard.paths:
             path, empty = Path(name), True
-            for document in self.named(path, shard.start, shard.stop):
-                if document[1]:
+            for named, content in self.named(path, shard.start, shard.stop):
+                if content:
                     empty = False
-                    yield Document(*document)
+                    yield _document(named, content)
             if empty and shard.stop is None:
-                raise Unreadable(path.name, "no text in it")
+                raise Unreadable(path.name, self.nothing)
 
-    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[str]:
+    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content]:
         """Parquet and JSONL files are read as such, whatever the kind."""
-        field, setting = self.settings.field, self.setting
         if path.suffix == ".parquet":
-            return map(self.clean, readers.columns(path, field, setting, start, stop))
+            return self.from_parquet(path, start, stop)
         if ".jsonl" in path.suffixes:
-            return map(self.clean, readers.records(path, field, setting, start, stop))
+            return self.from_jsonl(path, start, stop)
         return self.read(path, start, stop)
 
-    def _from_hub(self, shard: Shard) -> Iterable[str]:
-        assert self.settings.hub is not None
+    def _from_hub(self, shard: Shard) -> Iterable[Content]:
         rows = self._hub_rows()
         if not self.settings.streaming:
             rows = rows.select(range(shard.start, shard.stop or len(rows)))
-        return self.from_rows(readers.hub_texts(rows, self.settings.field, self.settings.hub, self.setting))
+        return self.from_rows(rows)
 
     def _hub_rows(self) -> Any:
         settings = self.settings
         assert settings.hub is not None
         return readers.load_hub(settings.hub, settings.subset, settings.split, settings.streaming, self.setting)
+
+
+def _document(name: str, content: Content) -> Document:
+    return Document(name, content) if isinstance(content, str) else Document.of_parts(name, content)

@@ -10,6 +10,7 @@ from distill.errors import SettingError
 class Hub(FileSource):
     word = "Hub"
     suffixes = ()
+    takes = ("prompt",)
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self | None:

@@ -1,9 +1,5 @@
-"""Parquet files; a column is the text."""
+"""Parquet files; a column is the text, another one may be a prompt before it."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-from distill.data import readers
 from distill.data.sources._files import FileSource
 
 
@@ -11,6 +7,5 @@ class Parquet(FileSource):
     word = "Parquet"
     suffixes = (".parquet",)
     ranges = False
-
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str]:
-        return readers.columns(path, self.settings.field, self.setting, start, stop)
+    takes = ("prompt",)
+    read = FileSource.from_parquet

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from distill.data.readers import PIECE, lines
+from distill.data.readers import PIECE, lines, value_of
 from distill.data.sources._files import FileSource
 
 _FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
@@ -24,8 +25,9 @@ class Wikitext(FileSource):
         """The articles; one that crosses `stop` is cut there."""
         return articles(lines(path, start, stop))
 
-    def from_rows(self, texts: Iterable[str]) -> Iterable[str]:
-        return articles(texts)  # on the Hub every line is a row
+    def from_rows(self, rows: Iterable[dict[str, Any]]) -> Iterable[str]:
+        name = str(self.settings.hub)  # every line is a row there
+        return articles(value_of(row, self.field, name, f"{self.setting}.field", str) for row in rows)
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:

@@ -1,0 +1,64 @@
+"""A byte-level BPE tokenizer in the manner of GPT-2, trained on the corpus, the same from the same text every time."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distill.config import CorpusConfig
+from distill.data.new_tokenizer import spool, tokenizer_of_corpus
+from distill.errors import SettingError
+from distill.files import atomic
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+SPECIAL = {"bos_token": END, "eos_token": END, "unk_token": END}  # as GPT-2 has them; its id is 0
+SMALLEST = 300  # every byte is a piece
+
+
+def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+    """A tokenizer of `corpus.vocab_size` pieces in the manner of GPT-2, trained on what the corpus does not hold out.
+
+    `model_max_length` is left to the caller.
+
+    Raises:
+        SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
+    """
+    return tokenizer_of_corpus(corpus, "byte_bpe", train, SPECIAL)
+
+
+def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
+    """Writes a tokenizer.json of `vocab_size` pieces (fewer where the texts have fewer) to `path`, in one step.
+
+    Any text comes back from its ids as it was (Sennrich, Haddow and Birch 2016; bytes as in Radford et al. 2019).
+
+    Raises:
+        SettingError: `vocab_size` is too small, or there is no text.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    if vocab_size < SMALLEST:
+        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for all bytes; at least {SMALLEST}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    plain = path.with_suffix(f".{os.getpid()}.txt")
+    try:
+        if not spool(texts, plain):
+            raise SettingError(
+                "corpus.path: it holds no text to train a tokenizer on; check corpus.path and corpus.kind"
+            )
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train([str(plain)], trainer)
+    finally:
+        plain.unlink(missing_ok=True)
+    with atomic(path) as new:
+        tokenizer.save(str(new))

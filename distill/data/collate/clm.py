@@ -1,0 +1,71 @@
+"""Causal language modelling: every position predicts the next token of its own document.
+
+Shapes: B rows, S positions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from distill.data.batch import PADDING, Batch, Labels
+from distill.data.row_format import IDS, PROMPT, RowFormat
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """Shifted targets, and positions that start anew with every document of a row.
+
+    A row may hold several documents. None of them sees another: position ids that start anew tell transformers' causal
+    models where a document begins. Padding is taken for a document of its own. Tokens of prompts are seen like others
+    and are no targets.
+    """
+
+    format: RowFormat
+    packed: bool  # whether rows may hold several documents
+
+    @property
+    def pad_id(self) -> int:
+        return self.format.pad
+
+    @property
+    def identity(self) -> str:
+        """Everything that decides the targets of a row."""
+        return repr(self)
+
+    def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
+        """A micro-batch of the rows ids [B, S] int64, flagged or not; nothing in it is random."""
+        counts, ids = ids & PROMPT == 0, ids & ~PROMPT
+        valid = ids != self.pad_id
+        documents = self.documents(ids)
+        ids = ids & IDS
+        # The last position of a document predicts nothing: the next token is another's, or padding.
+        predicts = np.zeros_like(valid)
+        predicts[:, :-1] = (valid & counts)[:, 1:] & (documents[:, 1:] == documents[:, :-1])
+        targets, positions = np.roll(ids, -1, axis=1), np.flatnonzero(predicts)
+        inputs = {"input_ids": torch.from_numpy(np.where(valid, ids, 0))}
+        if self.packed:
+            inputs["position_ids"] = torch.from_numpy(_restarting(documents))
+        return Batch(
+            inputs=inputs,
+            documents=None if valid.all() else torch.from_numpy(np.where(valid, 0, PADDING)),
+            labels={"clm": Labels(torch.from_numpy(positions), torch.from_numpy(targets.reshape(-1)[positions]))},
+            valid_positions=None if valid.all() else torch.from_numpy(np.flatnonzero(valid)),
+            row_ids=row_ids,
+        )
+
+    def documents(self, ids: np.ndarray) -> np.ndarray:
+        """[B, S] -> [B, S], the number of each position's document in its row; padding has one of its own."""
+        begins = np.zeros(ids.shape, np.int64)
+        if self.packed:
+            begins[:, 1:] = ids[:, :-1] == self.format.document_end
+        begins[:, 1:] |= (ids[:, 1:] == self.pad_id) & (ids[:, :-1] != self.pad_id)
+        return begins.cumsum(1)
+
+
+def _restarting(documents: np.ndarray) -> np.ndarray:
+    """[B, S] numbers that grow along a row -> [B, S], each position counted from where its document begins."""
+    columns = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
+    begins = np.zeros(documents.shape, bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1)

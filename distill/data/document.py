@@ -1,0 +1,30 @@
+"""A document: a text under a name, and which stretches of it count where not all of it is to be predicted."""
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """A stretch of a document."""
+
+    text: str
+    counts: bool = True  # whether its tokens are to be predicted; those of a prompt are only read
+    special: bool = False  # whether the name of a special token in it, such as <|im_end|>, stands for that token
+
+
+class Document(NamedTuple):
+    """A name for messages, and a text whose paragraphs are parted by blank lines."""
+
+    name: str
+    text: str
+    parts: tuple[Part, ...] = ()  # stretches that together are `text`; none where all of it counts
+
+    @classmethod
+    def of_parts(cls, name: str, parts: Iterable[Part]) -> "Document":
+        """A document with prompts; neighbouring parts that are alike become one, as if they had been written so."""
+        joined = tuple(
+            Part("".join(part.text for part in alike), *flags)
+            for flags, alike in groupby((part for part in parts if part.text), key=lambda part: part[1:])
+        )
+        return cls(name, "".join(part.text for part in joined), joined)

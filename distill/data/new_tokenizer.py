@@ -1,0 +1,63 @@
+"""A tokenizer trained on what a corpus does not hold out, kept in the cache."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distill.config import CorpusConfig
+from distill.data.build_tokens import Work, held_out_rule, work_of
+from distill.data.disk_cache import folder_of, once
+from distill.data.sources import read
+from distill.data.tokens import corpus_text, key_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+
+def tokenizer_of_corpus(
+    corpus: CorpusConfig, algorithm: str, train: Callable[[Iterable[str], int, Path], None], special: dict[str, str]
+) -> "PreTrainedTokenizerFast":
+    """A tokenizer of `corpus.vocab_size` pieces; `model_max_length` is left to the caller.
+
+    Args:
+        algorithm: its name in the cache.
+        train: writes a tokenizer.json of so many pieces, from texts, to a path.
+        special: the names that transformers gives its special tokens, and these.
+
+    Raises:
+        SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    text = corpus_text(corpus)
+    settings = {"vocab_size": corpus.tokens.vocab_size, "heldout": corpus.tokens.heldout}
+    path = folder_of(corpus.cache.cache, algorithm, f"{key_of(text, settings)}.json")
+    with once(path) as missing:
+        if missing:
+            begun = time.perf_counter()
+            logger.info(f"training a tokenizer of {corpus.tokens.vocab_size:,} pieces on {text.describe()}")
+            train(_training_texts(work_of(text.sources), corpus.tokens.heldout), corpus.tokens.vocab_size, path)
+            logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
+    return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
+
+
+def _training_texts(work: list[Work], share: float) -> Iterator[str]:
+    rule = held_out_rule(share, work)
+    for each in work:
+        for document in read(each.source, each.shard):
+            yield from (stretch.text for held, stretch in rule.parts(document) if not held)
+
+
+def spool(texts: Iterable[str], path: Path) -> Counter[str]:
+    """Writes the texts to a file, so that they are read and cleaned once only; gives the count of each character."""
+    counts: Counter[str] = Counter()
+    with path.open("w", encoding="utf-8", errors="replace") as out:
+        for text in texts:
+            counts.update(text)
+            out.write(text + "\n")
+    return counts

@@ -1,0 +1,76 @@
+"""What surrounds text in a row of token ids: special tokens, padding, and where documents begin and end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distill.errors import SettingError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Flags on the ids of rows of sources that may have prompts; ids of other rows have none.
+PROMPT = 1 << 31  # the token does not count: models see it, and it is no target
+INNER = 1 << 30  # the token is text, though elsewhere its id ends a document or fills up a row
+IDS = INNER - 1  # what of a flagged id is the id
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Ids that are put around rows and documents; None: none is."""
+
+    row_start: int | None
+    row_end: int | None
+    document_start: int | None
+    document_end: int | None
+    separator: int | None  # between documents of one row, where rows may run over a document's end
+    pad: int  # may lie one beyond the vocabulary, where the tokenizer has no such token
+    shortest: int  # ids that the end of a document needs to become a row
+
+    @property
+    def body(self) -> int:
+        """How many ids of a row are not the text's."""
+        return (self.row_start is not None) + (self.row_end is not None)
+
+
+RowFormatOf = Callable[["PreTrainedTokenizerBase"], RowFormat]  # the format of the rows of a tokenizer
+
+
+def masked_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
+    """Rows of masked language models: [CLS] ids [SEP] padding.
+
+    Raises:
+        SettingError: the tokenizer lacks one of these.
+    """
+    ids = {
+        "[CLS]": tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id,
+        "[SEP]": tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id,
+        "[PAD]": tokenizer.pad_token_id,
+    }
+    if lacking := [name for name, id_ in ids.items() if id_ is None]:
+        raise SettingError(
+            f"teacher.path={tokenizer.name_or_path}: its tokenizer has no {', '.join(lacking)} token; choose an encoder"
+        )
+    cls, sep, pad = ids["[CLS]"], ids["[SEP]"], ids["[PAD]"]
+    assert sep is not None and pad is not None
+    return RowFormat(cls, sep, None, None, sep, pad, 8)
+
+
+def causal_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
+    """Rows of causal language models: each document ends in the end-of-text token, and nothing surrounds a row.
+
+    A document begins with the beginning-of-text token where that is another one, as in Llama; in GPT-2 it is the same,
+    and stands once between two documents.
+
+    Raises:
+        SettingError: the tokenizer has no end-of-text token.
+    """
+    end, start, pad = tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id
+    if end is None:
+        raise SettingError(
+            f"teacher.path={tokenizer.name_or_path}: its tokenizer has no end-of-text token (eos_token); choose a "
+            "causal language model"
+        )
+    filler = len(tokenizer) if pad in (None, start, end, tokenizer.unk_token_id) else pad
+    # The beginning of the next document is found behind the end of the last, so no end of a document may be dropped.
+    return RowFormat(None, None, start if start != end else None, end, None, filler, 1)

@@ -1,0 +1,86 @@
+"""Conversations: lists of messages, each with a role and a content, of which those of one role are to be predicted."""
+
+from string import Formatter
+from typing import Any, Self
+
+from distill.config import CacheConfig, SourceConfig
+from distill.data import readers
+from distill.data.sources import Part
+from distill.data.sources._files import Content, FileSource
+from distill.errors import SettingError
+
+TEMPLATE = "<|{role}|>\n{content}\n"
+ROLE = "assistant"
+CONTENT = "\0"  # stands for a content while its template is filled in
+
+
+class Chat(FileSource):
+    """Each message is written by `template`; what it puts before a content is read only, and so are other roles.
+
+    What the template puts behind the content of a message that counts, counts too: it is how a model says that it has
+    finished. The names of special tokens stand for these tokens in the template, and for nothing but text in a content.
+    """
+
+    word = "conversation"
+    suffixes = (".jsonl", ".jsonl.gz", ".parquet")
+    takes = ("template", "target_role")
+    usual_field = "messages"
+    prompts = True
+    read = FileSource.from_jsonl
+
+    @classmethod
+    def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self | None:
+        template_of(settings, setting)
+        return super().find(settings, setting, cache)
+
+    @property
+    def target_role(self) -> str:
+        return self.settings.target_role or ROLE
+
+    @property
+    def counted(self) -> str:
+        return f", of which what {self.target_role} says counts"
+
+    @property
+    def nothing(self) -> str:
+        return f"no message in it is of {self.setting}.target_role={self.target_role}"
+
+    def content(self, record: dict[str, Any], name: str) -> Content:
+        """The parts of a conversation; none where nobody of the role speaks."""
+        messages = readers.value_of(record, self.field, name, f"{self.setting}.field", list)
+        template = template_of(self.settings, self.setting)
+        parts: list[Part] = []
+        for message in messages:
+            role, content = self._role_and_content(message, name)
+            before, _, after = template.format(role=role, content=CONTENT).partition(CONTENT)
+            counts = role == self.target_role
+            parts += [Part(before, False, True), Part(content, counts), Part(after, counts, True)]
+        return tuple(parts) if any(part.counts for part in parts) else ()
+
+    def _role_and_content(self, message: Any, name: str) -> tuple[str, str]:
+        fields = message if isinstance(message, dict) else {}
+        role, content = fields.get("role"), fields.get("content")
+        if not isinstance(role, str) or not (content is None or isinstance(content, str)):
+            raise SettingError(
+                f"{self.setting}.field={self.field}: a message in {name} is {str(message)[:80]!r}, not a role and a "
+                'content: rewrite it to {"role": "user", "content": "..."}'
+            )
+        return role, content or ""
+
+
+def template_of(settings: SourceConfig, setting: str) -> str:
+    """How a message is written, with {role} and {content}. Raises SettingError where the settings do not say that."""
+    # A command line has no good way to write the end of a line.
+    text = (TEMPLATE if settings.template is None else settings.template).replace("\\n", "\n")
+    try:
+        fields = [
+            name + (form or "") + (how or "") for _, name, form, how in Formatter().parse(text) if name is not None
+        ]
+    except ValueError:
+        fields = []
+    if fields.count("content") != 1 or set(fields) - {"content", "role"}:
+        raise SettingError(
+            f"{setting}.template={text!r} has to name {{content}} once and may name {{role}}, nothing else; write a "
+            "brace that is no field twice"
+        )
+    return text

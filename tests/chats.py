@@ -1,0 +1,67 @@
+"""Made-up conversations as rows, and the same from a naive loop."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from families import byte_pairs
+from tiny import SEP, corpus_config
+from tokenizers import Tokenizer
+
+from distill.config import CorpusConfig
+from distill.data.row_format import causal_rows
+from distill.data.tokens import Tokens, corpus_text, prepare
+
+# The end-of-text token inside a conversation, as in ChatML, and the name of the token that fills rows.
+TEMPLATE = "[PAD]{role}: {content}[SEP]"
+TOKENIZER = byte_pairs()
+FORMAT = causal_rows(TOKENIZER)
+
+
+def conversations(count: int = 30) -> list[list[dict[str, str]]]:
+    draw = random.Random(7)
+    roles = ["system", "user", "assistant"]
+
+    def words() -> str:
+        return " ".join(draw.choices(["the", "then", "an", "cat", "hats", "[SEP]"], k=draw.randint(1, 6)))
+
+    said = [[{"role": draw.choice(roles), "content": words()} for _ in range(draw.randint(1, 5))] for _ in range(count)]
+    return [each for each in said if any(message["role"] == "assistant" for message in each)]
+
+
+def chats(folder: Path, **more: Any) -> CorpusConfig:
+    path = folder / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations()))
+    given = {"sequence_length": 32, "cross_documents": True, "heldout": 0.0, "workers": 1, "template": TEMPLATE}
+    return corpus_config(kind="chat", path=str(path), cache=str(folder / "cache"), **{**given, **more})
+
+
+def tokens_of(corpus: CorpusConfig, part: str = "train") -> Tokens:
+    return prepare(corpus_text(corpus), TOKENIZER, corpus.tokens, corpus.cache, part, causal_rows)
+
+
+def naive(conversation: list[dict[str, str]]) -> list[tuple[int, bool]]:
+    """The ids of a conversation, and whether each counts, from its beginning to its end-of-text token."""
+    tokenizer, text = TOKENIZER.backend_tokenizer, Tokenizer.from_str(TOKENIZER.backend_tokenizer.to_str())
+    text.encode_special_tokens = True
+    ids: list[tuple[int, bool]] = [(int(FORMAT.document_start or 0), True)]
+    counts = False
+    for message in conversation:
+        counts = message["role"] == "assistant"
+        before, after = TEMPLATE.split("{content}")
+        for said, stretch in (
+            (False, tokenizer.encode(before.format(role=message["role"]), add_special_tokens=False)),
+            (counts, text.encode(message["content"], add_special_tokens=False)),
+            (counts, tokenizer.encode(after, add_special_tokens=False)),
+        ):
+            ids += [(id_, said) for id_ in stretch.ids]
+    return [*ids, (SEP, counts)]
+
+
+def naive_rows(length: int, cross: bool) -> list[list[tuple[int, bool, int]]]:
+    """Rows of (id, counts, number of the conversation)."""
+    streams = [[(*each, number) for each in naive(said)] for number, said in enumerate(conversations())]
+    if cross:
+        streams = [[token for stream in streams for token in stream]]
+    return [stream[i : i + length] for stream in streams for i in range(0, len(stream), length)]

@@ -1,0 +1,266 @@
+"""Text with prompts: which tokens of it count, against naive loops over the documents."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chats import FORMAT, TEMPLATE, TOKENIZER, chats, conversations, naive_rows, tokens_of
+from test_sources import write_lines
+from tiny import PAD, SEP, changed, corpus_config
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from distill.component import Component
+from distill.config import CacheConfig, CorpusConfig, SourceConfig
+from distill.data.batches import Batches
+from distill.data.collate.clm import CausalLM
+from distill.data.packing import load_tokenizer, without_first_space
+from distill.data.row_format import IDS, INNER, PROMPT
+from distill.data.sources import Document, Part, Shard, Source, find_source, read
+from distill.data.tokens import corpus_text, prepare
+from distill.errors import SettingError
+
+
+def documents_of(settings: SourceConfig | Component) -> list[Document]:
+    source = find_source(settings, "corpus", CacheConfig())
+    assert source is not None
+    return [document for shard in source.shards() for document in read(source, shard)]
+
+
+@pytest.mark.parametrize("cross", [True, False], ids=["packed", "apart"])
+def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
+    found = tokens_of(chats(tmp_path, cross_documents=cross))
+    expected = naive_rows(32, cross)
+    assert found.prompts and found.rows.dtype == np.uint32 and isinstance(found.rows, np.memmap)
+    batch = Batches(found.rows, CausalLM(FORMAT, cross), len(expected), 1, 0).batch(np.arange(len(expected)), 0)
+    for row, given, places in zip(
+        expected, batch.ids.numpy(), batch.inputs.get("position_ids", [None] * len(expected)), strict=True
+    ):
+        assert given[: len(row)].tolist() == [id_ for id_, _, _ in row]
+        if places is not None:
+            first = {number: index for index, (_, _, number) in reversed(list(enumerate(row)))}
+            assert places[: len(row)].tolist() == [index - first[number] for index, (_, _, number) in enumerate(row)]
+    wanted = {
+        index * 32 + at: row[at + 1][0]
+        for index, row in enumerate(expected)
+        for at in range(len(row) - 1)
+        if row[at + 1][1] and row[at + 1][2] == row[at][2]
+    }
+    assert dict(zip(*map(lambda each: each.tolist(), batch.targets), strict=True)) == wanted
+    assert batch.num_valid == found.tokens == sum(map(len, expected))
+    assert 0 < len(wanted) < 0.7 * found.tokens
+    ids = [id_ for row in expected for id_, _, _ in row]
+    padding = found.rows.size - len(ids)
+    counts = np.bincount(ids, minlength=len(TOKENIZER))
+    counts[PAD] += padding
+    np.testing.assert_array_equal(found.counts, counts)
+
+
+def test_the_end_of_text_inside_a_conversation_and_in_a_content_differ(tmp_path: Path) -> None:
+    corpus = chats(tmp_path, cross_documents=False, sequence_length=128)
+    write_lines(tmp_path / "chats.jsonl", [{"messages": [{"role": "assistant", "content": "an [SEP]"}]}])
+    (row,) = np.asarray(tokens_of(corpus).rows)
+    marked = row[(row & IDS) == SEP]  # of the template, and of the document; that of the content is letters
+    assert marked.tolist() == [SEP | INNER, SEP]
+    assert row[1] == PAD | INNER | PROMPT
+
+
+def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
+    records: list[object] = [{"ask": f"Question {i}:", "answer": f" answer {i} "} for i in range(5)]
+    records += [{"ask": "alone", "answer": ""}, {"ask": None, "answer": "unasked"}]
+    parts = [(Part(f"Question {i}:", False), Part(f" answer {i} ")) for i in range(5)] + [(Part("unasked"),)]
+    write_lines(tmp_path / "lines/train.jsonl", records)
+    columns = {"field": "answer", "prompt": "ask"}
+    found = documents_of(SourceConfig(kind="jsonl", path=f"{tmp_path}/lines", **columns))
+    assert [document.parts for document in found] == parts
+    assert found[0].text == "Question 0: answer 0 "
+    pytest.importorskip("datasets")
+    found = documents_of(SourceConfig(kind="hub", hub=f"{tmp_path}/lines", **columns))
+    assert [document.parts for document in found] == parts
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([{**each, "id": 1} for each in records]), tmp_path / "x.parquet")  # type: ignore[dict-item]
+    parquet = SourceConfig(kind="parquet", path=f"{tmp_path}/x.parquet", **columns)
+    assert [document.parts for document in documents_of(parquet)] == parts
+    parquet.prompt = "nosuch"
+    with pytest.raises(SettingError, match=r"^corpus\.prompt=nosuch: x\.parquet has no such field; it has ask, answer"):
+        documents_of(parquet)
+
+
+def test_conversations_of_parquet_and_of_the_hub_are_those_of_jsonl(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    records: list[Any] = [{"messages": each} for each in conversations()]
+    write_lines(tmp_path / "lines/train.jsonl", records)
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "x.parquet")
+    expected = [each.parts for each in documents_of(SourceConfig(kind="chat", path=f"{tmp_path}/lines"))]
+    assert len(expected) == len(records)
+    for source in (
+        SourceConfig(kind="chat", path=f"{tmp_path}/x.parquet"),
+        SourceConfig(kind="chat", hub=f"{tmp_path}/lines"),
+    ):
+        assert [each.parts for each in documents_of(source)] == expected
+
+
+def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
+    said = [
+        {"role": "user", "content": "Hi {role}"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": None},
+    ]
+    path = write_lines(tmp_path / "x.jsonl", [{"messages": said}, {"messages": said[:1]}, {"messages": None}])
+    settings = SourceConfig(kind="chat", path=str(path))
+    (document,) = documents_of(settings)  # what has no message that counts is left out
+    assert document.text == "<|user|>\nHi {role}\n<|assistant|>\nHello\n<|user|>\n\n"
+    assert document.parts == (
+        Part("<|user|>\n", False, True),
+        Part("Hi {role}", False),
+        Part("\n<|assistant|>\n", False, True),
+        Part("Hello"),
+        Part("\n", True, True),
+        Part("<|user|>\n\n", False, True),
+    )
+    settings.template, settings.target_role = "{{{role}}} {content}\\n", "user"
+    first, _ = documents_of(settings)
+    assert first.text.startswith("{user} Hi {role}\n{assistant} Hello\n")
+    assert "".join(part.text for part in first.parts if part.counts) == "Hi {role}\n\n"
+    settings.target_role = "gpt"
+    errors: list[str] = []
+    source = find_source(settings, "corpus", CacheConfig())
+    assert source is not None
+    assert not [each for shard in source.shards() for each in read(source, shard, lambda e: errors.append(str(e)))]
+    assert errors == ["x.jsonl: no message in it is of corpus.target_role=gpt"]
+
+
+def test_one_record_per_template_and_role(tmp_path: Path) -> None:
+    """Another template or role is another corpus; the digest of the same one does not depend on where it lies."""
+    corpus = chats(tmp_path)
+    digest = tokens_of(corpus).digest
+    assert tokens_of(changed(corpus, template=TEMPLATE + " ")).digest != digest
+    assert tokens_of(changed(corpus, target_role="user")).digest != digest
+    assert tokens_of(changed(corpus, cache=str(tmp_path / "other"))).digest == digest
+
+
+@pytest.mark.parametrize("count", [8, 200])
+def test_a_document_with_parts_is_held_out_whole(tmp_path: Path, count: int) -> None:
+    """Of few documents too, of which others are held out by their paragraphs."""
+    answer = "\n\n".join(["the cat. " * 100] * 20)
+    records: list[object] = [
+        {"prompt": f"cat {chr(97 + i % 26)} {i // 26 * 'an'}", "text": answer} for i in range(count)
+    ]
+    path = write_lines(tmp_path / "x.jsonl", records)
+    corpus = corpus_config(
+        kind="jsonl", path=str(path), prompt="prompt", heldout=0.2, sequence_length=512, workers=1, cache=str(tmp_path)
+    )
+    lengths = set()
+    for part in ("train", "heldout"):
+        found = tokens_of(corpus, part)
+        assert (
+            found.documents
+            == ((found.rows & PROMPT > 0).any(1) & (found.rows[:, 0] & IDS == FORMAT.document_start)).sum()
+        )
+        lengths.add(found.documents)
+    assert sum(lengths) == count and 0 < min(lengths) < 0.35 * count
+
+
+def test_plain_text_stays_as_it_was(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [{"text": "the cat and then an hat " * 9}] * 5)
+    given = {"heldout": 0.0, "sequence_length": 16, "workers": 1, "cache": str(tmp_path)}
+    found = tokens_of(corpus_config(kind="jsonl", path=str(path), **given))
+    assert found.rows.dtype == np.uint16 and not found.prompts
+
+
+@pytest.mark.parametrize("form", ["metaspace", "prepend", "bytes"])
+def test_a_text_in_parts_has_no_space_before_each(form: str) -> None:
+    """Tokenizers in the manner of SentencePiece put one before a text."""
+    pieces = ["[UNK]", *"▁Ġabcdefghi"]
+    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, [], unk_token="[UNK]"))
+    if form == "metaspace":
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="first")])
+    elif form == "prepend":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    whole = tokenizer.to_str()
+    first, rest = load_tokenizer(whole), load_tokenizer(without_first_space(whole))
+    assert first.encode("ab cdef").ids == first.encode("ab c").ids + rest.encode("def").ids
+    assert first.encode("def").ids != rest.encode("def").ids
+
+
+# --- one's own
+
+
+class Riddles(Source):
+    """As a user would write it: lines of a riddle, a bar and its answer."""
+
+    prompts = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def shards(self) -> list[Shard]:
+        return [Shard((self.path,))]
+
+    def documents(self, shard: Shard) -> Iterator[Document]:
+        for number, line in enumerate(Path(shard.paths[0]).read_text().splitlines()):
+            riddle, answer = line.split("|")
+            yield Document.of_parts(f"riddle {number}", [Part(riddle, counts=False), Part(answer)])
+
+
+class Undeclared(Riddles):
+    prompts = False
+
+
+def own(name: str, folder: Path) -> CorpusConfig:
+    (folder / "riddles").write_text("the cat|an hat\nan hat|then\n")
+    corpus = corpus_config(kind="text", heldout=0.0, sequence_length=32, workers=1, cache=str(folder))
+    corpus.source = Component("corpus", f"{__name__}.{name}", {"path": f"{folder}/riddles"})
+    return corpus
+
+
+def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:
+    row, _ = np.asarray(tokens_of(own("Riddles", tmp_path)).rows)
+    text = row[(row & IDS) != PAD]
+    assert TOKENIZER.decode(text[text & PROMPT > 0] & IDS) == "the cat"
+    assert TOKENIZER.decode(text[text & PROMPT == 0] & IDS) == "[CLS]an hat[SEP]"
+
+
+# --- what cannot be had
+
+
+def test_what_cannot_have_prompts_is_refused_in_one_line(tmp_path: Path, words: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(SettingError, match=r"^Undeclared gives documents of parts, such as riddle 0: .*prompts = True"):
+        tokens_of(own("Undeclared", tmp_path))
+    for corpus in (own("Riddles", tmp_path), chats(tmp_path)):
+        with pytest.raises(SettingError, match=r"^corpus has prompts, .*objective\.task=clm"):
+            prepare(corpus_text(corpus), words, corpus.tokens, corpus.cache, "train")
+    with pytest.raises(SettingError, match=r"^corpus\.prompt='ask': corpus\.kind=text has no such setting"):
+        documents_of(SourceConfig(kind="text", path=str(tmp_path), prompt="ask"))
+    with pytest.raises(SettingError, match=r"^corpus\.template='x': corpus\.kind=jsonl has no such setting"):
+        documents_of(SourceConfig(kind="jsonl", path=str(tmp_path), template="x"))
+
+
+@pytest.mark.parametrize("template", ["", "{role}", "{content}{content}", "{content", "{content}{name}", "{content!r}"])
+def test_a_template_without_a_content_is_refused(tmp_path: Path, template: str) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [{"messages": []}])
+    with pytest.raises(SettingError, match=r"^corpus\.template=.* has to name \{content\} once") as caught:
+        documents_of(SourceConfig(kind="chat", path=str(path), template=template))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "message", ["Hi", {"content": "Hi"}, {"from": "human", "value": "Hi"}, {"role": 1, "content": ""}]
+)
+def test_a_message_without_role_or_content_is_refused(tmp_path: Path, message: object) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [{"messages": [message]}])
+    with pytest.raises(SettingError, match=r"^corpus\.field=messages: a message in x\.jsonl is .*rewrite it"):
+        documents_of(SourceConfig(kind="chat", path=str(path)))
+    path.write_text(json.dumps({"messages": "Hi"}))
+    with pytest.raises(SettingError, match=r"^corpus\.field=messages: in x\.jsonl it holds str, not a list"):
+        documents_of(SourceConfig(kind="chat", path=str(path)))
