@@ -15,10 +15,12 @@ from distill.models.load import model_folder
 
 def model_digest(model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
     """sha256 of a model's class, configuration and weights, and of the tokenizer's vocabulary."""
+    config: Any = getattr(model, "config", None)
+    described = config.to_diff_dict() if hasattr(config, "to_diff_dict") else {}
     fields = {
         name: value
-        for name, value in model.config.to_diff_dict().items()
-        if name not in ("_name_or_path", "transformers_version", "dtype")
+        for name, value in described.items()
+        if name not in ("_name_or_path", "transformers_version", "dtype", "architectures")
     }
     digest = hashlib.sha256(json.dumps([type(model).__name__, fields], sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
@@ -38,7 +40,8 @@ def saved_digest(path: str, model: Any, tokenizer: PreTrainedTokenizerBase | Non
     files = sorted(file for file in folder.glob("*") if file.is_file()) if folder.is_dir() else []
     if not files:
         return model_digest(model, tokenizer)
-    known = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    known: list[Any] = [2, tokenizer_text(tokenizer) if tokenizer is not None else ""]  # 2: of this function's outcome
+    known += [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     kept = folder_of(cache, "digests", hashlib.sha256(repr(known).encode()).hexdigest()[:32])
     with once(kept, quiet=True) as missing:  # the ranks of a machine ask at the same time
         if missing:

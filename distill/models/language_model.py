@@ -5,20 +5,28 @@ Shapes: B rows, S positions, N selected positions, H hidden size, E input size o
 No table of families is needed. The model's own forward runs, watched by hooks that are there for that call only: what
 its encoder (`base_model`) gives is cut down to the selected positions before the model's own head sees it, and what the
 output embedding (`get_output_embeddings`) would multiply is recorded instead. So the head's input is what the model
-itself computes, whatever its head consists of. `models.load.check_model` compares the outcome with the model's own
+itself computes, whatever its head consists of. `models.check.check_model` compares the outcome with the model's own
 logits.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from distill.kernels.precision import autocast
+from distill.kernels.precision import at_least_fp32, autocast
+from distill.models.protocol import depth_of
+from distill.models.recorded_attention import QKV, recorded
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
+MEAN = "mean"  # pooled: the mean of a row's last hidden states, without padding
+CLS = "cls"  # pooled: the last hidden state of a row's first position
 
 
 class OutputSpec(NamedTuple):
@@ -27,6 +35,22 @@ class OutputSpec(NamedTuple):
     head: bool = False  # whether the head's input is
     positions: Tensor | None = None  # flat positions [N] in B * S at which; None: all of them
     layers: tuple[int, ...] = ()  # hidden states: 0 the embeddings, i the output of block i, LAST the encoder's output
+    qkv: tuple[int, ...] = ()  # blocks, from 1, whose queries, keys and values are
+    pooled: tuple[str, ...] = ()  # vectors of whole rows: MEAN, CLS
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.head or self.layers or self.qkv or self.pooled)
+
+
+def union(specs: Iterable[OutputSpec]) -> OutputSpec:
+    """Everything that one of these wants, but for the head's input, whose positions belong to a batch."""
+    found = list(specs)
+    return OutputSpec(
+        layers=tuple(sorted({layer for spec in found for layer in spec.layers})),
+        qkv=tuple(sorted({block for spec in found for block in spec.qkv})),
+        pooled=tuple(sorted({kind for spec in found for kind in spec.pooled})),
+    )
 
 
 class Outputs(NamedTuple):
@@ -34,6 +58,14 @@ class Outputs(NamedTuple):
 
     head_rows: Tensor | None  # [N, E], input of the output embedding at the selected positions
     hidden: dict[int, Tensor]  # [B, S, H] by layer number, as in `OutputSpec.layers`
+    qkv: Mapping[int, QKV] = MappingProxyType({})  # by block number
+    pooled: Mapping[str, Tensor] = MappingProxyType({})  # [B, H] by kind
+
+    def of_rows(self, rows: slice) -> "Outputs":
+        """What belongs to some of the rows of the batch, without the head's input."""
+        hidden = {layer: states[rows] for layer, states in self.hidden.items()}
+        qkv = {block: each.of_rows(rows) for block, each in self.qkv.items()}
+        return Outputs(None, hidden, qkv, {kind: vectors[rows] for kind, vectors in self.pooled.items()})
 
 
 NO_OUTPUTS = Outputs(None, {})
@@ -43,7 +75,8 @@ class Head(NamedTuple):
     """An output embedding and its input: rows [N, E], weight [V, E], bias [V] or None; their product is the logits.
 
     `dtype` is the format of the matrix product; None takes it from autocast where that is on, else from the tensors.
-    `rounded` [V, E] is the weight in that format, where the caller has it.
+    `rounded` [V, E] is the weight in that format, where the caller has it. With a `softcap` c the logits are c *
+    tanh(product / c), as in Gemma 2; such heads have no bias.
     """
 
     rows: Tensor
@@ -51,6 +84,11 @@ class Head(NamedTuple):
     bias: Tensor | None = None
     dtype: torch.dtype | None = None
     rounded: Tensor | None = None
+    softcap: float | None = None
+
+    def cap(self, product: Tensor) -> Tensor:
+        """The product of rows and weight (with the bias) -> logits; the tensor is overwritten."""
+        return product if self.softcap is None else product.div_(self.softcap).tanh_().mul_(self.softcap)
 
 
 class LanguageModel(nn.Module):
@@ -69,24 +107,51 @@ class LanguageModel(nn.Module):
         self._casts: dict[torch.dtype, Tensor] | None = None
 
     def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
-        """`inputs`: `input_ids` [B, S] and whatever else the model takes; `documents` [B, S]: negative at padding."""
-        attention = None if documents is None else documents >= 0
+        """`inputs`: `input_ids` [B, S] and whatever else the model takes; `documents` [B, S]: negative at padding.
+
+        Raises:
+            ValueError: queries and keys are wanted of a model that does not show them, as DeBERTa and MPNet do not, or
+                its forward does not call its encoder or its output embedding.
+        """
+        # Where positions start anew with each document they tell the documents apart, and a mask would undo that.
+        attention = None if documents is None or "position_ids" in inputs else documents >= 0
+        if attention is not None and isinstance(self.model, PreTrainedModel):
+            attention = attention.long()  # which is what transformers calls it: DeBERTa takes it from 1
         model = self.model if spec.head else self.model.base_model
         with autocast(self.precision, inputs["input_ids"].device), _watched(self.model, spec) as found:
-            model(**inputs, attention_mask=attention)
-        return Outputs(found.get("head_rows"), {layer: found[layer] for layer in spec.layers})
+            model(**inputs, attention_mask=attention, **_without_cache(type(self.model).forward))
+        if missing := [block for block in spec.qkv if ("qkv", block) not in found]:
+            raise ValueError(
+                f"{type(self.model).__name__} does not show the queries and keys of block {missing[0]}: it has no "
+                "such block, or an attention that is not one of transformers' AttentionInterface; choose another model"
+            )
+        if spec.head and "head_rows" not in found:
+            raise ValueError("its forward does not call both")
+        if missing := [layer for layer in spec.layers if layer not in found]:
+            raise ValueError(f"its forward does not give the hidden state of layer {missing[0]}")
+        return Outputs(
+            found.get("head_rows"),
+            {layer: found[layer] for layer in spec.layers},
+            {block: found["qkv", block] for block in spec.qkv},
+            {kind: _pooled(kind, found[LAST], documents) for kind in spec.pooled},
+        )
 
     def head(self, rows: Tensor) -> Head:
         """The output embedding with its input `rows` [N, E], in the format of this model."""
         layer = self.model.get_output_embeddings()
         dtype = rows.dtype if self.precision == "fp32" else torch.bfloat16
-        return Head(rows, layer.weight, layer.bias, dtype, self._cast(layer.weight, dtype))
+        scale, softcap = logit_changes(self.model)
+        rows = rows if scale == 1 else rows * scale
+        return Head(rows, layer.weight, layer.bias, dtype, self._cast(layer.weight, dtype), softcap)
 
     def logits(self, rows: Tensor, vocab: int) -> Tensor:
         """rows [N, E] -> logits [N, vocab], without the entries that only pad the embedding."""
         layer = self.model.get_output_embeddings()
+        scale, softcap = logit_changes(self.model)
+        bias = None if layer.bias is None else layer.bias[:vocab]
         with autocast(self.precision, rows.device):
-            return nn.functional.linear(rows, layer.weight[:vocab], None if layer.bias is None else layer.bias[:vocab])
+            product = nn.functional.linear(rows if scale == 1 else rows * scale, layer.weight[:vocab], bias)
+        return Head(rows, layer.weight, softcap=softcap).cap(product)
 
     @contextmanager
     def weight_cast_cache(self) -> Iterator[None]:
@@ -112,16 +177,36 @@ class LanguageModel(nn.Module):
         return self._casts[dtype]
 
 
+@functools.cache
+def _without_cache(forward: Callable[..., Any]) -> dict[str, bool]:
+    """Keeps causal models from making a cache for the next token, with which packed rows would be silently wrong."""
+    return {"use_cache": False} if "use_cache" in inspect.signature(forward).parameters else {}
+
+
+def logit_changes(model: Any) -> tuple[float, float | None]:
+    """What a model does with the product of its output embedding: the factor it multiplies by, and its soft cap.
+
+    Granite divides its logits, Cohere multiplies them, Gemma 2 caps them; `models.check.check_model` finds out whether
+    that is all that a model does.
+    """
+    config = getattr(model, "config", None)
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    return (getattr(config, "logit_scale", None) or 1.0) / divisor, getattr(config, "final_logit_softcapping", None)
+
+
 @contextmanager
-def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Tensor]]:
-    """While it is open the model's forward fills the dict that is given: hidden states by layer, and `head_rows`."""
-    found: dict[Any, Tensor] = {}
+def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
+    """While it is open the model's forward fills the dict that is given.
+
+    With hidden states by layer, the `QKV` of block i under ("qkv", i), and `head_rows`.
+    """
+    found: dict[Any, Any] = {}
     wanted = {layer for layer in spec.layers if layer != LAST}
-    depth = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    depth = depth_of(model)
 
     def after_encoder(_: nn.Module, __: Any, output: Any) -> Any:
         last = output if isinstance(output, Tensor) else output[0]
-        if LAST in spec.layers:
+        if LAST in spec.layers or spec.pooled:
             found[LAST] = last
         if depth in wanted:
             found[depth] = last
@@ -134,40 +219,51 @@ def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Tensor]]:
         found["head_rows"] = arguments[0].flatten(0, -2)
         return (found["head_rows"][:0], *arguments[1:])
 
-    handles = [model.base_model.register_forward_hook(after_encoder)]
-    if spec.head:
-        handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
-    if wanted:
-        handles += _watch_blocks(blocks(model.base_model, depth), wanted, found)
-    try:
-        yield found
-    finally:
+    with ExitStack() as until_done:
+        handles = [model.base_model.register_forward_hook(after_encoder)]
+        if spec.head:
+            handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
+        if wanted or spec.qkv:
+            more, number = _watch_blocks(list(block_list(model.base_model, depth)), wanted, found)
+            handles += more
         for handle in handles:
-            handle.remove()
+            until_done.callback(handle.remove)
+        if spec.qkv:
+
+            def keep(qkv: QKV) -> None:
+                if number() in spec.qkv:
+                    found.setdefault(("qkv", number()), qkv)  # the first of a block: its positions among each other
+
+            until_done.enter_context(recorded(model, keep))
+        yield found
 
 
-def _watch_blocks(modules: list[nn.Module], wanted: set[int], found: dict[Any, Tensor]) -> list[Any]:
-    """Hooks that number the calls of an encoder's blocks: some families call one block several times."""
+def _watch_blocks(
+    modules: list[nn.Module], wanted: set[int], found: dict[Any, Any]
+) -> tuple[list[Any], Callable[[], int]]:
+    """Hooks that number the calls of an encoder's blocks, and a function that gives the number of the one under way.
+
+    Some families call one block several times. The output of a block is taken where the next one gets it: a large
+    DeBERTa-v2 adds a convolution to that of its first.
+    """
     calls = 0
 
     def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if calls == 0 and 0 in wanted:
-            found[0] = arguments[0] if arguments else named["hidden_states"]
+        if calls in wanted:
+            found[calls] = arguments[0] if arguments else named["hidden_states"]
 
     def after(_: nn.Module, __: Any, output: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls in wanted and calls not in found:
-            found[calls] = output if isinstance(output, Tensor) else output[0]
 
     handles: list[Any] = [module.register_forward_pre_hook(before, with_kwargs=True) for module in modules]
-    return handles + [module.register_forward_hook(after) for module in modules]
+    return handles + [module.register_forward_hook(after) for module in modules], lambda: calls + 1
 
 
-def blocks(encoder: nn.Module, depth: int | None) -> list[nn.Module]:
-    """The blocks of an encoder that are called one after the other: those of its first list of `depth` modules.
+def block_list(encoder: nn.Module, depth: int | None) -> nn.ModuleList:
+    """The blocks of an encoder that are called one after the other: its first list of `depth` modules.
 
-    Where there is no such list, as in ALBERT, those of its first list: they are called several times.
+    Where there is no such list, as in ALBERT, its first list: those blocks are called several times.
 
     Raises:
         ValueError: the encoder has no list of modules.
@@ -175,7 +271,18 @@ def blocks(encoder: nn.Module, depth: int | None) -> list[nn.Module]:
     lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module)]
     if not lists:
         raise ValueError(f"{type(encoder).__name__} has no list of blocks, so none of its inner layers can be read")
-    return list(next((each for each in lists if len(each) == depth), lists[0]))
+    return next((each for each in lists if len(each) == depth), lists[0])
+
+
+def _pooled(kind: str, last: Tensor, documents: Tensor | None) -> Tensor:
+    """One vector a row, in at least fp32: last hidden states [B, S, H] -> [B, H]."""
+    last = at_least_fp32(last)
+    if kind == CLS:
+        return last[:, 0]
+    if documents is None:
+        return last.mean(1)
+    valid = (documents >= 0).to(last.dtype)[..., None]
+    return (last * valid).sum(1) / valid.sum(1).clamp(min=1)
 
 
 def _replace_first(output: Any, first: Tensor) -> Any:

@@ -1,82 +1,122 @@
 """Make the student: from teacher layers, from a configuration, from a saved model, or by the user's callable."""
 
+import logging
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.config import StudentConfig
-from distill.errors import SettingError
-from distill.models.from_layers import chosen_layers, copy_layers, student_fields
+from distill.errors import SettingError, first_line
+from distill.models.check import check_length, check_model, check_tokenizers, longest_row, position_offset
+from distill.models.custom import custom_model
+from distill.models.from_layers import copy_layers, student_fields
 from distill.models.initialisation import attend_to_neighbours
-from distill.models.load import (
-    check_model,
-    check_tokenizers,
-    first_line,
-    load_pretrained,
-    load_tokenizer,
-    longest_row,
-    position_offset,
-)
+from distill.models.kind import MASKED, ModelKind, refuse_other_kind
+from distill.models.layer_choice import choose_layers
+from distill.models.load import load_pretrained, load_tokenizer
 
-# Every family names its dropout rates in its own way.
-DROPOUTS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "dropout",
-    "attention_dropout",
-    "embedding_dropout",
-    "mlp_dropout",
-)
+logger = logging.getLogger(__name__)
+
+# Rates of parts that no language model trains.
+OTHER_DROPOUTS = ("classifier", "cls_", "summary", "pooler", "layerdrop", "drop_path", "stochastic_depth")
 
 
-def make_student(settings: StudentConfig, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
+def dropout_names(config: Any) -> list[str]:
+    """The dropout rates of a transformers configuration: every family has names of its own for them."""
+    fields = vars(config)
+    rates = (name for name in fields if "dropout" in name or name.endswith("_pdrop"))
+    return [
+        name
+        for name in rates
+        if isinstance(fields[name], int | float) and not isinstance(fields[name], bool)
+        if not any(other in name for other in OTHER_DROPOUTS)
+    ]
+
+
+def make_student(
+    settings: StudentConfig,
+    teacher: Any | None,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    kind: ModelKind = MASKED,
+) -> Any:
     """The student in training mode, fp32. Random parts draw from torch's generator, which the caller has seeded.
 
     Raises:
         SettingError: a kind that is not known or needs what is not there, or rows too long for either model.
     """
     if settings.kind == "layers":
-        model = _from_layers(settings, teacher)
+        model = _from_layers(settings, teacher, kind)
     elif settings.kind == "config":
-        model = _from_config(settings, tokenizer, length)
+        model = _from_config(settings, tokenizer, length, kind)
     elif settings.kind == "pretrained":
-        model = _from_pretrained(settings, tokenizer)
+        model = _from_pretrained(settings, tokenizer, kind)
     elif settings.kind == "custom":
         model = _custom(settings, teacher, tokenizer, length)
     else:
         raise SettingError(
             f"student.kind={settings.kind} is not known: choose one of layers, config, pretrained, custom"
         )
-    check_model(model, "student")
+    check_model(model, "student", kind)
     for name, one in (("teacher", teacher), ("student", model)):
         if (limit := longest_row(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise SettingError("student: none of its weights is trained; leave requires_grad of some of them on")
+    check_length(model, "student", length)
     return model.float().train()
 
 
-def tokenizer_of(settings: StudentConfig) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that a saved student brings along."""
+def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that `student.tokenizer` names, or that a saved student brings along; None: it has none."""
+    if settings.tokenizer is not None:
+        return load_tokenizer("student.tokenizer", settings.tokenizer, kind)
     if settings.kind != "pretrained":
         return None
-    return load_tokenizer("student.path", _path(settings), trust_remote_code=settings.trust_remote_code)
+    return load_tokenizer("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
 
 
-def _from_layers(settings: StudentConfig, teacher: Any | None) -> Any:
+def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind) -> Any:
     if teacher is None:
         raise SettingError(
             "student.kind=layers takes layers of a teacher, but teacher.kind=none: choose student.kind=config"
         )
-    chosen = chosen_layers(settings, teacher.config.num_hidden_layers)
-    family = teacher.config.model_type
-    architecture = family if settings.architecture == "same" else settings.architecture
-    model = _build(architecture, student_fields(settings, teacher, chosen), settings)
+    if not isinstance(teacher, PreTrainedModel):
+        raise SettingError(
+            f"student.kind=layers takes layers of a transformers model, and the teacher is a {type(teacher).__name__}: "
+            "build the student in a function of your own, student=custom student._target_=..."
+        )
+    chosen = choose_layers(settings.layers, settings.num_layers, teacher.config.num_hidden_layers)
+    logger.info(f"the student starts from layers {chosen} of the teacher's {teacher.config.num_hidden_layers}")
+    fields = student_fields(settings, teacher, chosen)
+    if settings.architecture in ("same", teacher.config.model_type):
+        model = _build_alike(teacher, fields, settings)
+    else:
+        model = _build(settings.architecture, fields, settings, kind)
     copy_layers(settings, teacher, model, chosen)
     return model
 
 
-def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
+def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig) -> Any:
+    """A new model of the teacher's own class, which need not be one that transformers knows by name.
+
+    Raises:
+        SettingError: fields that it refuses.
+    """
+    fields = {**fields, **_changes(teacher.config, settings)}
+    try:
+        return type(teacher)(type(teacher.config).from_dict(fields)).float()
+    except (ValueError, TypeError, AssertionError, StrictDataclassError) as error:
+        raise SettingError(
+            f"student.kind=layers with student.config={settings.config} makes no {type(teacher).__name__} "
+            f"({first_line(error)}); leave the layers' parts alone, or build the student in a function of your own, "
+            "student=custom student._target_=..."
+        ) from error
+
+
+def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, length: int, kind: ModelKind) -> Any:
     if settings.architecture == "same":
         raise SettingError(
             "student.architecture=same with student.kind=config: name a transformers model type, e.g. bert"
@@ -88,30 +128,39 @@ def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, le
     }
     positions = length + position_offset(settings.architecture, tokenizer.pad_token_id)
     defaults = {"vocab_size": len(tokenizer), "max_position_embeddings": positions}
-    model = _build(settings.architecture, {**special, **defaults}, settings)
+    model = _build(settings.architecture, {**special, **defaults}, settings, kind)
     if settings.start == "neighbours":
         attend_to_neighbours(model)
     return model
 
 
-def _build(architecture: str, config: dict[str, Any], settings: StudentConfig) -> Any:
-    """A new model of a transformers family; `student.config` and `student.dropout` have the last word."""
+def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, kind: ModelKind) -> Any:
+    """A new model of a transformers family; `student.config` and `student.dropout` have the last word.
+
+    Raises:
+        SettingError: a family that is not known or has no models of this kind, or fields that it refuses.
+    """
     try:
         known = AutoConfig.for_model(architecture)
     except ValueError as error:
         raise SettingError(f"student.architecture={architecture} is no transformers model type") from error
-    unknown = [name for name in settings.config if not hasattr(known, name)]
-    if unknown:
-        raise SettingError(f"student.config.{unknown[0]} is no field of the {architecture} configuration")
-    dropout = {name: settings.dropout for name in DROPOUTS if hasattr(known, name)}
-    fields = {**config, **dropout, **settings.config}
+    refuse_other_kind(f"student.architecture={architecture}", known, kind)
+    fields = {**fields, **_changes(known, settings)}
     fields.pop("model_type", None)
     try:
-        return AutoModelForMaskedLM.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
+        return kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise SettingError(
-            f"student.architecture={architecture} with student.config={settings.config}: {first_line(error)}"
+            f"student.architecture={architecture} with student.config={settings.config}: {' '.join(str(error).split())}"
         ) from error
+
+
+def _changes(known: Any, settings: StudentConfig) -> dict[str, Any]:
+    """What `student.dropout` and `student.config` change of a configuration."""
+    for name in settings.config:
+        if not hasattr(known, name):
+            raise SettingError(f"student.config.{name} is no field of the {known.model_type} configuration")
+    return {**dict.fromkeys(dropout_names(known), settings.dropout), **settings.config}
 
 
 def _path(settings: StudentConfig) -> str:
@@ -120,18 +169,13 @@ def _path(settings: StudentConfig) -> str:
     return settings.path
 
 
-def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
-    own = tokenizer_of(settings)
-    assert own is not None
+def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind) -> Any:
+    # Its own, whatever student.tokenizer says: the ids of its embeddings mean what that one makes of them.
+    own = load_tokenizer("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
     check_tokenizers(tokenizer, own, f"student.path={_path(settings)}")
-    return load_pretrained("student.path", _path(settings), trust_remote_code=settings.trust_remote_code)
+    return load_pretrained("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
 
 
 def _custom(settings: StudentConfig, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
     assert settings.custom is not None
-    model = settings.custom(teacher=teacher, tokenizer=tokenizer, sequence_length=length)
-    if not isinstance(model, PreTrainedModel):
-        raise SettingError(
-            f"student._target_={settings.custom.path} gives a {type(model).__name__}, not a transformers model"
-        )
-    return model
+    return custom_model(settings.custom, settings.path, teacher=teacher, tokenizer=tokenizer, sequence_length=length)

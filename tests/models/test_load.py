@@ -10,14 +10,13 @@ from tiny import CLS, VOCAB, make_model, make_tokenizer
 
 from distill.config import TeacherConfig
 from distill.errors import SettingError
+from distill.models.check import check_tokenizers, check_vocabulary
 from distill.models.load import (
-    check_tokenizers,
-    check_vocabulary,
     load_pretrained,
-    load_teacher,
     load_tokenizer,
     size,
 )
+from distill.models.teacher import load_teacher
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ def not_a_model(tokenizer: Any) -> str:
         (custom("nothing.there"), ("student._target_=nothing.there",)),
         (custom("distill.config.Nothing"), ("student._target_=distill.config.Nothing",)),
         (custom("distill.config.MISSING"), ("student._target_=distill.config.MISSING", "not callable")),
-        (custom(f"{__name__}.not_a_model"), ("gives a str", "not a transformers model")),
+        (custom(f"{__name__}.not_a_model"), ("gives a str", "not a torch module")),
     ],
 )
 def test_impossible_students_are_refused(settings: StudentConfig, words: tuple[str, ...]) -> None:

@@ -1,0 +1,192 @@
+"""Refuses models that are not read right, look the wrong way, or do not fit each other, the tokenizer or the rows."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from distill.errors import SettingError, first_line
+from distill.models.kind import CAUSAL, MASKED, ModelKind
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+
+EXAMPLE = "'Add a model' in README.md"  # of what a model has to offer
+# What a forward of a module raises that is not made for it.
+UNFIT = (AttributeError, KeyError, TypeError, ValueError, AssertionError, NotImplementedError, IndexError, RuntimeError)
+COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "mpnet")
+
+
+def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
+    """Refuse a model that `LanguageModel` does not read right, rather than train another function than it computes.
+
+    Raises:
+        SettingError: the model cannot be watched, what is read from it are not its own logits and hidden states, or its
+            positions look the other way than those of its kind, or it is made for more than text.
+    """
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "get_text_config") and config.get_text_config() is not config:
+        raise SettingError(
+            f"{setting}: {type(model).__name__} takes more than text, such as images: choose a {kind.noun} of text only"
+        )
+    training = model.training
+    model.eval()
+    ids = torch.arange(8, device=next(model.parameters()).device)[None]
+    depth: int | None = getattr(config, "num_hidden_layers", None)
+    layers = (LAST,) if depth is None else (*range(depth), LAST)
+    states = {} if depth is None else {"output_hidden_states": True}
+    try:
+        with torch.no_grad():
+            whole = model(input_ids=ids, attention_mask=None, **states)
+            logits = getattr(whole, "logits", whole)[0]
+            reader = LanguageModel(model)
+            found = reader({"input_ids": ids}, None, OutputSpec(True, None, layers))
+            assert found.head_rows is not None
+            pairs = [(reader.logits(found.head_rows, logits.shape[-1]), logits)]
+            pairs += [(found.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
+            _run_both_ways(model)
+    except UNFIT as error:
+        raise SettingError(
+            f"{setting}: {type(model).__name__} does not offer what a language model has to: base_model, "
+            f"get_output_embeddings() and a forward that calls both ({first_line(error)}); see {EXAMPLE}"
+        ) from error
+    finally:
+        model.train(training)
+    if not all(_alike(read, own) for read, own in pairs):
+        raise SettingError(
+            f"{setting}: {type(model).__name__} computes something between its layers and its logits that is not "
+            f"understood; choose a model whose logits are those of its output embedding, or see {EXAMPLE}"
+        )
+    _check_direction(model, setting, kind)
+
+
+def _alike(read: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether two tensors agree but for rounding; those of a model that is not trained yet are small."""
+    if read.shape != own.shape:
+        return False
+    return torch.allclose(read, own, rtol=1e-3, atol=1e-3 * min(1.0, float(own.abs().max())))
+
+
+def _run_both_ways(model: Any) -> None:
+    """Call the encoder alone, as terms on hidden states do, and with padding, as rows that are not full are read."""
+    ids = torch.arange(8, device=next(model.parameters()).device)[None]
+    documents = torch.zeros_like(ids)
+    documents[:, -2:] = -1
+    LanguageModel(model)({"input_ids": ids}, documents, OutputSpec(False, None, (LAST,)))
+
+
+def check_length(model: Any, setting: str, length: int) -> None:
+    """Refuse a model that cannot read rows of this length, whatever its configuration says.
+
+    Raises:
+        SettingError: its forward fails.
+    """
+    training = model.training
+    ids = torch.zeros(1, length, dtype=torch.long, device=next(model.parameters()).device)
+    try:
+        with torch.no_grad():
+            LanguageModel(model.eval())({"input_ids": ids}, None, OutputSpec(False, None, (LAST,)))
+    except UNFIT as error:
+        raise SettingError(
+            f"{setting}: {type(model).__name__} cannot read rows of corpus.sequence_length={length} "
+            f"({first_line(error)}): lower it"
+        ) from error
+    finally:
+        model.train(training)
+
+
+def _check_direction(model: Any, setting: str, kind: ModelKind) -> None:
+    """Refuse a causal model where words are masked, and one that sees the next word where that is to be predicted."""
+    training, device = model.training, next(model.parameters()).device
+    ids = torch.arange(8, device=device)[None].repeat(3, 1)
+    ids[1, -1], ids[2, 0] = 0, 1  # another last token, another first one
+    reader = LanguageModel(model.eval())
+    with torch.no_grad():
+        outputs = [reader({"input_ids": row[None]}, None, OutputSpec(False, None, (LAST,))) for row in ids]
+    model.train(training)
+    states, other_end, other_start = (output.hidden[LAST][0] for output in outputs)
+    looks_ahead = not torch.allclose(states[:-1], other_end[:-1], rtol=1e-4, atol=1e-5)
+    looks_back = not torch.allclose(states[1:], other_start[1:], rtol=1e-4, atol=1e-5)
+    if kind.causal and looks_ahead:
+        raise SettingError(
+            f"{setting}: {type(model).__name__} sees the words that it is to predict, so it is no causal language "
+            f"model: choose one, or {MASKED.objective}"
+        )
+    if not kind.causal and looks_back and not looks_ahead:
+        raise SettingError(
+            f"{setting}: {type(model).__name__} only sees the words before, so it is no masked language model: choose "
+            f"one, or {CAUSAL.objective}"
+        )
+
+
+def check_packing(model: Any, setting: str) -> None:
+    """Refuse a causal model that does not keep the documents of one row apart.
+
+    Raises:
+        SettingError: a document's hidden states depend on what stands before it in the row.
+    """
+    training, device = model.training, next(model.parameters()).device
+    ids = torch.arange(9, device=device)[None]
+    reader, spec = LanguageModel(model.eval()), OutputSpec(False, None, (LAST,))
+    starts = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]], device=device)
+    cure = "set corpus.cross_documents=false, so that every row holds one document"
+    try:
+        with torch.no_grad():
+            packed = reader({"input_ids": ids, "position_ids": starts}, None, spec).hidden[LAST][:, 3:]
+            apart = reader({"input_ids": ids[:, 3:]}, None, spec).hidden[LAST]
+    except TypeError as error:
+        raise SettingError(f"{setting}: {type(model).__name__} takes no position_ids: {cure}") from error
+    finally:
+        model.train(training)
+    if not torch.allclose(packed, apart, rtol=1e-3, atol=1e-3):
+        raise SettingError(f"{setting}: {type(model).__name__} does not keep the documents of a row apart: {cure}")
+
+
+def check_vocabulary(teacher: Any | None, student: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse models that do not know all tokens of the tokenizer. `teacher` may be None.
+
+    Raises:
+        SettingError: an output embedding smaller than the vocabulary.
+    """
+    for name, model in (("teacher", teacher), ("student", student)):
+        if model is None:
+            continue
+        known = model.get_output_embeddings().weight.shape[0]
+        if known < len(tokenizer):
+            raise SettingError(
+                f"{name}: it knows {known} tokens, but the tokenizer has {len(tokenizer)}; choose a fitting pair"
+            )
+
+
+def check_tokenizers(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, setting: str) -> None:
+    """Refuse the model that `setting` names when the ids of its tokenizer mean something else than this run's.
+
+    Args:
+        own: the tokenizer of this run.
+        other: the tokenizer of that model.
+
+    Raises:
+        SettingError: the vocabularies differ.
+    """
+    here, there = own.get_vocab(), other.get_vocab()
+    if here != there:
+        differing = sum(here.get(token) != number for token, number in there.items())
+        raise SettingError(
+            f"{setting}: its vocabulary ({len(there)} tokens) is not the teacher's ({len(here)} tokens, {differing} of "
+            "its own differ); choose models with one tokenizer"
+        )
+
+
+def longest_row(model: Any) -> int | None:
+    """The most positions that a model can take; None where it names no limit."""
+    config: Any = getattr(model, "config", None)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)  # RoBERTa and its heirs count from the one after it
+    return int(limit) - (0 if padding is None else padding + 1)
+
+
+def position_offset(family: str, pad_id: int | None) -> int:
+    """Rows of the position embedding that no position uses: RoBERTa counts from the one after its padding id."""
+    padding = 1 if family == "mpnet" else pad_id or 0  # MPNet's is fixed, whatever its configuration says
+    return padding + 1 if family in COUNT_FROM_PADDING else 0

@@ -1,0 +1,39 @@
+"""What a model has to offer, whoever wrote it, and what is found out about it by looking."""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class TextModel(Protocol):
+    """Any `nn.Module` with these; transformers' language models have them.
+
+    Attributes:
+        base_model: the submodule that computes the last hidden states [B, S, H] from token ids, or something whose
+            first entry they are. For terms on inner layers its blocks have to stand in an `nn.ModuleList`, and to be
+            called one after the other.
+    """
+
+    base_model: nn.Module
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The layer that is called last, whose outcome are the logits: weight [V, E], bias [V] or None."""
+        ...
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits [B, S, V] of ids [B, S] int64; calls `base_model` once.
+
+        Args:
+            attention_mask: [B, S] bool, False at padding; None: no padding, or a causal model. A causal model whose
+                rows hold several documents gets `position_ids` [B, S] too, which start anew with each of them.
+        """
+        ...
+
+
+def depth_of(model: Any) -> int | None:
+    """How many blocks a model has, by its configuration or by its first list of modules; None where it has neither."""
+    depth = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    if isinstance(depth, int):
+        return depth
+    lists = [each for each in model.base_model.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    return len(lists[0]) if lists else None

@@ -1,0 +1,123 @@
+"""Records the queries, keys and values of a forward as the model's attention function gets them.
+
+transformers' models look their attention function up by a name in their configuration, at every call. While a forward
+is recorded that name is another one, under which a function is registered that records its arguments and then calls
+what the old name stands for. So the record holds what attention really uses: after rotary embeddings and norms, with
+the mask in force. Projections would not show that.
+
+Shapes: B rows, S positions, d size of a head.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+SUFFIX = "_recorded"
+
+
+class QKV(NamedTuple):
+    """What one block's attention works on: softmax(scaling * query key^T, where `mask` allows it) value."""
+
+    query: Tensor  # [B, heads, S, d]
+    key: Tensor  # [B, kv_heads, S, d]; a group of heads / kv_heads queries shares one key and value
+    value: Tensor  # [B, kv_heads, S, d]
+    mask: Tensor | None  # bool, broadcastable to [B, heads, S, S], True: this query sees this key; None: all see all
+    scaling: float
+
+    def repeated(self) -> "QKV":
+        """The same with a key and a value for every query head."""
+        groups = self.query.shape[1] // self.key.shape[1]
+        if groups == 1:
+            return self
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (self.key, self.value))
+        return self._replace(key=key, value=value)
+
+    def of_rows(self, rows: slice) -> "QKV":
+        """That of some of the rows of the batch."""
+        shared = self.mask is None or (len(self.mask) == 1 and len(self.query) > 1)  # by all rows
+        mask = self.mask if shared or self.mask is None else self.mask[rows]
+        return QKV(self.query[rows], self.key[rows], self.value[rows], mask, self.scaling)
+
+
+def visible_to_both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Two masks as `QKV.mask` -> where both let a query see a key; None: everywhere."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+_keep: ContextVar[Callable[[QKV], None] | None] = ContextVar("keep", default=None)
+
+
+@contextmanager
+def recorded(model: nn.Module, keep: Callable[[QKV], None]) -> Iterator[None]:
+    """While it is open `keep` is called with what every attention of the model's forward works on, in order.
+
+    A model with attention of its own, which is in no list of transformers', calls `keep` never.
+    """
+    configs: dict[int, Any] = {id(each): each for each in (getattr(part, "config", None) for part in model.modules())}
+    found = [each for each in configs.values() if getattr(each, "_attn_implementation", None) is not None]
+    before = [each._attn_implementation for each in found]
+    for config, name in zip(found, before, strict=True):
+        config._attn_implementation = _register(name)
+    token = _keep.set(keep)
+    try:
+        yield
+    finally:
+        _keep.reset(token)
+        for config, name in zip(found, before, strict=True):
+            config._attn_implementation = name
+
+
+def _register(name: str) -> str:
+    """The name under which transformers finds the recording form of the attention function `name`."""
+    AttentionInterface.register(name + SUFFIX, functools.partial(_attention, name))
+    if name in ALL_MASK_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(name + SUFFIX, ALL_MASK_ATTENTION_FUNCTIONS[name])
+    return name + SUFFIX
+
+
+def _attention(
+    name: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any, **others: Any
+) -> Any:
+    """transformers' attention function: records what it is given, and calls the one that is named."""
+    if (keep := _keep.get()) is not None:
+        scaling = others.get("scaling")
+        scaling = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+        keep(QKV(query, key, value, _visible(name, module, query, mask, others), scaling))
+    return _function(name, module)(module, query, key, value, mask, *rest, **others)
+
+
+def _function(name: str, module: nn.Module) -> Callable[..., Any]:
+    """The attention function that `module` would have looked up: its file may override those of the common list."""
+    homes = (sys.modules[cls.__module__] for cls in type(module).__mro__)
+    home: Any = next(home for home in homes if hasattr(home, "ALL_ATTENTION_FUNCTIONS"))
+    function: Callable[..., Any] = home.ALL_ATTENTION_FUNCTIONS.get_interface(name, home.eager_attention_forward)
+    return function
+
+
+def _visible(name: str, module: nn.Module, query: Tensor, mask: Any, others: dict[str, Any]) -> Tensor | None:
+    """The mask of an attention function as `QKV.mask`."""
+    known = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
+    if not known or others.get("position_bias") is not None:
+        raise ValueError(
+            f"{type(module).__name__} with attn_implementation={name} masks its scores, or adds to them, in a way that "
+            "is not understood: choose a model that attends with sdpa"
+        )
+    if mask is None:
+        # SDPA reads no mask as a causal one where the module says so; eager attention does not.
+        causal = others.get("is_causal")
+        if name == "eager" or not (getattr(module, "is_causal", True) if causal is None else causal):
+            return None
+        size = query.shape[2]
+        return torch.ones(size, size, dtype=torch.bool, device=query.device).tril()[None, None]
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

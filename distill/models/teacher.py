@@ -1,0 +1,55 @@
+"""Load the frozen teacher: the embedded one, a saved model, or one by the user's callable."""
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from distill.config import HERE, TeacherConfig
+from distill.errors import SettingError
+from distill.models.check import check_model
+from distill.models.custom import custom_model
+from distill.models.kind import MASKED, ModelKind
+from distill.models.load import load_pretrained, load_tokenizer
+
+EMBEDDED = HERE / "teacher" / "embedded"
+
+
+def teacher_path(settings: TeacherConfig) -> str:
+    """The folder or Hub name of a teacher. Raises SettingError where none is given."""
+    path = str(EMBEDDED) if settings.kind == "embedded" else settings.path
+    if path is None:
+        raise SettingError("teacher.path=null: give a model folder, a run folder or a name on the Hub")
+    return path
+
+
+def load_teacher(settings: TeacherConfig, kind: ModelKind = MASKED) -> tuple[Any, PreTrainedTokenizerBase | None, str]:
+    """The frozen teacher in evaluation mode, its tokenizer and its name for the report; None, None, "" for none."""
+    if settings.kind == "none":
+        return None, None, ""
+    if settings.kind == "custom":
+        assert settings.custom is not None
+        setting, folder = _tokenizer_path(settings, settings.path)
+        tokenizer = load_tokenizer(setting, folder, kind, settings.revision, settings.trust_remote_code)
+        model = custom_model(settings.custom, settings.path, tokenizer=tokenizer)
+        check_model(model, "teacher", kind)
+        return model.requires_grad_(False).eval(), tokenizer, settings.custom.path
+    path = teacher_path(settings)
+    if settings.kind == "embedded" and kind is not MASKED:
+        raise SettingError(
+            f"teacher.kind=embedded is a {MASKED.noun}, and this objective learns from a {kind.noun}: give one as "
+            "teacher=pretrained teacher.path=FOLDER (gpt2_pretrain makes one)"
+        )
+    hub = (settings.revision, settings.trust_remote_code)
+    model = load_pretrained("teacher.path", path, kind, *hub)
+    model.requires_grad_(False).eval()
+    name = "the embedded teacher" if settings.kind == "embedded" else path
+    return model, load_tokenizer(*_tokenizer_path(settings, path), kind, *hub), name
+
+
+def _tokenizer_path(settings: TeacherConfig, path: str | None) -> tuple[str, str]:
+    """The setting that says where a teacher's tokenizer lies, and its value."""
+    if settings.tokenizer is not None:
+        return "teacher.tokenizer", settings.tokenizer
+    if path is None:
+        raise SettingError("teacher.tokenizer=null: give the folder or Hub name of the tokenizer of your teacher")
+    return "teacher.path", path

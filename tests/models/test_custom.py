@@ -1,0 +1,121 @@
+"""Models by a callable of the user's: read, saved with what loads them, and refused by name where that cannot be."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import own_models
+import pytest
+import tiny
+import torch
+from tiny import VOCAB, make_rows, make_tokenizer
+
+from distill.component import Component
+from distill.config import TeacherConfig
+from distill.errors import SettingError
+from distill.export.folder import export
+from distill.models.check import check_model, check_packing
+from distill.models.custom import custom_model, load_weights
+from distill.models.identity import model_digest
+from distill.models.kind import CAUSAL, MASKED
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.load import load_pretrained
+from distill.models.protocol import depth_of
+from distill.models.shapes import hidden_widths
+from distill.models.teacher import load_teacher
+from distill.report.use import origin_of, use_of_student
+
+IDS = torch.from_numpy(make_rows(3).astype("int64"))
+
+
+def component(name: str, setting: str = "teacher", **arguments: Any) -> Component:
+    return Component(setting, f"own_models.{name}", arguments, optional=("path",))
+
+
+@pytest.fixture(params=["shifted_bert", "Convolutions"])
+def name(request: Any) -> str:
+    return str(request.param)
+
+
+def saved(name: str, folder: Path) -> Any:
+    """A student of the user's, saved as a run does; its card is README.md."""
+    torch.manual_seed(4)
+    model = custom_model(component(name, "student"), None).eval()
+    origin = origin_of(model, f"own_models.{name}", causal=False)._asdict()
+    export(model, make_tokenizer(), folder, use_of_student(origin, type(model).__name__).code)
+    return model
+
+
+def test_the_card_loads_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = saved(name, tmp_path / "student")
+    code = (tmp_path / "student" / "README.md").read_text()
+    monkeypatch.chdir(tmp_path / "student")
+    found: dict[str, Any] = {}
+    exec(re.sub(r"\(\.\.\.\).*", "()", code), found)
+    with torch.no_grad():
+        own, again = (getattr(out, "logits", out) for out in (model(IDS), found["model"].eval()(IDS)))
+    torch.testing.assert_close(again, own)
+    assert found["tokenizer"].get_vocab() == make_tokenizer().get_vocab()
+
+
+def test_it_is_the_next_teacher(name: str, tmp_path: Path) -> None:
+    model = saved(name, tmp_path / "student")
+    settings = TeacherConfig("custom", path=str(tmp_path), custom=component(name))
+    teacher, tokenizer, title = load_teacher(settings, MASKED)
+    assert title == f"own_models.{name}" and tokenizer is not None and not teacher.training
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert model_digest(teacher, tokenizer) == model_digest(model, tokenizer)
+
+
+def test_without_its_callable_it_is_refused(name: str, tmp_path: Path) -> None:
+    saved(name, tmp_path / "student")
+    with pytest.raises(SettingError) as error:
+        load_pretrained("teacher.path", str(tmp_path))
+    assert "teacher=custom" in str(error.value) and "teacher._target_=" in str(error.value)
+
+
+def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
+    saved("Convolutions", tmp_path)
+    with pytest.raises(SettingError, match=f"student.path={tmp_path}.*does not fit a Convolutions"):
+        load_weights(own_models.Convolutions(width=8), "student.path", str(tmp_path))
+    with pytest.raises(SettingError, match=r"student\.path=/nowhere"):
+        load_weights(own_models.Convolutions(), "student.path", "/nowhere")
+
+
+def test_a_plain_module_is_read_like_any_other() -> None:
+    model = own_models.Convolutions(depth=3).eval()
+    assert depth_of(model) == 3 and hidden_widths(model, (1, LAST)) == [24, 24]
+    positions = torch.tensor([0, 5, 14])
+    with torch.no_grad():
+        outputs = LanguageModel(model)({"input_ids": IDS}, None, OutputSpec(True, positions, (0, LAST)))
+        logits = LanguageModel(model).logits(outputs.head_rows, VOCAB)
+    torch.testing.assert_close(logits, model(IDS).flatten(0, 1)[positions])
+    torch.testing.assert_close(outputs.hidden[LAST], model.base_model(IDS))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "words"),
+    [
+        (own_models.Convolutions(causal=True), MASKED, ("only sees the words before", "objective=distilgpt2")),
+        (own_models.Convolutions(causal=False), CAUSAL, ("sees the words that it is to predict", "objective=distil")),
+        (tiny.make_model("bert", 1), CAUSAL, ("sees the words that it is to predict",)),
+    ],
+)
+def test_models_that_look_the_other_way_are_refused(model: Any, kind: Any, words: tuple[str, ...]) -> None:
+    with pytest.raises(SettingError) as error:
+        check_model(model, "teacher", kind)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_a_causal_module_without_position_ids_keeps_to_one_document_a_row() -> None:
+    model = own_models.Convolutions(causal=True)
+    check_model(model, "student", CAUSAL)
+    with pytest.raises(SettingError, match=r"student: Convolutions takes no position_ids: .*cross_documents=false"):
+        check_packing(model, "student")
+
+
+def test_what_is_no_language_model_is_refused() -> None:
+    model = own_models.Blind()
+    model.weight = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(SettingError, match=r"base_model, get_output_embeddings.*README.md"):
+        check_model(model, "student")

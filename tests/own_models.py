@@ -1,0 +1,71 @@
+"""Models of a user's own, for tests: a transformers class that transformers does not know, and a plain torch module."""
+
+from typing import Any
+
+import torch
+from tiny import HIDDEN, PAD, VOCAB
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM
+
+
+class ShiftedBert(BertForMaskedLM):
+    """BERT, but each hidden state gets a learned vector before the head."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.shift = nn.Parameter(torch.randn(config.hidden_size))
+        self.bert.register_forward_hook(self._shifted)
+
+    def _shifted(self, module: nn.Module, arguments: Any, output: Any) -> Any:
+        return type(output)(**{**output, "last_hidden_state": output[0] + self.shift})
+
+
+def shifted_bert(layers: int = 2) -> ShiftedBert:
+    return ShiftedBert(BertConfig(**HIDDEN, num_hidden_layers=layers, vocab_size=VOCAB, pad_token_id=PAD))
+
+
+class Convolutions(nn.Module):
+    """Hidden states from the words around, without attention; no configuration."""
+
+    def __init__(self, width: int = 24, depth: int = 2, causal: bool = False) -> None:
+        super().__init__()
+        self.base_model = _Encoder(width, depth, causal)
+        self.head = nn.Linear(width, VOCAB)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.head(self.base_model(input_ids, attention_mask))
+        return logits
+
+
+class _Encoder(nn.Module):
+    def __init__(self, width: int, depth: int, causal: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCAB, width)
+        self.layers = nn.ModuleList(_Block(width, (2, 0) if causal else (1, 1)) for _ in range(depth))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        hidden = self.words(input_ids)
+        for layer in self.layers:
+            if attention_mask is not None:
+                hidden = hidden * attention_mask[..., None]
+            hidden = layer(hidden)
+        return hidden
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, padding: tuple[int, int]) -> None:
+        super().__init__()
+        self.words, self.padding = nn.Conv1d(width, width, 3), padding
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.words(nn.functional.pad(hidden.mT, self.padding)).mT.tanh()
+
+
+class Blind(nn.Module):
+    """One that says nothing of its parts."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return input_ids.float()
