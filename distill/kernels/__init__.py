@@ -1,7 +1,8 @@
 """What makes models faster on a CPU. None of it changes what they compute beyond rounding.
 
-`precision.kernels=plain` turns it off: torch's own linear layers and memory, and the readable objective. What stays is
-dropout by row, in layers and in attention, since it decides which numbers are drawn.
+`precision.kernels=plain` turns it off: linear layers, activations and memory are those of torch and transformers, and
+the objective is the readable one. What stays is dropout by row, in layers and in attention, since it decides which
+numbers are drawn.
 
 Two files rest on private operators of torch: `packed_linear` on `torch.ops.mkldnn._reorder_linear_weight` and
 `_linear_pointwise`, `int8` on `torch.ops.onednn.qlinear_prepack` and `qlinear_pointwise`. Both try them before they use
@@ -10,7 +11,8 @@ them; where an operator is gone or computes something else, torch's own layers r
 
 # Families whose layers use their weights in no other way than by calling them, and whose dropout and attention are
 # laid out by rows. Others run as they are.
-FAMILIES = ("albert", "bert", "distilbert", "modernbert", "roberta")
+CAUSAL_FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("albert", "bert", "distilbert", "modernbert", "roberta", *CAUSAL_FAMILIES)
 
 
 def family_of(model: object) -> str | None:

@@ -20,19 +20,31 @@ MOST_SCORES = 1 << 27  # 256 MiB in bf16: from here on torch's kernels, which ke
 def use_batched_products(model: Any, plain: bool = False) -> None:
     """Let a model of a known family attend by `attention`; one that does not use SDPA is left as it is.
 
-    A decoder is, too: SDPA would be called as causal, where there is no mask to say so.
-
     Args:
         plain: only under dropout, whose random numbers have to be those of the rows (see `dropout`).
     """
     config: Any = getattr(model, "config", None)
-    if family_of(model) not in FAMILIES or getattr(config, "is_decoder", False):
-        return
-    if config._attn_implementation == "sdpa":
+    if family_of(model) in FAMILIES and config._attn_implementation == "sdpa":
         name = DROPOUT_ONLY if plain else NAME
         AttentionInterface.register(name, _attention_under_dropout if plain else attention)
-        AttentionMaskInterface.register(name, sdpa_mask)
+        AttentionMaskInterface.register(name, sdpa_mask if plain else added_mask)
         model.set_attn_implementation(name)
+
+
+def added_mask(
+    *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **named: Any
+) -> Tensor | None:
+    """transformers' mask function, called once a forward: what is added to the scores in place of a boolean mask.
+
+    Every layer would make this of a boolean one, or spend a slow pass over the scores on it.
+    """
+    visible = sdpa_mask(dtype=dtype, device=device, **named)
+    if visible is None:
+        return None
+    kind = torch.device(device).type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+    # Not -inf: padding may have nowhere to look, and then would be nan.
+    return torch.zeros((), dtype=dtype, device=device).where(visible, torch.finfo(dtype).min)
 
 
 def attention(
@@ -48,6 +60,8 @@ def attention(
     """transformers' attention function: query, key and value [B, heads, S, size] -> [B, S, heads, size].
 
     attention_mask: None, or broadcastable to [B, heads, S, S]: bool (True: look here) or to be added to the scores.
+    Without one a causal module sees what stands before, as with torch's SDPA. Keys and values of fewer heads than the
+    queries serve groups of them.
     """
     if torch.is_autocast_enabled(query.device.type):  # which knows SDPA, and would not know the products
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -55,6 +69,10 @@ def attention(
     if dropout == 0 and not pays(query, key):
         return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, **others)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    if attention_mask is None and getattr(module, "is_causal", False):
+        attention_mask = causal_mask(query.shape[2], query)
+    if (groups := query.shape[1] // key.shape[1]) > 1:
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     return products(query, key, value, attention_mask, scale, dropout).transpose(1, 2).contiguous(), None
 
 
@@ -72,16 +90,21 @@ def pays(query: Tensor, key: Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MOST_SCORES
 
 
+def causal_mask(size: int, like: Tensor) -> Tensor:
+    """[size, size] to be added to scores: every query sees the keys up to its own position."""
+    return torch.full((size, size), torch.finfo(like.dtype).min, dtype=like.dtype, device=like.device).triu_(1)
+
+
 def products(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float = 0.0
 ) -> Tensor:
     """softmax(scale * query key^T) value, with a part of the softmax dropped: [B, heads, S, size] in and out."""
     with torch.autocast(query.device.type, enabled=False):  # it would take the scores to fp32 and back
         scores = (query * scale) @ key.mT
-        if mask is not None:
-            # Not -inf: padding may have nowhere to look, and then would be nan.
-            hidden = torch.finfo(scores.dtype).min
-            scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        elif mask is not None:
+            scores = scores.add_(mask)
         weights = scores.softmax(-1)
         if dropout > 0:
             weights = weights * factors(weights, dropout)

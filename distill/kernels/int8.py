@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from distill.errors import SettingError
+from distill.kernels.linear_layers import linear_layers
 
 LARGEST = 127  # of a rounded weight or input
 ZERO = 128  # stands for 0 in the inputs: the processor multiplies unsigned inputs with signed weights
@@ -27,7 +28,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = layer.weight.detach().float()
         self.scales = weight.abs().amax(1).clamp(min=TINY) / LARGEST  # [out]
-        rounded = (weight / self.scales[:, None]).round().to(torch.int8)
+        rounded = (weight / self.scales[:, None]).round().to(torch.int8).contiguous()  # the operator heeds no strides
         self.packed = torch.ops.onednn.qlinear_prepack(rounded, None)
         self.zeros = torch.zeros(len(weight), dtype=torch.int32)
         self.bias = torch.zeros(len(weight)) if layer.bias is None else layer.bias.detach().float()
@@ -73,15 +74,10 @@ def quantize(teacher: Any) -> Any:
         SettingError: there is no linear layer in the encoder.
     """
     rounded = copy.deepcopy(teacher, {id(tensor): tensor for tensor in teacher.parameters()})
-    found = [
-        (parent, name, layer)
-        for parent in rounded.base_model.modules()
-        for name, layer in parent.named_children()
-        if type(layer) is nn.Linear  # what inherits from it may compute something else
-    ]
+    found = list(linear_layers(rounded.base_model))
     if not found:
         raise SettingError("precision.teacher=int8: this teacher's encoder has no linear layers; set bf16 or fp32")
-    made = {id(layer): Int8Linear(layer) for _, _, layer in found}
-    for parent, name, layer in found:
+    made = {id(layer): Int8Linear(linear) for _, _, layer, linear in found}
+    for parent, name, layer, _ in found:
         setattr(parent, name, made[id(layer)])
     return rounded

@@ -59,3 +59,8 @@ def resolve(settings: PrecisionConfig, auto: str, recorded: dict[str, str]) -> P
     """The settings with a format instead of every `auto`: the recorded one, else `auto` (fp32 or bf16)."""
     chosen: dict[str, Any] = {name: recorded.get(name, auto) for name in MODELS if getattr(settings, name) == "auto"}
     return replace(settings, **chosen)
+
+
+def at_least_fp32(values: torch.Tensor) -> torch.Tensor:
+    """For losses: in fp32, or float64 as it is."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -3,15 +3,19 @@
 import copy
 from typing import Any
 
+import families
 import pytest
 import tiny
 import torch
-from tiny import hidden_states
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig
 
-from distill.kernels import FAMILIES
+from distill.kernels import CAUSAL_FAMILIES, FAMILIES
 from distill.kernels import attention as batched
-from distill.kernels.attention import NAME, attention, use_batched_products
+from distill.kernels.attention import DROPOUT_ONLY, NAME, attention, use_batched_products
+from distill.kernels.dropout import keyed_by_row, replace_dropout
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.student import dropout_names
 
 
 @pytest.mark.parametrize("mask", [None, "bool", "added"])
@@ -47,10 +51,49 @@ def test_weights_are_dropped() -> None:
     assert 2.5 < kept.std().item() < 4.5  # sqrt(64 * 3/16) = 3.46
 
 
-def hidden(model: Any, padded: bool) -> torch.Tensor:
+class Attends(torch.nn.Module):
+    """What an attention function looks at of the module that calls it."""
+
+    def __init__(self, is_causal: bool) -> None:
+        super().__init__()
+        self.is_causal = is_causal
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_a_causal_module_sees_what_stands_before(kv_heads: int) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(3, 4, 17, 8, dtype=torch.bfloat16, requires_grad=True)
+    key, value = (torch.randn(3, kv_heads, 17, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    made = attention(Attends(True), query, key, value, None)[0].transpose(1, 2)
+    doubles = (t.double() for t in (query, key, value))
+    reference = scaled_dot_product_attention(*doubles, is_causal=True, enable_gqa=True)
+    upstream = torch.randn(made.shape)
+    for found, exact in zip(
+        (made, *torch.autograd.grad((made * upstream).sum(), (query, key, value))),
+        (reference, *torch.autograd.grad((reference * upstream).sum(), (query, key, value))),
+        strict=True,
+    ):
+        torch.testing.assert_close(found.double(), exact.double(), rtol=0.03, atol=0.03)
+    ahead, _ = attention(Attends(False), query, key, value, None)
+    assert not torch.allclose(ahead.transpose(1, 2)[:, :, 0], made[:, :, 0], atol=0.1)
+
+
+def inputs_of(rows: str, chosen: list[int]) -> dict[str, torch.Tensor]:
+    """Rows that are full, padded, or packed with several documents."""
+    ids = torch.from_numpy(tiny.make_rows(4, shortest=5 if rows == "padded" else None, seed=3)).long()[chosen]
+    if rows != "packed":
+        return {"input_ids": ids}
+    size = ids.shape[1]
+    starts = torch.stack([torch.arange(size) % length for length in (5, size, 3, 7)])
+    return {"input_ids": ids, "position_ids": starts[chosen]}
+
+
+def hidden(model: Any, rows: str) -> torch.Tensor:
     """At the non-padding positions: [A, H]."""
-    ids = torch.from_numpy(tiny.make_rows(4, shortest=5 if padded else None, seed=3)).long()
-    return hidden_states(model, ids, ids != tiny.PAD if padded else None)[ids != tiny.PAD]
+    inputs = inputs_of(rows, [0, 1, 2, 3])
+    real = inputs["input_ids"] != tiny.PAD
+    documents = tiny.documents_of(real if rows == "padded" else None)
+    return LanguageModel(model)(inputs, documents, OutputSpec(layers=(LAST,))).hidden[LAST][real]
 
 
 def trained(model: Any) -> list[torch.nn.Parameter]:
@@ -58,18 +101,23 @@ def trained(model: Any) -> list[torch.nn.Parameter]:
     return [p for name, p in model.base_model.named_parameters() if "pooler" not in name]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("family", "rows"),
+    [
+        *((family, rows) for family in FAMILIES for rows in ("full", "padded")),
+        *((family, "packed") for family in CAUSAL_FAMILIES),
+    ],
+)
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05)])
-def test_a_family_computes_what_it_did(family: str, padded: bool, precision: str, tolerance: float) -> None:
-    student = tiny.make_model(family, 2, dropout=0.0).train()
+def test_a_family_computes_what_it_did(family: str, rows: str, precision: str, tolerance: float) -> None:
+    student = families.without_dropout(family).train()
     changed = copy.deepcopy(student)
     use_batched_products(changed)
     assert changed.config._attn_implementation == NAME
     assert changed.state_dict().keys() == student.state_dict().keys()
     assert NAME not in changed.config.to_json_string()
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        made, expected = hidden(changed, padded), hidden(student, padded)
+        made, expected = hidden(changed, rows), hidden(student, rows)
     assert (made - expected).norm() < tolerance * expected.norm()
     upstream = torch.randn(made.shape)
     found, exact = (
@@ -89,12 +137,42 @@ def test_long_rows_keep_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("rows", ["full", "packed"])
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_a_row_drops_the_same_whatever_stands_beside_it(family: str, rows: str, plain: bool) -> None:
+    """Also in attention, and in every layer something else."""
+    student = families.make_family(family, **dict.fromkeys(dropout_names(AutoConfig.for_model(family)), 0.3)).train()
+    use_batched_products(student, plain)
+    replace_dropout(student)
+    assert student.config._attn_implementation == (DROPOUT_ONLY if plain else NAME)
+
+    def of(row_keys: list[int], chosen: list[int]) -> torch.Tensor:
+        with keyed_by_row(row_keys), torch.no_grad():
+            return LanguageModel(student)(inputs_of(rows, chosen), None, OutputSpec(layers=(LAST,))).hidden[LAST]
+
+    together = of([7, 8, 9], [0, 1, 2])
+    torch.manual_seed(5)
+    torch.testing.assert_close(of([9, 7], [2, 0]), together[[2, 0]])
+    assert not torch.allclose(of([9, 8], [2, 0])[1], together[0], atol=1e-2)
+
+
+def test_a_decoder_stays_one() -> None:
+    """A BERT that is set up as one attends as causal, where no mask says so."""
+    decoder = tiny.make_model("bert", 2, is_decoder=True)
+    changed = copy.deepcopy(decoder)
+    use_batched_products(changed)
+    with torch.autocast("cpu", torch.bfloat16):
+        made, expected = hidden(changed, "full"), hidden(decoder, "full")
+    assert changed.config._attn_implementation == NAME
+    assert (made - expected).norm() < 0.05 * expected.norm()
+
+
 def test_other_models_are_left_alone() -> None:
-    eager, unknown, decoder = (tiny.make_model("bert", 1) for _ in range(3))
-    decoder.config.is_decoder = True
+    eager, unknown = (tiny.make_model("bert", 1) for _ in range(2))
     eager.set_attn_implementation("eager")
     unknown.config.model_type = "mine"
-    for model, before in ((eager, "eager"), (unknown, "sdpa"), (decoder, "sdpa")):
+    for model, before in ((eager, "eager"), (unknown, "sdpa")):
         use_batched_products(model)
         assert model.config._attn_implementation == before
     use_batched_products(torch.nn.Linear(1, 1))

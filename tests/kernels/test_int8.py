@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import make_family
 from job import distill, library
 from tiny import make_model, make_rows
 from torch import nn
@@ -14,8 +15,9 @@ from torch import nn
 from distill.config import TeacherConfig
 from distill.errors import SettingError
 from distill.kernels import int8
+from distill.models.check import check_model
 from distill.models.language_model import LanguageModel, OutputSpec
-from distill.models.load import check_model, load_teacher
+from distill.models.teacher import load_teacher
 
 CPU = torch.device("cpu")
 
@@ -136,6 +138,15 @@ def test_the_embedded_teacher_says_nearly_the_same() -> None:
     divergence = (exact.exp() * (exact - close)).sum(-1)
     assert 0 < divergence.mean() < 0.003  # nats; on books it is 0.0003
     assert (exact.argmax(-1) == close.argmax(-1)).double().mean() > 0.97
+
+
+@needs_int8
+def test_a_gpt2_whose_linear_layers_are_transposed() -> None:
+    model, ids = make_family("gpt2").requires_grad_(False), torch.from_numpy(make_rows(4)).long()
+    rounded = int8.quantize(model)
+    assert sum(isinstance(module, int8.Int8Linear) for module in rounded.modules()) == 2 * 4
+    exact, close = (each(input_ids=ids).logits.detach() for each in (model, rounded))
+    assert 0 < (close - exact).norm() < 0.03 * exact.norm()
 
 
 @needs_int8

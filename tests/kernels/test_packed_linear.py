@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import families
 import pytest
 import tiny
 import torch
@@ -23,19 +24,19 @@ def answers(model: Any, precision: str, padded: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.03)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 0.02)])
 @pytest.mark.parametrize("packs", [True, False], ids=["packed", "rounded"])
 def test_it_answers_as_the_teacher_does(
     family: str, precision: str, tolerance: float, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_linear, "can_pack", lambda dtype: packs)
-    teacher = tiny.make_model(family, 2).eval().requires_grad_(False)
+    teacher = families.make_family(family).requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     packed = pack_teacher(teacher, PrecisionConfig(teacher=precision), CPU)
     assert any(isinstance(module, PackedLinear) for module in packed.modules()) == packs
     for padded in (False, True):
         expected = answers(teacher, "fp32", padded)
-        torch.testing.assert_close(answers(packed, precision, padded), expected, rtol=tolerance, atol=tolerance)
+        assert (answers(packed, precision, padded) - expected).norm() < tolerance * expected.norm()
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
     assert not any(isinstance(module, PackedLinear) for module in teacher.modules())
 
@@ -91,16 +92,19 @@ def test_what_evaluation_takes_as_it_is() -> None:
     assert pack_for_evaluation(student, PrecisionConfig(), CPU) is not student
 
 
-@pytest.mark.parametrize("operator", ["gone", "something else"])
+@pytest.mark.parametrize("operator", ["gone", "something else", "another activation"])
 def test_without_its_private_operators_torchs_own_layers_run(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no promise of torch: another release may rename them or give them another meaning."""
+    right = PackedLinear.forward
 
-    def broken(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    def broken(layer: PackedLinear, x: torch.Tensor) -> torch.Tensor:
         if operator == "gone":
             raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
+        if operator == "another activation" and layer.then == ("none", ""):
+            return right(layer, x)
         return torch.zeros(len(x), 32)
 
-    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: broken(x))
+    monkeypatch.setattr(PackedLinear, "forward", broken)
     can_pack.cache_clear()
     try:
         assert not can_pack(torch.float32)
