@@ -23,11 +23,20 @@ NO_TARGET = -100
 
 
 class TeacherBlock(NamedTuple):
-    """What a block of rows knows of the teacher: logits [n, V], or log-probabilities [n, K + 1] of its K entries."""
+    """What a block of rows knows of the teacher: logits [n, V], or log-probabilities [n, K + 1] of its K entries.
+
+    Of several teachers that are not mixed into one, it is the first, and `others` are the rest.
+    """
 
     values: Tensor
     bias: Tensor | None  # [V], still to be added to the logits: the product is spared a pass over memory
     kept: Tensor | None  # [n, K]; None: all of them
+    others: tuple["TeacherBlock", ...] = ()
+
+    def rows(self, here: slice) -> "TeacherBlock":
+        """Some of the rows."""
+        kept = None if self.kept is None else self.kept[here]
+        return TeacherBlock(self.values[here], self.bias, kept, tuple(other.rows(here) for other in self.others))
 
 
 class Block(Protocol):
@@ -62,12 +71,12 @@ class AutogradBlock:
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
     ) -> Tensor:
-        z = _biased(logits, bias, scales.dtype).detach().requires_grad_()
+        z = biased(logits, bias, scales.dtype).detach().requires_grad_()
         y: Tensor | TopK | None = None
         if teacher is not None and teacher.kept is not None:
             y = TopK(teacher.kept, teacher.values)
         elif teacher is not None:
-            y = _biased(teacher.values, teacher.bias, scales.dtype)
+            y = biased(teacher.values, teacher.bias, scales.dtype)
         if targets is None:
             targets = torch.full((len(z),), NO_TARGET, device=z.device)
         with torch.enable_grad():
@@ -97,6 +106,29 @@ class JoinedBlock:
         return losses
 
 
+class MembersBlock:
+    """Another block, for each of several teachers: every loss is the mean over them, by their weights.
+
+    Losses that need no teacher come out as they are, as the weights add up to 1.
+    """
+
+    def __init__(self, block: Block, weights: Sequence[float]) -> None:
+        self.block, self.weights = block, weights
+        self.num_bytes, self.every_row = block.num_bytes, block.every_row
+
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
+    ) -> Tensor:
+        assert teacher is not None
+        gradient, losses = torch.zeros_like(logits, dtype=scales.dtype), []
+        for weight, member in zip(self.weights, (teacher._replace(others=()), *teacher.others), strict=True):
+            own = logits.clone()
+            losses.append(weight * self.block(own, bias, member, targets, weight * scales))
+            gradient += own
+        logits.copy_(gradient)
+        return torch.stack(losses).sum(0)
+
+
 def on_its_rows(term: VocabularyTerm, losses: Tensor, targets: Tensor) -> Tensor:
     """[n] -> [n], 0 in the rows that do not carry the term."""
     return losses if term.rows == ALL else torch.where(targets == NO_TARGET, torch.zeros_like(losses), losses)
@@ -116,7 +148,7 @@ class SoftMlmBlock:
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
     ) -> Tensor:
-        values, teacher_bias, kept = (None, None, None) if teacher is None else teacher
+        values, teacher_bias, kept = (None, None, None) if teacher is None else teacher[:3]
         column = None if targets is None else targets[:, None]
         return self.function(logits, bias, values, teacher_bias, kept, column, scales, self.temperature, self.cutoff)
 
@@ -139,14 +171,14 @@ def loss_and_grad_block(
     None where the block has no such term. The sums over the rows are left to the caller: with them inside, inductor's
     CPU code generation fails (torch 2.13).
     """
-    z = _biased(logits, bias, scale.dtype) / temperature
+    z = biased(logits, bias, scale.dtype) / temperature
     top = z.amax(-1, keepdim=True)
     # Exponentials are the cost: both terms share these. Kept entries need their own; then soft rows alone want no more.
     v = (z - top).exp() if kept is None or targets is not None else z
     soft = mlm = torch.zeros_like(top)
     gradient = torch.zeros_like(top)
     if teacher is not None:
-        y = _biased(teacher, teacher_bias, scale.dtype)
+        y = biased(teacher, teacher_bias, scale.dtype)
         weight = scale[0] * temperature
         if kept is None:
             loss, gradient = _soft(z, top, v, y / temperature, weight, cutoff)
@@ -163,7 +195,8 @@ def loss_and_grad_block(
     return torch.stack([soft[:, 0], mlm[:, 0]])
 
 
-def _biased(logits: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def biased(logits: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Logits with their bias, in the format of elementwise work."""
     return logits.to(dtype) if bias is None else logits.to(dtype) + bias
 
 

@@ -1,5 +1,7 @@
 """Builds the objective of a run from its settings, for the pair at hand."""
 
+import inspect
+import re
 from typing import Any
 
 import torch
@@ -7,8 +9,9 @@ import torch
 from distill.config import ObjectiveConfig, PrecisionConfig
 from distill.errors import SettingError
 from distill.objective.objective import Objective
-from distill.objective.terms import Term
+from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
 from distill.objective.vocabulary import has_pair
+from distill.ramp import is_zero
 
 # Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
 # saved a logit (measured at 512 x 30,522) and 10 to 20 s to start.
@@ -16,16 +19,44 @@ MANY_LOGITS = 4e9
 
 
 def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
-    """The terms that have a weight, by name.
+    """The terms that have a weight at any time of the run, by name.
 
     Raises:
         SettingError: settings that a term does not take, or values that it refuses.
     """
-    terms = {name: term.make() for name, term in settings.terms.items() if term.weight > 0}
+    terms = {name: term.make() for name, term in settings.terms.items() if not is_zero(term.weight)}
     for name, term in terms.items():
+        path = settings.terms[name].make.path
         if not isinstance(term, Term):
-            raise SettingError(f"objective.{name}._target_={settings.terms[name].make.path} gives no loss term")
+            raise SettingError(f"objective.{name}._target_={path} gives no loss term")
+        if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
+            _try_out(name, path, term)
+        if settings.terms[name].temperature is not None and not hasattr(term, "temperature"):
+            raise SettingError(
+                f"objective.{name}.temperature follows a schedule, but {path} has no attribute temperature to set in "
+                "each step: keep it as self.temperature, or give one number"
+            )
     return terms
+
+
+def _try_out(name: str, path: str, term: VocabularyTerm) -> None:
+    """Compute a loss of the user's on three rows, before anything heavy starts.
+
+    Raises:
+        SettingError: it fails, or gives something else than a value per row that depends on the student.
+    """
+    where = f"objective.{name}._target_={path}"
+    if term.rows not in (ALL, TARGETS):
+        raise SettingError(f"{where}: rows={term.rows} is not known: choose {ALL} or {TARGETS}")
+    student, teacher = torch.randn(3, 7, requires_grad=True), torch.randn(3, 7)
+    try:
+        losses = term.losses(student, teacher if term.needs_teacher else None, torch.tensor([1, 2, 3]))
+        shape, depends = list(losses.shape), losses.requires_grad
+    except Exception as error:
+        raise SettingError(f"{where}: losses() fails on logits of 3 rows: {' '.join(str(error).split())}") from error
+    if shape != [3] or not depends:
+        what = f"gives {shape} for 3 rows" if shape != [3] else "does not depend on the student's logits"
+        raise SettingError(f"{where}: losses() {what}; give one value per row, computed from them")
 
 
 def fit_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> None:
@@ -34,7 +65,10 @@ def fit_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> None
         try:
             term.build(student, teacher)
         except ValueError as error:
-            raise SettingError(f"objective.{name}.{error}") from error
+            begin = re.match(r"\w+", str(error))
+            settings = {"weight", *inspect.signature(type(term)).parameters}
+            names_setting = begin is not None and begin[0] in settings
+            raise SettingError(f"objective.{name}{'.' if names_setting else ': '}{error}") from error
 
 
 def build_objective(
@@ -49,14 +83,31 @@ def build_objective(
 
     Args:
         num_positions: that the whole run visits.
+
+    Raises:
+        SettingError: a term reads what compiled encoders do not show.
     """
+    if precision.compile:
+        _check_compiled(terms)
     plain = settings.kernel == "plain" or precision.kernels == "plain"
     weights = {name: term.weight for name, term in settings.terms.items()}
-    objective = Objective(terms, weights, vocab, plain)
+    temperatures = {name: term.temperature for name, term in settings.terms.items() if term.temperature is not None}
+    objective = Objective(terms, weights, vocab, plain, temperatures)
     share = 1.0 if objective.visits_all_rows else settings.masking.share
-    compiles = not plain and has_pair(objective.vocabulary_terms)
+    # The temperature is a constant of the compiled code: with another one in each step it would be compiled in each.
+    compiles = not plain and has_pair(objective.vocabulary_terms) and not objective.temperatures
     objective.compiled = compiles and pays_to_compile(settings, precision, device, share * num_positions * vocab)
     return objective
+
+
+def _check_compiled(terms: dict[str, Term]) -> None:
+    """Refuse what would be compiled anew at every step: encoders whose queries and keys are recorded."""
+    for name, term in terms.items():
+        if term.student_reads.qkv or term.teacher_reads.qkv:
+            raise SettingError(
+                f"precision.compile=true, but objective.{name} reads queries and keys, which a compiled encoder does "
+                "not show: set precision.compile=false"
+            )
 
 
 def pays_to_compile(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective.blocks import NO_TARGET, Block, SoftMlmBlock, TeacherBlock
-from distill.teacher.signal import TopK
+from distill.objective.blocks import NO_TARGET, Block, SoftMlmBlock, TeacherBlock, biased
+from distill.teacher.signal import Mixture, TopK, mixed_logits
 
 BUDGET = 64 << 20  # bytes of logits that exist at once
 # On the CPU products with the vocabulary are made in pieces of it.
@@ -55,7 +55,7 @@ def soft_and_mlm(
 
 def chunked_loss(
     student: Head,
-    teacher: Head | TopK | None,
+    teacher: Head | TopK | Mixture | None,
     targets: Tensor | None,
     block: Block,
     scales: Tensor,
@@ -70,7 +70,7 @@ def chunked_loss(
     or a term that acts on every row, and else left out.
     """
     plan = _Plan(
-        teacher=teacher._replace(dtype=_matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher,
+        teacher=_with_dtype(teacher),
         targets=targets,
         block=block,
         scales=scales,
@@ -78,6 +78,7 @@ def chunked_loss(
         budget=budget,
         dtype=_matrix_dtype(student),
         rounded=student.rounded,
+        softcap=student.softcap,
         with_gradient=torch.is_grad_enabled(),
     )
     return _ChunkedLoss.apply(student.rows, student.weight, student.bias, plan)
@@ -87,7 +88,7 @@ def chunked_loss(
 class _Plan:
     """What one visit needs besides the student's tensors, which autograd has to see."""
 
-    teacher: Head | TopK | None
+    teacher: Head | TopK | Mixture | None
     targets: Tensor | None
     block: Block
     scales: Tensor  # [T]; its dtype is that of the elementwise part
@@ -95,6 +96,7 @@ class _Plan:
     budget: int
     dtype: torch.dtype  # of the student's matrix operations
     rounded: Tensor | None  # the student's weight in it
+    softcap: float | None
     with_gradient: bool
 
 
@@ -105,7 +107,9 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, plan: _Plan) -> tuple[Tensor, Tensor]:
         wanted = [need and plan.with_gradient for need in ctx.needs_input_grad[:3]]
         with torch.autocast(rows.device.type, enabled=False):
-            sums, gradients = _forward_chunks(Head(rows, weight, bias, plan.dtype, plan.rounded), plan, wanted)
+            sums, gradients = _forward_chunks(
+                Head(rows, weight, bias, plan.dtype, plan.rounded, plan.softcap), plan, wanted
+            )
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(sums)
         return (sums * plan.scales).sum(), sums
@@ -122,7 +126,8 @@ def _forward_chunks(student: Head, plan: _Plan, wanted: list[bool]) -> tuple[Ten
     order, num_rows, num_targets = _arrange(student.rows, plan)
     chunk, piece = _chunk_rows(num_rows, plan), _block_rows(plan)
     student_logits = _Logits(student, order, plan, chunk)
-    teacher = _TeacherChunks(plan.teacher, order, plan, chunk)
+    make = _MixtureChunks if isinstance(plan.teacher, Mixture) else _TeacherChunks
+    teacher = make(plan.teacher, order, plan, chunk)  # type: ignore[arg-type]
     targets = _pick(plan.targets, order)
     gradients = _Gradients(student, student_logits, plan.scales.dtype, wanted)
     sums = plan.scales.new_zeros(len(plan.scales))
@@ -131,13 +136,16 @@ def _forward_chunks(student: Head, plan: _Plan, wanted: list[bool]) -> tuple[Ten
         for low, high in _pieces(start, stop, piece):
             here = slice(low - start, high - start)
             has_targets = targets is not None and low < num_targets
+            capped = None if student.softcap is None else logits[here].clone()
             sums += plan.block(
                 logits[here],
                 student_logits.bias,
-                None if known is None else _rows_of(known, here),
+                None if known is None else known.rows(here),
                 targets[low:high] if targets is not None and has_targets else None,
                 plan.scales,
             ).sum(1)
+            if capped is not None and student.softcap is not None:  # the gradient goes on through the cap
+                logits[here].mul_(1 - (capped / student.softcap).square())
         gradients.add(start, stop, logits)
     return sums, gradients.result(order)
 
@@ -165,8 +173,10 @@ def _pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 
 def _chunk_rows(num_rows: int, plan: _Plan) -> int:
     """Rows per chunk: as many as the budget allows, but the chunks all alike."""
-    heads = [plan.dtype, *([_matrix_dtype(plan.teacher)] if isinstance(plan.teacher, Head) else [])]
-    row_bytes = plan.vocab * sum(dtype.itemsize for dtype in heads)
+    mixed = isinstance(plan.teacher, Mixture)
+    members = plan.teacher.members if isinstance(plan.teacher, Mixture) else (plan.teacher,)
+    heads = [plan.dtype, *(_matrix_dtype(member) for member in members if isinstance(member, Head))]
+    row_bytes = plan.vocab * sum(dtype.itemsize for dtype in [*heads, *([plan.scales.dtype] if mixed else [])])
     num_chunks = min(num_rows, math.ceil(num_rows * row_bytes / plan.budget))
     return math.ceil(num_rows / max(1, num_chunks)) or 1
 
@@ -186,6 +196,7 @@ class _Logits:
         self.rows = (head.rows if order is None else head.rows[order]).to(dtype)
         self.weight = (head.weight if head.rounded is None else head.rounded)[:vocab].to(dtype)
         self.bias = None if head.bias is None else head.bias[:vocab].detach().to(plan.scales.dtype)
+        self.cap = head.cap
         splits = dtype == torch.float32 and self.rows.device.type == "cpu"
         self.columns = list(_pieces(0, vocab, COLUMNS if splits else vocab))
         self.buffer = torch.empty(chunk, vocab, dtype=dtype, device=self.rows.device)
@@ -195,7 +206,7 @@ class _Logits:
         out = self.buffer[: stop - start]
         for low, high in self.columns:
             torch.mm(self.rows[start:stop], self.weight[low:high].t(), out=out[:, low:high])
-        return out
+        return self.cap(out)
 
 
 class _TeacherChunks:
@@ -215,8 +226,23 @@ class _TeacherChunks:
         return None
 
 
-def _rows_of(known: TeacherBlock, here: slice) -> TeacherBlock:
-    return TeacherBlock(known.values[here], known.bias, None if known.kept is None else known.kept[here])
+class _MixtureChunks:
+    """The same of several teachers: logits of their mean distribution where all are live, else each one's own."""
+
+    def __init__(self, mixture: Mixture, order: Tensor | None, plan: _Plan, chunk: int) -> None:
+        self.mixture, self.plan = mixture, plan
+        self.members = [_TeacherChunks(member, order, plan, chunk) for member in mixture.members]
+        self.buffer = plan.scales.new_empty(chunk if mixture.live else 0, plan.vocab)
+
+    def __call__(self, start: int, stop: int) -> TeacherBlock | None:
+        first, *others = (known for member in self.members if (known := member(start, stop)) is not None)
+        if not self.mixture.live:
+            return first._replace(others=tuple(others))
+        out = self.buffer[: stop - start]
+        for low, high in _pieces(0, stop - start, _block_rows(self.plan)):
+            parts = (biased(each.values[low:high], each.bias, out.dtype) for each in (first, *others))
+            out[low:high] = mixed_logits(parts, self.mixture.weights, self.mixture.temperature)
+        return TeacherBlock(out, None, None)
 
 
 class _Gradients:
@@ -274,6 +300,13 @@ def _fit(value: Tensor, like: Tensor) -> Tensor:
 
 def _pick(values: Tensor | None, order: Tensor | None) -> Tensor | None:
     return values if values is None or order is None else values[order]
+
+
+def _with_dtype(teacher: Head | TopK | Mixture | None) -> Any:
+    """The same with the format of each matrix product in its head, as autocast is off while chunks are visited."""
+    if isinstance(teacher, Mixture):
+        return teacher._replace(members=tuple(map(_with_dtype, teacher.members)))
+    return teacher._replace(dtype=_matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher
 
 
 def _matrix_dtype(head: Head) -> torch.dtype:

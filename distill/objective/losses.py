@@ -1,9 +1,11 @@
-"""The three loss terms, one value per position and no reduction: soft targets, masked words, hidden directions.
+"""The formulas of the losses, one value per position and no reduction.
 
 Shape legend: N positions, V vocabulary, K kept teacher entries, H width of the hidden states. Everything is computed in
 fp32, in float64 where an input is float64. Sums, weights and counts belong to `distill.objective.objective`;
-`distill.objective.fused` computes the first two terms without keeping [N, V] and is tested against this file.
+`distill.objective.fused` computes those over the vocabulary without keeping [N, V] and is tested against this file.
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,46 @@ def soft_topk(student_logits: Tensor, ids: Tensor, log_probs: Tensor, temperatur
     return temperature**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
 
+def reverse_kl(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """T^2 * KL(softmax(student / T) || softmax(teacher / T)), summed over the vocabulary, in nats: [N, V] twice -> [N].
+
+    Gu et al., "MiniLLM: Knowledge Distillation of Large Language Models" (2024). It costs the student little to leave
+    out what the teacher finds probable, and much to find probable what the teacher does not.
+    """
+    log_q, log_p = _scaled_pair(student_logits, teacher_logits, temperature)
+    return temperature**2 * F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1)
+
+
+def jensen_shannon(student_logits: Tensor, teacher_logits: Tensor, temperature: float, beta: float) -> Tensor:
+    """T^2 * (beta * KL(p || m) + (1 - beta) * KL(q || m)), m = beta * p + (1 - beta) * q: [N, V] twice -> [N], in nats.
+
+    p = softmax(teacher / T), q = softmax(student / T). The generalised Jensen-Shannon divergence of Agarwal et al.,
+    "On-Policy Distillation of Language Models" (2024). Near 0 it is beta * KL(p || q) and near 1 it is (1 - beta) *
+    KL(q || p), and so it goes to 0 at both ends; there, as in the published code, it is KL(p || q) for beta = 0 (that
+    of `soft`) and KL(q || p) for beta = 1 (`reverse_kl`): the value jumps at 0 and at 1.
+    """
+    log_q, log_p = _scaled_pair(student_logits, teacher_logits, temperature)
+    if beta in (0, 1):
+        over, under = (log_p, log_q) if beta == 0 else (log_q, log_p)
+        return temperature**2 * F.kl_div(under, over, reduction="none", log_target=True).sum(-1)
+    log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
+    of_teacher, of_student = (F.kl_div(log_m, each, reduction="none", log_target=True) for each in (log_p, log_q))
+    return temperature**2 * (beta * of_teacher + (1 - beta) * of_student).sum(-1)
+
+
+def logit_mse(student_logits: Tensor, teacher_logits: Tensor, center: bool = False) -> Tensor:
+    """The squared difference of the logits, averaged over the vocabulary: [N, V], [N, V] -> [N].
+
+    Kim et al., "Comparing Kullback-Leibler Divergence and Mean Squared Error Loss in Knowledge Distillation" (2021);
+    they write its sum, here it is the mean, as in their code. `center` takes each side's mean over the vocabulary away
+    first, which no softmax sees: that is twice the limit of `soft` for an ever higher temperature.
+    """
+    difference = _at_least_fp32(student_logits) - _at_least_fp32(teacher_logits)
+    if center:
+        difference = difference - difference.mean(-1, keepdim=True)
+    return difference.square().mean(-1)
+
+
 def mlm(logits: Tensor, targets: Tensor) -> Tensor:
     """Masked-language-model cross-entropy at temperature 1, in nats: [N, V], [N] (int64) -> [N].
 
@@ -68,6 +110,12 @@ def _tail(student: Tensor, teacher: Tensor, cut: Tensor) -> Tensor:
     log_mass_p = teacher.masked_fill(outside, -torch.inf).logsumexp(-1) - teacher.logsumexp(-1)
     log_mass_q = student.masked_fill(outside, -torch.inf).logsumexp(-1) - student.logsumexp(-1)
     return log_mass_p.exp() * (log_mass_p - log_mass_q)
+
+
+def _scaled_pair(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """log softmax(student / T) and log softmax(teacher / T)."""
+    log_q, log_p = ((_at_least_fp32(each) / temperature).log_softmax(-1) for each in (student, teacher))
+    return log_q, log_p
 
 
 def _at_least_fp32(values: Tensor) -> Tensor:

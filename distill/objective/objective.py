@@ -7,17 +7,20 @@ every split of the step's rows, and padding or uneven masks weigh nothing.
 Shapes: B rows, S positions, N rows that reach the head, T terms.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
-from distill.models.language_model import Head, OutputSpec
+from distill.models.language_model import Head, OutputSpec, union
 from distill.objective.blocks import NO_TARGET
 from distill.objective.tally import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
-from distill.objective.vocabulary import reference_loss, vocabulary_loss
-from distill.teacher.signal import Signal
+from distill.objective.vocabulary import mixing_temperature, reference_loss, vocabulary_loss
+from distill.ramp import Ramp, value_at
+from distill.teacher.signal import Mixture, Signal
 
 
 class Objective:
@@ -26,17 +29,48 @@ class Objective:
     Attributes:
         names: of the terms, in the order of every vector [T] of this class.
         needs_teacher: whether any term does.
+        compiled: whether the chunks go through torch.compile.
+        weights: of the terms, in force in the current step.
+        scheduled_weights: the same over the run.
+        temperatures: of the terms whose temperature follows a schedule.
     """
 
     def __init__(
-        self, terms: dict[str, Term], weights: dict[str, float], vocab: int, plain: bool = False, compiled: bool = False
+        self,
+        terms: dict[str, Term],
+        weights: Mapping[str, float | Ramp],
+        vocab: int,
+        plain: bool = False,
+        temperatures: Mapping[str, Ramp] | None = None,
     ) -> None:
-        """`plain`: by all logits, readable, instead of in chunks; `compiled`: the chunks through torch.compile."""
-        self.terms, self.weights = terms, {name: weights[name] for name in terms}
-        self.vocab, self.plain, self.compiled = vocab, plain, compiled
+        """
+        Args:
+            weights: by term; a Ramp where it follows a schedule.
+            plain: by all logits, readable, instead of in chunks.
+            temperatures: by term, where it follows a schedule.
+        """
+        self.terms, self.compiled = terms, False
+        self.scheduled_weights = {name: weights[name] for name in terms}
+        self.temperatures = {name: ramp for name, ramp in (temperatures or {}).items() if name in terms}
+        self.begin_step(0.0)
+        self.vocab, self.plain = vocab, plain
         self.names = tuple(terms)
         self.needs_teacher = any(term.needs_teacher for term in terms.values())
         self._vocabulary = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
+
+    def begin_step(self, progress: float) -> None:
+        """From now on weights and temperatures are those at `progress` of the run, from 0 to 1."""
+        self.weights = {name: value_at(weight, progress) for name, weight in self.scheduled_weights.items()}
+        for name, ramp in self.temperatures.items():
+            self.terms[name].temperature = ramp(progress)
+
+    def scheduled(self) -> dict[str, float]:
+        """What is in force of all that follows a schedule, for the metrics of a step."""
+        ramps = [name for name, weight in self.scheduled_weights.items() if isinstance(weight, Ramp)]
+        return {
+            **{f"weight/{name}": self.weights[name] for name in ramps},
+            **{f"temperature/{name}": self.terms[name].temperature for name in self.temperatures},
+        }
 
     def modules(self) -> dict[str, nn.Module]:
         """What is trained beside the student, by term."""
@@ -76,19 +110,19 @@ class Objective:
         """Flat positions of the batch that reach the head, [N]; None: all of them."""
         if self.visits_all_rows:
             return batch.valid_positions
-        (rows,) = {term.rows for term in self._vocabulary.values()}
-        return batch.labels[rows].positions
+        return batch.targets.positions
 
     def student_spec(self, batch: Batch) -> OutputSpec:
         """What is wanted of the student's forward."""
-        layers = sorted({layer for term in self.terms.values() for layer in term.student_layers})
-        return OutputSpec(bool(self._vocabulary), self.positions(batch) if self._vocabulary else None, tuple(layers))
+        positions = self.positions(batch) if self._vocabulary else None
+        inner = union(term.student_reads for term in self.terms.values())
+        return inner._replace(head=bool(self._vocabulary), positions=positions)
 
     def teacher_spec(self, batch: Batch) -> OutputSpec:
         """What is wanted of the teacher."""
-        layers = sorted({layer for term in self.terms.values() for layer in term.teacher_layers})
         wants_logits = any(term.needs_teacher for term in self._vocabulary.values())
-        return OutputSpec(wants_logits, self.positions(batch) if wants_logits else None, tuple(layers))
+        inner = union(term.teacher_reads for term in self.terms.values())
+        return inner._replace(head=wants_logits, positions=self.positions(batch) if wants_logits else None)
 
     def __call__(self, model: Trainable, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the step's loss, and the sums of the terms, [T], detached."""
@@ -110,14 +144,16 @@ class Objective:
         """The terms over the vocabulary: their scaled sum, and the unscaled sums."""
         terms = list(self._vocabulary.values())
         own = torch.stack([scales[self.names.index(name)] for name in self._vocabulary])
-        targets = self._targets(batch)
+        targets, source = self._targets(batch), signal.logits_source
+        if isinstance(source, Mixture):
+            source = source._replace(temperature=mixing_temperature(self._vocabulary))
         if self.plain:
-            return reference_loss(terms, head, signal.logits_source, targets, own, self.vocab)
-        return vocabulary_loss(terms, head, signal.logits_source, targets, own, self.vocab, self.compiled)
+            return reference_loss(terms, head, source, targets, own, self.vocab)
+        return vocabulary_loss(terms, head, source, targets, own, self.vocab, self.compiled)
 
     def _targets(self, batch: Batch) -> Tensor:
         """The token to predict in each row that reaches the head, [N]; NO_TARGET where there is none."""
-        ((positions, targets),) = batch.labels.values()
+        positions, targets = batch.targets
         selected = self.positions(batch)
         if selected is positions:
             return targets

@@ -57,8 +57,9 @@ def step(
     objective = make_objective(settings, student, teacher)
     loss, sums = loss_of(objective, student, teacher, batches, precision=precision)
     loss.backward()
-    tally = Tally(sums, objective.by_name(objective.count(batches).tolist()))
-    means = tally.means(objective.weights)
+    tally = Tally()
+    tally.add(sums, objective.by_name(objective.count(batches).tolist()), objective.weights)
+    means = tally.means(objective.names)
     if tally.counts["mlm" if "mlm" in tally.counts else "tokens"]:
         assert means["total"] == pytest.approx(float(loss.detach()), rel=1e-5, abs=1e-6)
     return float(loss.detach()), means

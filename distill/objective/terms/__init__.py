@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
-from distill.models.language_model import Outputs
+from distill.models.language_model import Outputs, OutputSpec
 from distill.teacher.signal import Signal, TopK
 
-ALL = "all"  # the rows of a vocabulary term that acts at every non-padding position
+# The rows of a vocabulary term:
+ALL = "all"  # every non-padding position
+TARGETS = "targets"  # those with a token to predict, masked or next
 
 
 class Term(ABC):
@@ -23,16 +25,25 @@ class Term(ABC):
 
     Attributes:
         title: what the report calls it; empty: its name.
+        task: the task whose targets it predicts (a file of `distill.tasks`); empty: it serves any.
         needs_teacher: whether there has to be one.
-        student_layers, teacher_layers: hidden states that it reads, numbered as in `OutputSpec.layers`.
+        across_tokenizers: whether it needs no pair of token rows, so that the teacher may have another tokenizer.
+        student_reads, teacher_reads: what it reads of either model besides logits, such as `OutputSpec(layers=(1, 2))`;
+            `build` may still change it.
+        reads_first_position: whether it takes the first position of a row for the whole row, as of a [CLS] token.
         module: what is trained with the student and never exported, such as a projection; made by `build`.
+        temperature: of a loss that has one; set before each step where it follows a schedule.
     """
 
     title: ClassVar[str] = ""
+    task: ClassVar[str] = ""
     needs_teacher: ClassVar[bool] = True
-    student_layers: tuple[int, ...] = ()
-    teacher_layers: tuple[int, ...] = ()
+    across_tokenizers: ClassVar[bool] = False
+    student_reads: OutputSpec = OutputSpec()
+    teacher_reads: OutputSpec = OutputSpec()
+    reads_first_position: bool = False
     module: nn.Module | None = None
+    temperature: float
 
     def build(self, student: Any, teacher: Any | None) -> None:
         """Make `module` for these two models (transformers models, or whatever the pair consists of), or refuse them.
@@ -55,16 +66,19 @@ class VocabularyTerm(Term):
     """A loss on logits. All of them are visited together, in chunks of rows, without a [rows, V] tensor that is kept.
 
     Attributes:
-        rows: `all` non-padding positions, or the name of labels (such as `mlm`): those that have a target.
+        rows: ALL non-padding positions, or TARGETS: those that have a token to predict.
+        reads_probabilities: whether it reads the teacher's probabilities, at its `temperature` or, without one, at 1:
+            there they are averaged where there are several teachers. Else it can do with logits up to a constant.
         top_k_temperature: of the teacher's K largest probabilities, where the term can do with those of a cache; None:
             it needs the teacher's logits.
     """
 
     rows: str = ALL
+    reads_probabilities: ClassVar[bool] = True
     top_k_temperature: float | None = None
 
     def count(self, batch: Batch) -> int:
-        return batch.num_valid if self.rows == ALL else len(batch.labels[self.rows].positions)
+        return batch.num_valid if self.rows == ALL else len(batch.targets.positions)
 
     @abstractmethod
     def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:

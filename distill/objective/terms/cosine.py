@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.models.language_model import LAST, Outputs
+from distill.models.language_model import LAST, Outputs, OutputSpec
+from distill.models.shapes import hidden_widths
 from distill.objective import losses
 from distill.objective.terms import Term
 from distill.teacher.signal import Signal
@@ -15,11 +16,10 @@ class Cosine(Term):
     """1 - cos of the last hidden states at every non-padding position; see `losses.cosine`."""
 
     title = "Hidden states (cosine)"
-    student_layers = (LAST,)
-    teacher_layers = (LAST,)
+    student_reads = teacher_reads = OutputSpec(layers=(LAST,))
 
     def build(self, student: Any, teacher: Any | None) -> None:
-        widths = [model.config.hidden_size for model in (teacher, student) if model is not None]
+        widths = [hidden_widths(model, (LAST,))[0] for model in (teacher, student) if model is not None]
         if len(widths) == 2 and widths[0] != widths[1]:
             raise ValueError(f"weight: teacher and student have hidden sizes {widths[0]} and {widths[1]}; set it to 0")
 

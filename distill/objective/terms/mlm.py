@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from distill.objective import losses
-from distill.objective.terms import VocabularyTerm
+from distill.objective.terms import TARGETS, VocabularyTerm
 from distill.teacher.signal import TopK
 
 
@@ -12,7 +12,8 @@ class Mlm(VocabularyTerm):
 
     title = "Masked words (MLM)"
     needs_teacher = False
-    rows = "mlm"
+    task = "mlm"
+    rows = TARGETS
 
     def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
         return losses.mlm(student, targets)

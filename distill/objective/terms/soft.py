@@ -6,31 +6,45 @@ from enum import Enum
 from torch import Tensor
 
 from distill.objective import losses
-from distill.objective.terms import ALL, VocabularyTerm
+from distill.objective.terms import ALL, TARGETS, VocabularyTerm
 from distill.teacher.signal import TopK
 
 
 class SoftPositions(Enum):
     """Which positions carry soft targets."""
 
-    all = "all"
-    masked = "masked"
+    all = "all"  # every non-padding position
+    masked = "masked"  # those that were masked
+    targets = "targets"  # those with a token to predict, masked or next
 
 
-class Soft(VocabularyTerm):
-    """T^2 * KL(softmax(teacher / T) || softmax(student / T)); see `losses.soft`."""
+def rows_of(positions: SoftPositions) -> str:
+    """What `VocabularyTerm.rows` calls them."""
+    return ALL if positions is SoftPositions.all else TARGETS
+
+
+class TeacherDistribution(VocabularyTerm):
+    """A loss between the distributions of student and teacher at one temperature, which its own class computes."""
+
+    def __init__(self, temperature: float = 2.0, rows: SoftPositions = SoftPositions.all) -> None:
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature={temperature} must be above 0 and finite")
+        self.temperature = temperature
+        self.rows = rows_of(rows)
+
+
+class Soft(TeacherDistribution):
+    """T^2 * KL(softmax(teacher / T) || softmax(student / T)), the forward divergence; see `losses.soft`."""
 
     title = "Soft targets"
 
     def __init__(self, temperature: float = 2.0, rows: SoftPositions = SoftPositions.all, cutoff: float = 0.0) -> None:
         """`cutoff`: teacher probabilities below it share one tail bucket."""
+        super().__init__(temperature, rows)
         if not 0 <= cutoff < 1:
             raise ValueError(f"cutoff={cutoff} must be at least 0 and below 1")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature={temperature} must be above 0 and finite")
-        self.temperature = self.top_k_temperature = temperature
+        self.top_k_temperature = self.temperature
         self.cutoff = cutoff
-        self.rows = ALL if rows is SoftPositions.all else "mlm"
 
     def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
         assert teacher is not None

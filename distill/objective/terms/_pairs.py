@@ -1,0 +1,92 @@
+"""Which layers of a student are compared with which of its teacher, and projections between their widths."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from distill.models.language_model import LAST
+from distill.models.protocol import depth_of
+
+Pair = tuple[int, int]  # a layer of the student, one of the teacher
+
+
+def checked_pairs(pairs: list[list[int]] | None) -> list[Pair] | None:
+    """The setting `pairs` of a term. Raises ValueError for anything but pairs of two numbers."""
+    if pairs is None:
+        return None
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f"pairs={pairs} has to be a list of [student layer, teacher layer], such as [[1,2],[2,4]]")
+    return [(student, teacher) for student, teacher in pairs]
+
+
+def layer_pairs(pairs: list[Pair] | None, student: Any, teacher: Any, first: int, skipped: int = 0) -> list[Pair]:
+    """The pairs that are set, by the numbers of both models; None: every layer of the student, evenly spread.
+
+    With M blocks in the student and N in the teacher, layer m has the teacher's m * N / M beside it, rounded.
+
+    Args:
+        first: the lowest layer that there is: 0 the embeddings, 1 the first block.
+        skipped: how many of the student's last layers the even spread leaves out.
+
+    Raises:
+        ValueError: there is no such layer, or no number of layers to spread.
+    """
+    own, other = depth_of(student), depth_of(teacher)
+    if pairs is not None:
+        return [
+            (_layer("student", of_student, own, first), _layer("teacher", of_teacher, other, first))
+            for of_student, of_teacher in pairs
+        ]
+    if own is None or other is None:
+        raise ValueError("pairs=null, but a model does not say how many layers it has: name the pairs")
+    layers = range(first, own + 1 - skipped)
+    if not layers:
+        raise ValueError(f"pairs=null leaves no layer of a student of {own} blocks: name the pairs")
+    return [(layer, max(first, (2 * layer * other + own) // (2 * own))) for layer in layers]
+
+
+def _layer(which: str, number: int, blocks: int | None, first: int) -> int:
+    """A layer by its own number where that is known: LAST stays only where a model does not say how many it has."""
+    if number == LAST:
+        return LAST if blocks is None else blocks
+    if number < first or (blocks is not None and number > blocks):
+        most = "its number of blocks" if blocks is None else blocks
+        raise ValueError(f"pairs names layer {number} of the {which}: give {first} to {most}, or {LAST} for the last")
+    return number
+
+
+def block_number(setting: str, number: int, model: Any) -> int:
+    """A block from 1, where LAST is the last. Raises ValueError, which names the setting, where there is none."""
+    blocks = depth_of(model)
+    found = blocks if number == LAST else number
+    if found is None or found < 1 or (blocks is not None and found > blocks):
+        most = "its number of blocks" if blocks is None else f"{blocks}, or {LAST} for the last"
+        raise ValueError(f"{setting}={number} is no block of {type(model).__name__}: give 1 to {most}")
+    return found
+
+
+def sides(pairs: list[Pair]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The student's layers and the teacher's, in the order of the pairs."""
+    return tuple(own for own, _ in pairs), tuple(other for _, other in pairs)
+
+
+def projections(student_widths: list[int], teacher_widths: list[int]) -> nn.ModuleList | None:
+    """For every pair a linear layer without bias from the student's to the teacher's width, where these differ.
+
+    As in TinyBERT (Jiao et al. 2020, equation 8), but with one layer for each pair. None where no widths differ.
+    """
+    if student_widths == teacher_widths:
+        return None
+    return nn.ModuleList(
+        nn.Identity() if own == other else nn.Linear(own, other, bias=False)
+        for own, other in zip(student_widths, teacher_widths, strict=True)
+    )
+
+
+def projected(module: nn.Module | None, number: int, hidden: Tensor) -> Tensor:
+    """The student's hidden state of pair `number` in the teacher's width."""
+    if module is None:
+        return hidden
+    assert isinstance(module, nn.ModuleList)
+    layer: Any = module[number]
+    return hidden if isinstance(layer, nn.Identity) else layer(hidden.to(layer.weight.dtype))

@@ -1,0 +1,69 @@
+"""Attention: the squared distance of the scores of chosen blocks, as in TinyBERT."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distill.data.batch import Batch
+from distill.kernels.precision import at_least_fp32
+from distill.models.language_model import Outputs, OutputSpec
+from distill.models.recorded_attention import QKV, visible_to_both
+from distill.models.shapes import attention_shapes
+from distill.objective.terms import Term
+from distill.objective.terms._pairs import Pair, checked_pairs, layer_pairs, sides
+from distill.objective.terms.cosine import valid_rows
+from distill.teacher.signal import Signal
+
+
+class AttentionScores(Term):
+    """Sum over pairs of blocks of the MSE between their attention scores, scaling * query key^T.
+
+    Jiao et al., "TinyBERT: Distilling BERT for Natural Language Understanding" (2020), equation 7: head by head, before
+    the softmax. Every non-padding position counts once, with the mean over the heads and over the keys that it sees.
+    """
+
+    title = "Attention scores (MSE)"
+
+    def __init__(self, pairs: list[list[int]] | None = None) -> None:
+        """`pairs`: [student block, teacher block] from 1, -1 the last; null: all of the student's, evenly spread."""
+        self._given = checked_pairs(pairs)
+        self.pairs: list[Pair] = self._given or []
+
+    def build(self, student: Any, teacher: Any | None) -> None:
+        if teacher is None:
+            return
+        self.pairs = layer_pairs(self._given, student, teacher, first=1)
+        own, other = sides(self.pairs)
+        shapes = zip(attention_shapes(student, own), attention_shapes(teacher, other), strict=True)
+        for of_student, of_teacher in shapes:
+            if of_student.heads != of_teacher.heads:
+                raise ValueError(
+                    f"weight: the teacher has {of_teacher.heads} attention heads and the student {of_student.heads}; "
+                    "give the student as many, or use objective.relations, which splits both into as many heads"
+                )
+        self.student_reads, self.teacher_reads = OutputSpec(qkv=own), OutputSpec(qkv=other)
+
+    def count(self, batch: Batch) -> int:
+        return batch.num_valid
+
+    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+        known = teacher.outputs.qkv
+        found = [mean_squared_error(student.qkv[own], known[other]) for own, other in self.pairs]
+        return torch.stack([valid_rows(each[..., None], batch).sum() for each in found]).sum()
+
+
+def mean_squared_error(student: QKV, teacher: QKV) -> Tensor:
+    """Between the scores of two blocks with equally many heads, over heads and keys that both models see -> [B, S]."""
+    squared = (_scores(student) - _scores(teacher)).square().mean(1)
+    visible = visible_to_both(student.mask, teacher.mask)
+    if visible is None:
+        return squared.mean(-1)
+    seen = visible[:, 0].to(squared.dtype)
+    return (squared * seen).sum(-1) / seen.sum(-1).clamp(min=1)
+
+
+def _scores(qkv: QKV) -> Tensor:
+    """[B, heads, S, S], before the softmax and before any capping."""
+    query, key, *_ = qkv.repeated()
+    return qkv.scaling * at_least_fp32(query) @ at_least_fp32(key).mT

@@ -1,0 +1,19 @@
+"""Causal language modelling: the cross-entropy of the next token."""
+
+from torch import Tensor
+
+from distill.objective import losses
+from distill.objective.terms import TARGETS, VocabularyTerm
+from distill.teacher.signal import TopK
+
+
+class Clm(VocabularyTerm):
+    """Cross-entropy at temperature 1, at positions whose next token counts; see `losses.mlm`."""
+
+    title = "Next token (CLM)"
+    task = "clm"
+    needs_teacher = False
+    rows = TARGETS
+
+    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+        return losses.mlm(student, targets)

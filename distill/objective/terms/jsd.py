@@ -1,0 +1,28 @@
+"""Generalised Jensen-Shannon divergence: both distributions over the vocabulary against a mixture of the two."""
+
+from torch import Tensor
+
+from distill.objective import losses
+from distill.objective.terms.soft import SoftPositions, TeacherDistribution
+from distill.teacher.signal import TopK
+
+
+class Jsd(TeacherDistribution):
+    """T^2 * (b * KL(p || m) + (1 - b) * KL(q || m)), p the teacher's, q the student's and m = b * p + (1 - b) * q.
+
+    Agarwal et al. 2024; see `losses.jensen_shannon`. b = 0 is the forward divergence, that of `soft`, and b = 1 the
+    reverse one: there the value jumps, since the mixture's form goes to 0 towards both ends.
+    """
+
+    title = "Jensen-Shannon divergence"
+
+    def __init__(self, temperature: float = 2.0, rows: SoftPositions = SoftPositions.all, beta: float = 0.5) -> None:
+        """`beta`: the teacher's share in the mixture."""
+        super().__init__(temperature, rows)
+        if not 0 <= beta <= 1:
+            raise ValueError(f"beta={beta} is the teacher's share in the mixture: give a number from 0 to 1")
+        self.beta = beta
+
+    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+        assert isinstance(teacher, Tensor)
+        return losses.jensen_shannon(student, teacher, self.temperature, self.beta)

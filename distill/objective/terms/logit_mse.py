@@ -1,0 +1,27 @@
+"""Squared error of the logits: the student's own numbers before the softmax against the teacher's."""
+
+from torch import Tensor
+
+from distill.objective import losses
+from distill.objective.terms import VocabularyTerm
+from distill.objective.terms.soft import SoftPositions, rows_of
+from distill.teacher.signal import TopK
+
+
+class LogitMse(VocabularyTerm):
+    """Mean over the vocabulary of (student - teacher)^2 (Kim et al. 2021); see `losses.logit_mse`.
+
+    It takes no temperature: T^2 times the error of logits that are divided by T is the same for every T.
+    """
+
+    title = "Squared error of the logits"
+    reads_probabilities = False
+
+    def __init__(self, rows: SoftPositions = SoftPositions.all, center: bool = False) -> None:
+        """`center`: compare the logits up to a constant for each position, as no softmax sees it."""
+        self.rows = rows_of(rows)
+        self.center = center
+
+    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+        assert isinstance(teacher, Tensor)
+        return losses.logit_mse(student, teacher, self.center)

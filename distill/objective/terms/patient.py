@@ -1,0 +1,60 @@
+"""Patient knowledge distillation: the first position's hidden states of inner layers, normalised."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from distill.data.batch import Batch
+from distill.kernels.precision import at_least_fp32
+from distill.models.language_model import Outputs, OutputSpec
+from distill.models.shapes import hidden_widths
+from distill.objective.terms import Term
+from distill.objective.terms._pairs import Pair, checked_pairs, layer_pairs, sides
+from distill.teacher.signal import Signal
+
+
+class Patient(Term):
+    """Sum over pairs of layers of |h / |h| - t / |t||^2 at the first position ([CLS]) of every row.
+
+    Sun et al., "Patient Knowledge Distillation for BERT Model Compression" (2019), section 3.2. Without `pairs` it is
+    their PKD-Skip: all blocks of the student but the last, whose output the other losses see.
+    """
+
+    title = "First position (patient)"
+    reads_first_position = True
+
+    def __init__(self, pairs: list[list[int]] | None = None) -> None:
+        """`pairs`: [student layer, teacher layer], 0 the embeddings, -1 the last; null: as in the paper."""
+        self._given = checked_pairs(pairs)
+        self.pairs: list[Pair] = self._given or []
+
+    def build(self, student: Any, teacher: Any | None) -> None:
+        if teacher is None:
+            return
+        first = 1 if self._given is None else 0
+        self.pairs = layer_pairs(self._given, student, teacher, first, skipped=1)
+        own, other = sides(self.pairs)
+        widths, teacher_widths = hidden_widths(student, own), hidden_widths(teacher, other)
+        if widths != teacher_widths:
+            raise ValueError(
+                f"weight: teacher and student have hidden sizes {teacher_widths[0]} and {widths[0]}, and patient "
+                "distillation has no projection; use objective.hidden_mse or objective.hidden_cosine"
+            )
+        self.student_reads, self.teacher_reads = OutputSpec(layers=own), OutputSpec(layers=other)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.ids)
+
+    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+        known = teacher.outputs.hidden
+        found = [
+            (_direction(student.hidden[own]) - _direction(known[other])).square().sum() for own, other in self.pairs
+        ]
+        return torch.stack(found).sum()
+
+
+def _direction(hidden: Tensor) -> Tensor:
+    """[B, S, H] -> [B, H], of length 1."""
+    return F.normalize(at_least_fp32(hidden[:, 0]), dim=-1)

@@ -1,0 +1,100 @@
+"""Relations: which positions have similar queries, keys and values, as in MiniLMv2."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from distill.data.batch import Batch
+from distill.kernels.precision import at_least_fp32
+from distill.models.language_model import LAST, Outputs, OutputSpec
+from distill.models.recorded_attention import visible_to_both
+from distill.models.shapes import attention_shapes
+from distill.objective.terms import Term
+from distill.objective.terms._pairs import block_number
+from distill.objective.terms.cosine import valid_rows
+from distill.teacher.signal import Signal
+
+
+class Relations(Term):
+    """KL of the student's relations from the teacher's, for the queries, the keys and the values of one block each.
+
+    Wang et al., "MiniLMv2: Multi-Head Self-Attention Relation Distillation for Compressing Pretrained Transformers"
+    (2021), section 3.1; see `divergence`. Every non-padding position counts once, with the mean over the
+    relation heads. Widths and numbers of attention heads may differ, without a projection.
+    """
+
+    title = "Relations of queries, keys, values"
+
+    def __init__(
+        self,
+        student_layer: int = LAST,
+        teacher_layer: int = LAST,
+        relation_heads: int = 12,
+        query: float = 1.0,
+        key: float = 1.0,
+        value: float = 1.0,
+    ) -> None:
+        """`query`, `key` and `value` are the weights of the three; layers are blocks from 1, -1 the last."""
+        self.weights = {"query": query, "key": key, "value": value}
+        for name, weight in self.weights.items():
+            if not weight >= 0 or not math.isfinite(weight):
+                raise ValueError(f"{name}={weight} is a weight: give 0 or more")
+        if not any(self.weights.values()):
+            raise ValueError("query=0, key=0 and value=0 leave nothing to compare: give one of them a weight")
+        if relation_heads < 1:
+            raise ValueError(f"relation_heads={relation_heads} is too small: give 1 or more")
+        self.student_layer, self.teacher_layer, self.heads = student_layer, teacher_layer, relation_heads
+
+    def build(self, student: Any, teacher: Any | None) -> None:
+        if teacher is None:
+            return
+        self.student_layer = block_number("student_layer", self.student_layer, student)
+        self.teacher_layer = block_number("teacher_layer", self.teacher_layer, teacher)
+        (own,), (other,) = (
+            attention_shapes(model, (block,))
+            for model, block in ((student, self.student_layer), (teacher, self.teacher_layer))
+        )
+        if any(width % self.heads for width in (*own.widths, *other.widths)):
+            raise ValueError(
+                f"relation_heads={self.heads} does not divide both the student's attention width {own.widths[0]} and "
+                f"the teacher's {other.widths[0]}: choose a divisor of {math.gcd(*own.widths, *other.widths)}"
+            )
+        self.student_reads = OutputSpec(qkv=(self.student_layer,))
+        self.teacher_reads = OutputSpec(qkv=(self.teacher_layer,))
+
+    def count(self, batch: Batch) -> int:
+        return batch.num_valid
+
+    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+        own = student.qkv[self.student_layer].repeated()
+        other = teacher.outputs.qkv[self.teacher_layer].repeated()
+        visible = visible_to_both(own.mask, other.mask)
+        parts = [
+            weight * divergence(getattr(own, name), getattr(other, name), self.heads, visible)
+            for name, weight in self.weights.items()
+            if weight > 0
+        ]
+        return valid_rows(torch.stack(parts).sum(0)[..., None], batch).sum()
+
+
+def divergence(student: Tensor, teacher: Tensor, heads: int, visible: Tensor | None) -> Tensor:
+    """KL(softmax(T T^T / sqrt(d_T)) || softmax(S S^T / sqrt(d_S))), mean over the relation heads, in nats.
+
+    [B, attention heads, S, d] each -> [B, S]. S and T are a model's vectors of all attention heads side by side, split
+    anew into `heads` parts of d_S and d_T numbers. A query is compared with the keys that are `visible` to it alone.
+    """
+    log_q, log_p = (_log_relations(each, heads, visible) for each in (student, teacher))
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1).mean(1)
+
+
+def _log_relations(vectors: Tensor, heads: int, visible: Tensor | None) -> Tensor:
+    """[B, attention heads, S, d] -> log-probabilities [B, heads, S, S]."""
+    split = at_least_fp32(vectors).transpose(1, 2).flatten(2).unflatten(-1, (heads, -1)).transpose(1, 2)
+    scores = split @ split.mT / math.sqrt(split.shape[-1])
+    if visible is not None:
+        # Not -inf: a padding query may see no key, and its gradient would be nan though it does not count.
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return scores.log_softmax(-1)

@@ -1,0 +1,114 @@
+"""Prompts carry no loss and still decide the loss of their completions, whatever kernel computes it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import byte_pairs, make_family
+from tiny import PAD, SEP, VOCAB, loss_of, make_objective, objective_config
+from torch.nn.functional import cross_entropy, kl_div
+
+from distill.data.batch import Batch
+from distill.data.collate.clm import CausalLM
+from distill.data.row_format import PROMPT, causal_rows
+
+LENGTH = 16
+
+
+def rows() -> np.ndarray:
+    """Two conversations and padding; a row of a prompt alone; one conversation of several turns over a whole row."""
+    random = np.random.default_rng(5)
+    ids = random.integers(5, VOCAB, (3, LENGTH))
+    ids[0, 6] = ids[0, 12] = SEP
+    ids[0, 13:] = PAD
+    for row, prompts in ((0, [*range(3), *range(7, 10)]), (1, range(LENGTH)), (2, [0, 1, 2, 6, 7, 8, 9])):
+        ids[row, list(prompts)] |= PROMPT
+    return ids
+
+
+def batch_of(ids: np.ndarray) -> Batch:
+    return CausalLM(causal_rows(byte_pairs()), True).collate(ids, np.zeros(len(ids), np.uint64), np.arange(len(ids)))
+
+
+def completions(ids: np.ndarray) -> list[tuple[int, int, int]]:
+    """(row, where its conversation begins, position) of every token that counts and has a token before it."""
+    found = []
+    for row, line in enumerate(ids.tolist()):
+        begin = 0
+        for at, id_ in enumerate(line):
+            if id_ == PAD:
+                break
+            if at > begin and id_ < PROMPT:
+                found.append((row, begin, at))
+            begin = at + 1 if id_ == SEP else begin
+    return found
+
+
+def naive(student: Any, teacher: Any, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean cross-entropy and mean soft loss at T = 2, each token from its conversation alone."""
+    plain = torch.from_numpy(ids & ~PROMPT)
+    hard, soft = [], []
+    for row, begin, at in completions(ids):
+        seen = plain[row, begin:at][None]
+        own, other = (model(input_ids=seen).logits[0, -1, :VOCAB] for model in (student, teacher))
+        hard.append(cross_entropy(own, plain[row, at]))
+        log_p, log_q = (other.detach() / 2).log_softmax(-1), (own / 2).log_softmax(-1)
+        soft.append(4 * kl_div(log_q, log_p, log_target=True, reduction="sum"))
+    return torch.stack(hard).mean(), torch.stack(soft).mean()
+
+
+@pytest.mark.parametrize("kernel", ["plain", "fused"])
+@pytest.mark.parametrize("split", [1, 3])
+def test_loss_and_gradient_are_of_completions_alone(kernel: str, split: int) -> None:
+    """In one micro-batch, or in three of which one has nothing to predict."""
+    student, teacher = make_family("gpt2"), make_family("gpt2", n_head=2)
+    student.requires_grad_(True)
+    ids = rows()
+    settings = objective_config(soft=5.0, mlm=0.0, cosine=0.0, rows="targets", kernel=kernel, clm={"weight": 2.0})
+    settings.task = "clm"
+    objective = make_objective(settings, student, teacher)
+    batches = [batch_of(part) for part in np.split(ids, split)]
+    assert [len(batch.targets.positions) for batch in batches] == [
+        len(completions(part)) for part in np.split(ids, split)
+    ]
+    assert split == 1 or len(batches[1].targets.positions) == 0
+    loss, _ = loss_of(objective, student, teacher, batches)
+    loss.backward()
+    found = {name: weight.grad.clone() for name, weight in student.named_parameters()}
+    student.zero_grad()
+    hard, soft = naive(student, teacher, ids)
+    (5 * soft + 2 * hard).backward()
+    torch.testing.assert_close(loss, 5 * soft + 2 * hard)
+    for name, weight in student.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_prompt_reaches_its_own_completion_and_no_other() -> None:
+    student = make_family("gpt2").requires_grad_(True)
+    objective = make_objective(objective_config(soft=0.0, mlm=0.0, cosine=0.0, clm={}), student, None)
+    ids = rows()[[0, 2]]
+    seen: list[torch.Tensor] = []
+
+    def keep(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    handle = student.transformer.wte.register_forward_hook(keep)
+    loss, _ = loss_of(objective, student, None, [batch_of(ids)])
+    handle.remove()
+    loss.backward()
+    (reached,) = (each.grad.abs().sum(-1) > 0 for each in seen)
+    # All but what stands last in a conversation, from which nothing is predicted, and padding.
+    expected = np.ones((2, LENGTH), bool)
+    expected[0, [6, 12]] = expected[0, 13:] = expected[1, -1] = False
+    np.testing.assert_array_equal(reached, expected)
+
+
+def test_terms_of_all_rows_see_prompts_too() -> None:
+    student, teacher = make_family("gpt2"), make_family("gpt2", n_head=2)
+    settings = objective_config(soft=1.0, mlm=0.0, cosine=1.0, clm={})
+    objective = make_objective(settings, student, teacher)
+    batch = batch_of(rows())
+    counts = objective.by_name(objective.count([batch]).tolist())
+    assert counts["soft"] == counts["cosine"] == 3 * LENGTH - 3 and counts["clm"] == len(completions(rows()))
