@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from distill.data.batch import Batch
-from distill.models.language_model import LanguageModel, Outputs, OutputSpec
+from distill.models.language_model import NO_OUTPUTS, LanguageModel, OutputSpec
 from distill.teacher.signal import Signal, Wanted
 
 
@@ -22,27 +22,27 @@ class LiveTeacher:
         for start in range(0, len(window), self.micro_batches):
             part = window[start : start + self.micro_batches]
             specs = [wanted(batch) for batch in part]
-            if specs[0].head or specs[0].layers:
-                yield from self._forward(part, specs)
+            if specs[0].is_empty:
+                yield from (Signal(None, NO_OUTPUTS) for _ in part)
             else:
-                yield from (Signal(None, Outputs(None, {})) for _ in part)
+                yield from self._forward(part, specs)
 
     def _forward(self, batches: list[Batch], specs: list[OutputSpec]) -> Iterator[Signal]:
         """One forward of all batches, and its outcome, cut up again by batch."""
         with torch.no_grad():
             outputs = self.model(*_joined(batches), _joined_spec(batches, specs))
-        sizes = [len(batch.ids) for batch in batches]
-        hidden = {layer: states.split(sizes) for layer, states in outputs.hidden.items()}
-        rows = None
+        rows: tuple[torch.Tensor, ...] | None = None
         if outputs.head_rows is not None:
             counts = [
                 batch.ids.numel() if spec.positions is None else len(spec.positions)
                 for batch, spec in zip(batches, specs, strict=True)
             ]
             rows = outputs.head_rows.split(counts)
-        for number in range(len(batches)):
-            here = Outputs(None, {layer: states[number] for layer, states in hidden.items()})
+        start = 0
+        for number, batch in enumerate(batches):
+            here = outputs.of_rows(slice(start, start + len(batch.ids)))
             yield Signal(None if rows is None else self.model.head(rows[number]), here)
+            start += len(batch.ids)
 
 
 def _joined(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:

@@ -3,7 +3,8 @@
 Shapes: B rows, S positions, N requested positions, H hidden size, V vocabulary, K kept entries.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,10 +27,30 @@ class TopK(NamedTuple):
     log_probs: Tensor
 
 
+class Mixture(NamedTuple):
+    """Several teachers at the same positions, with their shares in the mixture, which add up to 1.
+
+    Where all of them run live they stand for one distribution, the mean of all at `temperature`. Where one is known
+    by its largest entries only, every loss is the mean of the members' own: for soft targets that has the gradient of
+    the mixture, since KL(p || q) is linear in p but for a constant.
+    """
+
+    members: tuple[Head | TopK, ...]
+    weights: tuple[float, ...]
+    temperature: float = 1.0  # at which probabilities are averaged; the objective sets that of its terms
+
+    @property
+    def live(self) -> bool:
+        """Whether all members give their logits."""
+        return all(isinstance(member, Head) for member in self.members)
+
+
 class Signal(NamedTuple):
     """What a teacher gives for one micro-batch."""
 
-    logits_source: Head | TopK | None  # what losses over the vocabulary read, at the N positions; None: nothing
+    logits_source: (
+        Head | TopK | Mixture | None
+    )  # what losses over the vocabulary read, at the N positions; None: nothing
     outputs: Outputs  # hidden states by layer; empty where none were requested
 
 
@@ -65,3 +86,19 @@ def top_k_log_probs(logits: Tensor, count: int, temperature: float) -> TopK:
     values, ids = scaled.topk(count)
     rest = scaled.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
     return TopK(ids, torch.cat([values, rest], 1).log_softmax(-1))
+
+
+def mixed_logits(members: Iterable[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
+    """Teachers' logits z_k [N, V] -> logits y [N, V] of their mean distribution at a temperature T, in at least fp32.
+
+    softmax(y / T) is the sum over the members k of w_k * softmax(z_k / T), as y = T * logsumexp over k of (log w_k +
+    log_softmax(z_k / T)). The probabilities are averaged at T itself: mixed at 1 and divided by T afterwards they would
+    be others. y is determined up to a constant; this one makes softmax(y / T) = exp(y / T).
+    """
+    total: Tensor | None = None
+    for logits, weight in zip(members, weights, strict=True):
+        scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+        part = scaled.log_softmax(-1) + math.log(weight)
+        total = part if total is None else torch.logaddexp(total, part)
+    assert total is not None
+    return temperature * total

@@ -1,0 +1,60 @@
+"""Several teachers as one: the weighted mean of their distributions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from distill.data.batch import Batch
+from distill.models.language_model import OutputSpec
+from distill.teacher.signal import Mixture, Signal, Teacher, Wanted
+
+
+class MeanTeacher:
+    """Asks every member for its distribution, and the first one alone for hidden states.
+
+    A single member gives what it gives by itself, to the bit.
+    """
+
+    def __init__(self, members: Sequence[Teacher], weights: Sequence[float]) -> None:
+        """`weights`: above 0, of any sum."""
+        self.members = members
+        self.weights = tuple(weight / sum(weights) for weight in weights)
+
+    def read_ahead(self, batch: Batch) -> Batch:
+        read = {
+            f"{number}.{name}": tensor
+            for number, member in enumerate(self.members)
+            for name, tensor in member.read_ahead(batch).teacher_data.items()
+        }
+        return batch.with_teacher_data(**read)
+
+    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+        streams = [
+            member.signals([_own(batch, number) for batch in window], _without_layers(wanted) if number else wanted)
+            for number, member in enumerate(self.members)
+        ]
+        for parts in zip(*streams, strict=True):
+            yield parts[0] if len(parts) == 1 else Signal(self._mixture(parts), parts[0].outputs)
+
+    def _mixture(self, parts: Sequence[Signal]) -> Mixture | None:
+        sources = tuple(part.logits_source for part in parts if part.logits_source is not None)
+        if not sources:
+            return None
+        assert not any(isinstance(source, Mixture) for source in sources)
+        return Mixture(sources, self.weights)  # type: ignore[arg-type]
+
+
+def _own(batch: Batch, number: int) -> Batch:
+    """The batch as that member's `read_ahead` left it."""
+    start = f"{number}."
+    data = {name.removeprefix(start): value for name, value in batch.teacher_data.items() if name.startswith(start)}
+    return replace(batch, teacher_data=data)
+
+
+def _without_layers(wanted: Wanted) -> Wanted:
+    """The same wish for logits, and none for anything inside of the model."""
+
+    def wanted_of_logits(batch: Batch) -> OutputSpec:
+        spec = wanted(batch)
+        return OutputSpec(spec.head, spec.positions)
+
+    return wanted_of_logits

@@ -1,0 +1,63 @@
+"""A teacher that reads with another tokenizer than the student: it gets the text of each row, cut up its own way."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.batch import PADDING, Batch
+from distill.data.row_format import IDS
+from distill.models.language_model import LanguageModel
+from distill.teacher.signal import Signal, Wanted
+
+
+class RetokenizedTeacher:
+    """Gives what does not depend on tokens: pooled vectors of whole rows.
+
+    The text of a row is what the student's tokenizer decodes its ids to, before any word is masked and without special
+    tokens. A tokenizer that drops case or spaces drops them for the teacher too.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        rows: np.ndarray,
+        student_tokenizer: PreTrainedTokenizerBase,
+        teacher_tokenizer: PreTrainedTokenizerBase,
+        longest: int | None,
+    ) -> None:
+        """
+        Args:
+            rows: the student's [num_rows, S], by the numbers in `Batch.row_ids`.
+            longest: row that the teacher takes; longer ones are cut.
+        """
+        self.model, self.rows, self.longest = model, rows, longest
+        self.student_tokenizer, self.teacher_tokenizer = student_tokenizer, teacher_tokenizer
+
+    def read_ahead(self, batch: Batch) -> Batch:
+        ids = self.rows[batch.row_ids].astype(np.int64) & IDS
+        known = ids < len(self.student_tokenizer)  # padding may have an id beyond the vocabulary
+        texts = [
+            self.student_tokenizer.decode(row[here].tolist(), skip_special_tokens=True)
+            for row, here in zip(ids, known, strict=True)
+        ]
+        encoded = self.teacher_tokenizer(texts, truncation=self.longest is not None, max_length=self.longest)
+        input_ids, documents = _padded(encoded["input_ids"])
+        return batch.with_teacher_data(input_ids=input_ids, documents=documents)
+
+    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+        for batch in window:
+            data = batch.teacher_data
+            with torch.no_grad():
+                outputs = self.model({"input_ids": data["input_ids"]}, data["documents"], wanted(batch))
+            yield Signal(None, outputs)
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [B, L] with zeros behind each row, and 0 at text, PADDING behind it."""
+    length = max(1, *(len(row) for row in rows))
+    ids, documents = np.zeros((len(rows), length), np.int64), np.full((len(rows), length), PADDING, np.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)], documents[number, : len(row)] = row, 0
+    return torch.from_numpy(ids), torch.from_numpy(documents)

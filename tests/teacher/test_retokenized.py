@@ -1,0 +1,105 @@
+"""A teacher with a tokenizer of its own: it reads the same text, and only vectors of whole rows are compared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import make_family
+from job import Shelf, results
+from tiny import make_model, make_rows, make_tokenizer
+
+from distill.data.batch import Batch
+from distill.data.row_format import INNER, PROMPT
+from distill.models.language_model import LanguageModel, OutputSpec
+from distill.teacher.retokenized import RetokenizedTeacher
+
+SPEC = OutputSpec(pooled=("mean",))
+BPE = ["student=bert", "student.start=random", "student.layers=null"]
+TINY = "student.config={hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32}"
+POOLED = ["objective.soft.weight=0", "objective.cosine.weight=0", "+objective.pooled.weight=1"]
+
+
+def batch_of(rows: np.ndarray) -> Batch:
+    ids = torch.from_numpy(rows.astype(np.int64))
+    return Batch({"input_ids": torch.zeros_like(ids)}, None, {}, None, np.arange(len(rows))[::-1].copy())
+
+
+def test_the_teacher_reads_the_text_of_each_row() -> None:
+    """Its vectors are those of the decoded text, whatever was masked in the student's batch."""
+    own, other = make_tokenizer(), make_tokenizer(("whale",))
+    rows, teacher = make_rows(5, shortest=4), make_model("bert", 2, vocab=len(other))
+    asked = RetokenizedTeacher(LanguageModel(teacher), rows, own, other, None)
+    batch = asked.read_ahead(batch_of(rows))
+    (signal,) = asked.signals([batch], lambda _: SPEC)
+    for number, row in enumerate(batch.row_ids):
+        text = own.decode(rows[row].astype(int), skip_special_tokens=True)
+        ids = torch.tensor([other(text).input_ids])
+        with torch.no_grad():
+            expected = teacher.base_model(ids)[0][0].mean(0)
+        torch.testing.assert_close(signal.outputs.pooled["mean"][number], expected, rtol=1e-4, atol=1e-5)
+    assert signal.logits_source is None
+
+
+def test_rows_are_cut_to_what_the_teacher_takes() -> None:
+    own = make_tokenizer()
+    asked = RetokenizedTeacher(LanguageModel(make_family("gpt2")), make_rows(3), own, own, 4)
+    assert asked.read_ahead(batch_of(make_rows(3))).teacher_data["input_ids"].shape == (3, 4)
+
+
+def test_the_teacher_reads_prompts_too() -> None:
+    own, rows = make_tokenizer(), make_rows(3)
+    flagged = rows.astype(np.uint32)
+    flagged[:, :5] |= np.uint32(PROMPT)
+    flagged[:, 6] |= np.uint32(INNER)
+    plain, found = (
+        RetokenizedTeacher(LanguageModel(make_family("gpt2")), each, own, own, None).read_ahead(batch_of(rows))
+        for each in (rows, flagged)
+    )
+    assert torch.equal(found.teacher_data["input_ids"], plain.teacher_data["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def own(shelf: Shelf) -> str:
+    """The setting that gives the student another tokenizer than the teacher's."""
+    make_tokenizer(("river", "house")).save_pretrained(shelf.root / "tokenizer")
+    return f"student.tokenizer={shelf.root / 'tokenizer'}"
+
+
+@pytest.fixture(scope="module")
+def done_pooled(shelf: Shelf, own: str) -> Path:
+    folder = shelf.root / "pooled"
+    assert shelf.run(folder, *BPE, TINY, *POOLED, own) == 0
+    return folder
+
+
+def test_a_run_across_tokenizers(done_pooled: Path, shelf: Shelf) -> None:
+    content: dict[str, Any] = results(done_pooled)
+    assert content["training"]["final_loss"]["pooled"] > 0 and content["agreement"] is None
+    assert "perplexity" not in content["teacher"] and content["teacher"]["parameters"] > 0
+    assert any("another tokenizer" in note for note in content["notes"])
+    vocab = json.loads((done_pooled / "student" / "tokenizer.json").read_text())["model"]["vocab"]
+    its_teachers = json.loads((shelf.teacher / "student" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert vocab != its_teachers and (done_pooled / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*BPE, TINY], ("objective.soft pairs tokens", "objective.pooled.weight=1")),
+        ([*POOLED], ("student.kind=layers", "student.tokenizer=null")),
+    ],
+)
+def test_what_needs_pairs_of_tokens_is_refused(
+    arguments: list[str],
+    words: tuple[str, ...],
+    shelf: Shelf,
+    own: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert shelf.run(tmp_path / "run", *arguments, own) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert all(word in line for word in words)
