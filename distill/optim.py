@@ -1,21 +1,55 @@
-"""AdamW with its no-decay group, and clipping."""
+"""The optimizer of a run from its settings, its groups of parameters, and clipping."""
 
 import torch
 from torch import nn
 
 from distill.config import OptimizerConfig
+from distill.errors import SettingError
 
 
-def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.AdamW:
-    """Weight decay acts on matrices (embeddings included); biases and the gains of norms are left alone."""
+def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer of everything in `model` that is trained.
+
+    Weight decay acts on matrices (embeddings included); biases and the gains of norms are left alone.
+
+    Raises:
+        SettingError: settings that the optimizer does not take, or a callable that gives none.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim >= 2]},
+        # An optimizer that knows no weight decay does not look at it.
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        groups, lr=settings.lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True
-    )
+    optimizer = settings.make(params=groups, lr=settings.lr)
+    where = f"optimizer._target_={settings.make.path}"
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SettingError(f"{where} gives a {type(optimizer).__name__}, but a torch.optim.Optimizer is needed")
+    if not all("lr" in group for group in optimizer.param_groups):
+        raise SettingError(f"{where} has no lr in its groups of parameters, so no schedule could set it: pass it on")
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if moved != {id(p) for p in parameters}:
+        raise SettingError(f"{where} does not train the parameters that it is given as params: pass them all on")
+    return optimizer
+
+
+def try_out(settings: OptimizerConfig) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """One step of the optimizer on a matrix and a vector, which shows whether a run can use it; gives both.
+
+    Raises:
+        SettingError: the optimizer cannot be made, or fails when it is called as in a run.
+    """
+    model = nn.ParameterDict({"matrix": torch.ones(4, 4), "vector": torch.ones(4)})
+    optimizer = build(model, settings)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    try:
+        set_learning_rate(optimizer, settings.lr)
+        optimizer.step()
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise SettingError(f"optimizer._target_={settings.make.path} fails in a step of its own: {text}") from error
+    return model, optimizer
 
 
 def clip(model: nn.Module, largest: float | None) -> torch.Tensor:

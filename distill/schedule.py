@@ -1,10 +1,15 @@
-"""How long a run is, and its learning rate as a pure function of progress."""
+"""How long a run is, how far it is, and the schedule that its learning rate follows."""
 
 import math
+from collections.abc import Callable
 
-from distill.config import ScheduleConfig, TrainConfig
+from distill.component import Component
+from distill.config import TrainConfig
+from distill.errors import SettingError
 
 ENDLESS = 10**9  # steps of a run that only the clock ends
+
+Schedule = Callable[[float], float]  # progress from 0 to 1 -> share of `optimizer.lr`
 
 
 def total_steps(settings: TrainConfig, steps_per_epoch: int) -> int:
@@ -17,15 +22,42 @@ def total_steps(settings: TrainConfig, steps_per_epoch: int) -> int:
     return min(limits, default=ENDLESS)
 
 
-def lr_scale(settings: ScheduleConfig, progress: float) -> float:
-    """Share of `optimizer.lr` at `progress` in [0, 1] of the run: a linear rise, then the decay to `floor`."""
-    if progress < settings.warmup:
-        return progress / settings.warmup
-    decay = (progress - settings.warmup) / max(1.0 - settings.warmup, 1e-12)
-    if settings.kind == "linear":
-        height = 1.0 - decay
-    elif settings.kind == "cosine":
-        height = 0.5 * (1.0 + math.cos(math.pi * decay))
-    else:
-        height = 1.0
-    return settings.floor + (1.0 - settings.floor) * max(height, 0.0)
+def progress_of(step: int, steps: int, seconds: float, minutes: float) -> float:
+    """How far the middle of a step is in the run, from 0 to 1, by steps or by the clock: whichever ends it first.
+
+    Args:
+        step: how many were done before it.
+        steps, minutes: after which the run ends.
+    """
+    return min(max((step + 0.5) / steps, seconds / (60 * minutes)), 1.0)
+
+
+def make_schedule(settings: Component) -> Schedule:
+    """The schedule that the settings name.
+
+    Raises:
+        SettingError: settings that it does not take, or something that gives no share of a learning rate.
+    """
+    schedule = settings()
+    where = f"schedule._target_={settings.path}"
+    if not callable(schedule):
+        raise SettingError(
+            f"{where} gives a {type(schedule).__name__}, which cannot be called with the progress of the run: name a "
+            "class with __call__(self, progress), or a function that gives a function of it"
+        )
+    for hundredth in range(101):
+        try:
+            share(schedule, hundredth / 100)
+        except SettingError as error:
+            raise SettingError(f"{where}: {error}") from error
+        except Exception as error:
+            raise SettingError(f"{where} fails at progress {hundredth / 100}: {error}") from error
+    return schedule
+
+
+def share(schedule: Schedule, progress: float) -> float:
+    """The share of `optimizer.lr` in force at `progress`. Raises SettingError where that is no share."""
+    value = float(schedule(progress))
+    if not 0 <= value < math.inf:
+        raise SettingError(f"the schedule gives {value} at progress {progress:g}: give a number that is at least 0")
+    return value

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
-from distill.models.language_model import Outputs
+from distill.evaluation.measures import Scoring
+from distill.evaluation.target_mean import TargetMean
+from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
 from distill.objective.terms.cosine import valid_rows
 from distill.teacher.signal import Signal
@@ -17,7 +20,9 @@ class ProjectedHidden(Term):
     title = "Projected hidden state"
 
     def __init__(self, student_layer: int, teacher_layer: int) -> None:
-        self.student_layers, self.teacher_layers = (student_layer,), (teacher_layer,)
+        self.student_layer, self.teacher_layer = student_layer, teacher_layer
+        self.student_reads = OutputSpec(layers=(student_layer,))
+        self.teacher_reads = OutputSpec(layers=(teacher_layer,))
 
     def build(self, student: Any, teacher: Any | None) -> None:
         assert teacher is not None
@@ -27,7 +32,101 @@ class ProjectedHidden(Term):
         return batch.num_valid
 
     def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
-        own = valid_rows(student.hidden[self.student_layers[0]], batch)
-        other = valid_rows(teacher.outputs.hidden[self.teacher_layers[0]], batch)
+        own = valid_rows(student.hidden[self.student_layer], batch)
+        other = valid_rows(teacher.outputs.hidden[self.teacher_layer], batch)
         assert self.module is not None
         return (self.module(own) - other).square().mean(-1).sum()
+
+
+class Triangle:
+    """A learning rate that rises to its peak and falls again."""
+
+    def __init__(self, peak: float = 0.5) -> None:
+        self.peak = peak
+
+    def __call__(self, progress: float) -> float:
+        return min(progress / self.peak, (1 - progress) / (1 - self.peak))
+
+
+def triangle(progress: float) -> float:
+    """A schedule that is no factory of schedules."""
+    return Triangle()(progress)
+
+
+class Counter(torch.optim.Optimizer):
+    """Momentum that is kept in several forms: in float64, as whole numbers, and by group.
+
+    Each step depends on all of them, so that a checkpoint cannot lose one unnoticed.
+    """
+
+    def __init__(self, params: Any, lr: float, decay: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "decay": decay, "num_steps": 0, "mean": torch.zeros(())})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["num_steps"] += 1
+            group["mean"] = group["mean"] * 0.5 + group["num_steps"]
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state |= {"sum": torch.zeros_like(weight, dtype=torch.float64), "age": 0, "share": 1.0}
+                    state["signs"] = torch.zeros_like(weight, dtype=torch.int64)
+                state["age"] += 1
+                state["share"] *= 1 / 3
+                state["sum"] = (group["decay"] * state["sum"] + weight.grad.double() / 3).t().contiguous().t()
+                state["signs"] += weight.grad.sign().long() * (2**30 + state["age"])
+                step = (
+                    state["sum"] + state["share"] + (state["signs"] % 1001) / 1e4 + group["mean"] / state["age"] / 1e3
+                )
+                weight.sub_((group["lr"] * step).float())
+
+
+class NoRate(torch.optim.Optimizer):
+    """One whose rate no schedule can set."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+
+class Needy(torch.optim.SGD):
+    """One that wants what no run gives."""
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        closure()
+
+
+class Hoarder(torch.optim.SGD):
+    """One whose state no checkpoint can hold."""
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["history"] = [weight.clone()]
+
+
+class Central(torch.optim.SGD):
+    """One that keeps state of no parameter."""
+
+    def step(self) -> None:  # type: ignore[override]
+        self.state["total"] = 1  # type: ignore[index]
+
+
+class Tempered(ProjectedHidden):
+    """A loss that takes a temperature and does not keep it."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__(1, 1)
+
+
+class Hits(TargetMean):
+    """How often the token to predict is among the `best` most probable ones."""
+
+    title, explanation, lower_is_better = "Hits", "the share of targets among the best", False
+
+    def __init__(self, scoring: Scoring, best: int = 1) -> None:
+        super().__init__(scoring)
+        self.best = best
+
+    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return (logits.topk(self.best).indices == targets[:, None]).any(-1)
