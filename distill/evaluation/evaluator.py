@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill.backends import Backend
 from distill.config import EvaluateConfig, PrecisionConfig
 from distill.data.batch import Batch
-from distill.data.collate.mlm import MaskedLM
-from distill.evaluation.measures import Measure, ProgressCallback, Scoring
-from distill.evaluation.perplexity import Perplexity
-from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+from distill.evaluation.measures import LOGITS_BYTES, Measure, ProgressCallback, Scoring
+from distill.evaluation.mixture import pack, reader
+from distill.evaluation.own_measures import make_measures
 from distill.evaluation.sets import EvaluationSet
-from distill.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.progress import Progress
 
@@ -32,13 +29,11 @@ class Evaluator:
     """Scores models on evaluation sets; each rank takes its share of the rows, the sums are exchanged."""
 
     def __init__(
-        self, settings: EvaluateConfig, collator: MaskedLM, vocab: int, precision: PrecisionConfig, backend: Backend
+        self, settings: EvaluateConfig, scoring: Scoring, measures: list[Measure], precision: PrecisionConfig
     ) -> None:
-        self.settings, self.precision, self.backend = settings, precision, backend
-        self.scoring = Scoring(collator, vocab, settings.batch_size, backend)
-        self.measures: list[Measure] = [Perplexity(self.scoring)]
-        if settings.pseudo_perplexity.share > 0:
-            self.measures.append(PseudoPerplexity(self.scoring, settings.pseudo_perplexity))
+        self.settings, self.scoring, self.precision, self.backend = settings, scoring, precision, scoring.backend
+        self.own = measures  # of the task
+        self.measures = [*measures, *make_measures(settings.measures, scoring)]
 
     def score(self, model: Any, label: str, sets: list[EvaluationSet]) -> Scores:
         """Every measure of a model on every set."""
@@ -63,31 +58,34 @@ class Evaluator:
     def agreement(
         self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: ProgressCallback
     ) -> dict[str, float]:
-        """At the positions of perplexity: share of equal first choices, and mean KL(teacher || student) in nats."""
+        """At positions with a target: share of equal first choices, and mean KL(teacher || student) in nats."""
         sums = torch.zeros(3, dtype=torch.float64, device=self.backend.device)
-        for batch in self.scoring.masked_batches(data, done):
-            student_logits, teacher_logits = (
-                self._logits(model, batch, batch.labels["mlm"].positions).float() for model in (student, teacher)
-            )
-            log_q, log_p = student_logits.log_softmax(-1), teacher_logits.log_softmax(-1)
-            sums[0] += (student_logits.argmax(-1) == teacher_logits.argmax(-1)).sum()
-            sums[1] += (log_p.exp() * (log_p - log_q)).sum(-1).double().sum()
-            sums[2] += len(student_logits)
+        size = max(1, LOGITS_BYTES // (8 * self.scoring.vocab))
+        for batch in self.scoring.batches(data, done):
+            spec = OutputSpec(True, batch.targets.positions)
+            rows = [model(batch.inputs, batch.documents, spec).head_rows.split(size) for model in (student, teacher)]
+            for student_rows, teacher_rows in zip(*rows, strict=True):
+                student_logits = student.logits(student_rows, self.scoring.vocab).float()
+                teacher_logits = teacher.logits(teacher_rows, self.scoring.vocab).float()
+                log_q, log_p = student_logits.log_softmax(-1), teacher_logits.log_softmax(-1)
+                sums[0] += (student_logits.argmax(-1) == teacher_logits.argmax(-1)).sum()
+                sums[1] += (log_p.exp() * (log_p - log_q)).sum(-1).double().sum()
+                sums[2] += len(student_logits)
         top1, kl, count = self.backend.sum(sums).tolist()
         return {"top1": top1 / max(count, 1), "kl": kl / max(count, 1)}
 
     def describe(self, data: EvaluationSet) -> dict[str, Any]:
         """What the set holds and how many of its positions each measure scores, on all ranks."""
-        targets = sum(len(batch.labels["mlm"].positions) for batch in self.scoring.masked_batches(data, lambda _: None))
-        pseudo = [measure.size(data) for measure in self.measures if isinstance(measure, PseudoPerplexity)]
+        # Of the task's own measures: those of the user's need not count positions.
+        positions = {measure.name: measure.num_positions(data) for measure in self.own}
         return {
             "name": data.name,
             "description": data.description,
             "documents": data.documents,
             "rows": data.num_rows,
             "tokens": int((data.rows != self.scoring.collator.pad_id).sum()),
-            "positions": int(self.backend.sum(torch.tensor(targets))),
-            "pseudo_positions": sum(pseudo),
+            "positions": positions[self.own[0].name],
+            "pseudo_positions": positions.get("pseudo_perplexity", 0),
         }
 
     def tokens_per_second(self, models: list[Any], data: EvaluationSet) -> list[float]:
@@ -96,7 +94,7 @@ class Evaluator:
         The models take turns and the median round counts, so that what else the machine does meets them alike. All are
         laid out as for scoring: what training has made of the student's kernels gives it no advantage.
         """
-        packed = [pack_for_evaluation(model, self.precision, self.backend.device) for model in models]
+        packed = [pack(model, self.precision, self.backend.device) for model in models]
         ids = np.resize(data.rows.astype(np.int64), (self.settings.batch_size, data.rows.shape[1]))
         numbers = np.arange(len(ids))
         batch = self.scoring.collator.collate(ids, numbers.astype(np.uint64), numbers).to(self.backend.device)
@@ -106,14 +104,14 @@ class Evaluator:
                 with _evaluating(model):
                     self._wait()
                     began = time.perf_counter()
-                    self._logits(LanguageModel(model, self.precision.evaluate), batch, None)
+                    self._logits(reader(model, self.precision), batch)
                     self._wait()
                     times.append(time.perf_counter() - began)
         return [ids.size / float(np.median(times[1:])) for times in seconds]  # the first round warms up
 
-    def _logits(self, model: LanguageModel, batch: Batch, positions: torch.Tensor | None) -> torch.Tensor:
-        """[N, V] at flat positions of the batch; None: all of them."""
-        rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
+    def _logits(self, model: LanguageModel, batch: Batch) -> torch.Tensor:
+        """[B * S, V] at all positions of the batch."""
+        rows = model(batch.inputs, batch.documents, OutputSpec(True)).head_rows
         return model.logits(rows, self.scoring.vocab)
 
     @contextmanager
@@ -127,15 +125,16 @@ class Evaluator:
             count += more * self.backend.size
             progress.update(min(count, total))
 
-        yield done
-        progress.close()
+        try:
+            yield done
+        finally:
+            progress.close()
 
     @contextmanager
     def _scoring(self, model: Any) -> Iterator[LanguageModel]:
         """Gives `model` in evaluation mode and without gradients, laid out for many forward passes."""
         with _evaluating(model):
-            packed = pack_for_evaluation(model, self.precision, self.backend.device)
-            yield LanguageModel(packed, self.precision.evaluate)
+            yield reader(pack(model, self.precision, self.backend.device), self.precision)
 
     def _wait(self) -> None:
         if self.backend.device.type == "cuda":

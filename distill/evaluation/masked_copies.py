@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from distill.data.batch import PADDING
+from distill.evaluation.mixture import MeanReader
 from distill.kernels.attention import pays, products
 from distill.kernels.packed_linear import PackedLinear
 from distill.models.language_model import LanguageModel, OutputSpec
@@ -73,6 +74,8 @@ class Layer:
 
 def head_rows_at_masks(model: LanguageModel, copies: Copies) -> torch.Tensor:
     """Input of the output embedding of `model`, in evaluation mode, at the masked position of each copy, [B, E]."""
+    if isinstance(model, MeanReader):
+        return model.joined([head_rows_at_masks(each, copies) for each in model.members])
     layers = _layers(model.model)
     if layers is None:
         documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]

@@ -15,16 +15,21 @@ from torchmetrics.aggregation import MeanMetric
 
 from distill.backends import Backend
 from distill.data.batch import Batch
-from distill.data.collate.mlm import MaskedLM
+from distill.data.batches import Collator
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel
 from distill.seed import key
+
+LOGITS_BYTES = 128 << 20  # in float64, that exist at once
 
 ProgressCallback = Callable[[int], None]  # gets the number of rows or positions that were scored since the last call
 
 
 class Measure(Protocol):
     """One number for a model on a set. History, report, comparison and plots know measures by name.
+
+    One of your own is a class, named as `evaluate.measures.NAME._target_`, whose constructor gets `scoring` (a Scoring)
+    and the settings beside that; NAME becomes its name. `TargetMean` is all of it but the value at a position.
 
     Attributes:
         name: its key in results.json.
@@ -44,6 +49,10 @@ class Measure(Protocol):
         """How much work a set is, in `unit`, over all ranks."""
         ...
 
+    def num_positions(self, data: EvaluationSet) -> int:
+        """How many positions it scores, over all ranks."""
+        ...
+
     def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
         """The measure of a model that is in evaluation mode; all ranks call it and get the same."""
         ...
@@ -53,13 +62,14 @@ class Measure(Protocol):
 class Scoring:
     """What measures share: how rows are masked, how many at once, and the ranks that share the work."""
 
-    collator: MaskedLM
+    collator: Collator
     vocab: int
     batch_size: int
     backend: Backend
+    prompts: bool = False  # whether a set has tokens that are no targets
 
-    def masked_batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
-        """This rank's rows under the fixed mask, longest first and cut to the longest of their batch."""
+    def batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
+        """This rank's rows, masked as evaluation always does, longest first and cut to the longest of their batch."""
         lengths = (data.rows != self.collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.backend.rank :: self.backend.size]
         for start in range(0, len(order), self.batch_size):
@@ -89,6 +99,21 @@ class PerplexityMeter:
         # torchmetrics would exchange through torch.distributed alone; the backends here include others.
         sums = torch.stack([getattr(self.mean, name) for name in ("mean_value", "weight")])
         total, count = self.backend.sum(sums).tolist()
-        # A numpy exp: a hopeless model's value is inf, where math.exp would end the run with OverflowError.
-        with np.errstate(over="ignore"):
-            return float(np.exp(total / count)) if count else float("nan")
+        return exp(total / count) if count else float("nan")
+
+
+def exp(mean: float) -> float:
+    """The exponential; inf for a hopeless model's value, where `math.exp` would end the run with OverflowError."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(mean))
+
+
+def token_losses(model: LanguageModel, rows: torch.Tensor | None, targets: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Cross-entropy of each token in nats, float64: rows [N, E], targets [N] -> [N], in chunks of bounded memory."""
+    assert rows is not None
+    size = max(1, LOGITS_BYTES // (8 * vocab))
+    losses = [
+        cross_entropy(model.logits(some, vocab).double(), wanted, reduction="none")
+        for some, wanted in zip(rows.split(size), targets.split(size), strict=True)
+    ]
+    return torch.cat(losses)

@@ -1,5 +1,7 @@
 """Perplexity of a masked language model at the positions of a fixed mask."""
 
+import torch
+
 from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
@@ -24,10 +26,14 @@ class Perplexity:
     def size(self, data: EvaluationSet) -> int:
         return data.num_rows
 
+    def num_positions(self, data: EvaluationSet) -> int:
+        count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
+        return int(self.scoring.backend.sum(torch.tensor(count)))
+
     def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
         mean = PerplexityMeter(self.scoring.backend)
-        for batch in self.scoring.masked_batches(data, done):
-            positions, targets = batch.labels["mlm"]
+        for batch in self.scoring.batches(data, done):
+            positions, targets = batch.targets
             rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
             mean.update(model.logits(rows, self.scoring.vocab), targets)
         return mean.compute()

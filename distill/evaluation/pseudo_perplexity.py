@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from distill.config import PseudoPerplexityConfig
+from distill.data.collate.mlm import MaskedLM
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
 from distill.evaluation.sets import SEED, EvaluationSet
@@ -33,14 +34,18 @@ class PseudoPerplexity:
     unit = "positions"
 
     def __init__(self, scoring: Scoring, settings: PseudoPerplexityConfig) -> None:
-        self.scoring, self.settings = scoring, settings
+        assert isinstance(scoring.collator, MaskedLM)
+        self.scoring, self.settings, self.collator = scoring, settings, scoring.collator
 
     def size(self, data: EvaluationSet) -> int:
         return len(self.positions(data))
 
+    def num_positions(self, data: EvaluationSet) -> int:
+        return self.size(data)
+
     def positions(self, data: EvaluationSet) -> np.ndarray:
         """The flat positions of `data.rows` that are scored, [N] int64."""
-        maskable = np.flatnonzero(self.scoring.collator.maskable[data.rows].reshape(-1))
+        maskable = np.flatnonzero(self.collator.maskable[data.rows].reshape(-1))
         drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.settings.share
         return maskable[drawn]
 
@@ -58,7 +63,7 @@ class PseudoPerplexity:
 
         A batch holds `batch_size` copies, fewer of rows longer than 128: the memory is bounded.
         """
-        collator, backend, tensor = self.scoring.collator, self.scoring.backend, self.scoring.tensor
+        collator, backend, tensor = self.collator, self.scoring.backend, self.scoring.tensor
         width = data.rows.shape[1]
         lengths = (data.rows != collator.pad_id).sum(1)
         positions = self.positions(data)

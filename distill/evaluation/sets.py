@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.component import Component
 from distill.config import Config, MaskingConfig, Missing
-from distill.data.batches import subsample_rows
+from distill.data.batches import sample_rows
+from distill.data.row_format import RowFormatOf, masked_rows
 from distill.data.tokens import Tokens, corpus_text, prepare, set_text
 from distill.errors import SettingError
 
@@ -25,23 +26,40 @@ class EvaluationSet:
     description: str
     rows: np.ndarray  # [num_rows, S]
     documents: int
+    text: np.ndarray | None = None  # [M, S] all rows of the text in their order, where `rows` are some of them
+    numbers: np.ndarray | None = None  # [num_rows] which these are
+    prompts: bool = False  # whether some of its tokens are no targets
+
+    def before(self, row: int) -> np.ndarray | None:
+        """The row of the text before a row of the set; None before the first one."""
+        text = self.rows if self.text is None else self.text
+        number = row if self.numbers is None else int(self.numbers[row])
+        return None if number == 0 else text[number - 1]
 
     @property
     def num_rows(self) -> int:
         return len(self.rows)
 
 
-def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[EvaluationSet], list[str]]:
+def load_sets(
+    config: Config, tokenizer: PreTrainedTokenizerBase, rows: RowFormatOf = masked_rows
+) -> tuple[list[EvaluationSet], list[str]]:
     """The sets that `evaluate.sets` names, and a line for each that is not available and may be left out.
+
+    Args:
+        rows: the format of rows, for a tokenizer.
 
     Raises:
         SettingError: a name without a source, or a set that is not available while `evaluate.missing=stop`.
     """
     sets, left_out = [], []
     for name in config.evaluate.sets:
-        if (tokens := _tokens(name, config, tokenizer)) is not None:
-            rows = subsample_rows(tokens.rows, config.evaluate.rows, f"evaluated rows of {name}")
-            sets.append(EvaluationSet(name, tokens.name, rows, tokens.documents))
+        if (tokens := _tokens(name, config, tokenizer, rows)) is not None:
+            numbers = sample_rows(len(tokens.rows), config.evaluate.rows, f"evaluated rows of {name}")
+            chosen = tokens.rows if numbers is None else tokens.rows[numbers]
+            sets.append(
+                EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.rows, numbers, tokens.prompts)
+            )
         elif config.evaluate.missing is Missing.skip:
             left_out.append(
                 f"The evaluation set {name} is left out: it lies neither in evaluate.sources.{name}.path nor "
@@ -55,13 +73,13 @@ def load_sets(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[
     return sets, left_out
 
 
-def _tokens(name: str, config: Config, tokenizer: PreTrainedTokenizerBase) -> Tokens | None:
+def _tokens(name: str, config: Config, tokenizer: PreTrainedTokenizerBase, rows: RowFormatOf) -> Tokens | None:
     """The rows of a set; None where its text is not available."""
     source, corpus = config.evaluate.sources.get(name), config.corpus
     if source is None:
         known = ", ".join(sorted(config.evaluate.sources))
         raise SettingError(f"evaluate.sets: {name} has no source; choose from {known} or add evaluate.sources.{name}")
     if not isinstance(source, Component) and source.kind == HELDOUT:
-        return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, HELDOUT)
+        return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, HELDOUT, rows)
     text = set_text(source, f"evaluate.sources.{name}", corpus.cache)
-    return None if text is None else prepare(text, tokenizer, corpus.tokens, corpus.cache, "all")
+    return None if text is None else prepare(text, tokenizer, corpus.tokens, corpus.cache, "all", rows)

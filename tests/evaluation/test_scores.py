@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from tiny import MASK, PAD, SPECIAL, VOCAB, corpus_config, make_model, make_rows
+from tiny import MASK, PAD, SPECIAL, VOCAB, corpus_config, make_evaluator, make_model, make_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics.text import Perplexity
@@ -58,7 +58,7 @@ def make(
     settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(share, copies))
     masks = masked_lm(MASKING, tokenizer, np.bincount(ROWS.reshape(-1), minlength=VOCAB))
     backend = Single(BackendConfig(device="cpu"))
-    return Evaluator(settings, masks, VOCAB, PrecisionConfig(evaluate=precision), backend)
+    return make_evaluator(settings, masks, PrecisionConfig(evaluate=precision), backend)
 
 
 def measured(

@@ -1,0 +1,70 @@
+"""Perplexity and bits per byte of text with prompts are those of what counts, each token seen after its prompt."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chats import FORMAT, TEMPLATE, TOKENIZER, chats, naive_rows, tokens_of
+from families import make_family
+from torch.nn.functional import cross_entropy
+
+from distill.backends.single import Single
+from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig
+from distill.data.collate.clm import CausalLM
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.measures import Scoring
+from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.sliding_window import token_bytes
+from distill.tasks.clm import Clm
+
+WIDTH = 24
+
+
+def evaluator(prompts: bool = True, packed: bool = True) -> Evaluator:
+    settings = EvaluateConfig(batch_size=5, stride=1)
+    backend = Single(BackendConfig(device="cpu"))
+    scoring = Scoring(CausalLM(FORMAT, packed), len(TOKENIZER), 5, backend, prompts)
+    return Evaluator(settings, scoring, Clm().measures(scoring, settings, TOKENIZER), PrecisionConfig())
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "apart"])
+def test_scores_are_those_of_a_naive_loop(tmp_path: Path, packed: bool) -> None:
+    assert "[SEP]" in TEMPLATE  # inside a conversation, over whose rows a window goes on all the same
+    found = tokens_of(chats(tmp_path, sequence_length=WIDTH, cross_documents=packed))
+    data = EvaluationSet("chats", "", found.rows, found.documents, found.rows, prompts=found.prompts)
+    model = make_family("gpt2")
+    scores = evaluator(packed=packed).score(model, "model", [data])
+    stream = [token for row in naive_rows(WIDTH, packed) for token in row]
+    lengths, losses, bits, num_bytes = token_bytes(TOKENIZER), [], 0.0, 0
+    for at, (id_, counts, number) in enumerate(stream):
+        # A window holds the token itself and those of its conversation before it, which may begin in the row before.
+        context = [other for other, _, of in stream[max(0, at - WIDTH + 1) : at] if of == number]
+        if not counts or not context:
+            continue
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([context])).logits[0, -1, : len(TOKENIZER)]
+        losses.append(float(cross_entropy(logits.double(), torch.tensor(id_))))
+        bits += losses[-1] / np.log(2) * (lengths[id_] > 0)
+        num_bytes += int(lengths[id_])
+    assert scores["perplexity"]["chats"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
+    assert scores["bits_per_byte"]["chats"] == pytest.approx(bits / num_bytes, rel=1e-4)
+    described = evaluator(packed=packed).describe(data)
+    assert described["positions"] == len(losses) < 0.7 * described["tokens"] and described["tokens"] == len(stream)
+
+
+def test_rows_without_a_target_change_nothing(tmp_path: Path) -> None:
+    found = tokens_of(chats(tmp_path, sequence_length=WIDTH))
+    rows = np.asarray(found.rows)
+    silent = EvaluationSet("chats", "", np.concatenate([rows, rows | np.uint32(1 << 31)]), 1)
+    data = EvaluationSet("chats", "", rows, 1)
+    one, other = make_family("gpt2"), make_family("gpt2", n_head=2)
+    with_silent, expected = (evaluator().agree(one, other, [each])["chats"] for each in (silent, data))
+    assert with_silent == pytest.approx(expected, rel=1e-6)
+    nothing = EvaluationSet("nothing", "", rows[:2] | np.uint32(1 << 31), 1)
+    assert np.isnan(evaluator().score(one, "one", [nothing])["perplexity"]["nothing"])
+
+
+def test_the_measure_says_what_it_leaves_out() -> None:
+    assert "prompts are read and not scored" in evaluator().measures[0].explanation
+    assert "prompt" not in evaluator(prompts=False).measures[0].explanation
