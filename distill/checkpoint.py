@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from distill.files import atomic, remove
 from distill.identity import refuse_other_settings
 from distill.objective.tally import Tally
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+GROUPS = "groups."  # before the number of a group of parameters
 
 
 @dataclass
@@ -56,10 +58,11 @@ class Checkpoints:
         with atomic(final, durable=True) as new:
             new.mkdir()
             save_file(_model_tensors(model), new / WEIGHTS)
-            save_file(_optimizer_tensors(model, optimizer), new / OPTIMIZER)
+            tensors, numbers = optimizer_state(model, optimizer)
+            save_file(tensors, new / OPTIMIZER)
             digests = {path.name: _sha256(path) for path in sorted(new.iterdir())}
             record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "sha256": digests}
-            record["precision"] = self.precision
+            record |= {"optimizer": numbers, "precision": self.precision}
             (new / "state.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
         for old in sorted(self.folder.glob("step-*"))[: -self.keep]:
             shutil.rmtree(old)
@@ -87,7 +90,7 @@ class Checkpoints:
         with torch.no_grad():
             for name, tensor in _model_tensors(model).items():
                 tensor.copy_(tensors[name])
-        _restore_optimizer(model, optimizer, load_file(path / OPTIMIZER))
+        _restore_optimizer(model, optimizer, load_file(path / OPTIMIZER), record["optimizer"])
         state = record["state"]
         return State(**{**state, "epoch": Tally(**state["epoch"])})
 
@@ -104,7 +107,7 @@ def read_record(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise SettingError(f"resume={path}: written in another format; it needs the release that wrote it")
-    if lacking := {"state", "identity", "sha256"} - record.keys():
+    if lacking := {"state", "identity", "sha256", "optimizer"} - record.keys():
         raise SettingError(
             f"resume={path}: damaged checkpoint (state.json lacks {', '.join(sorted(lacking))}); delete it to resume "
             "from the one before"
@@ -119,36 +122,77 @@ def _model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in {**dict(model.named_parameters()), **buffers}.items()}
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state by the name of the parameter that it belongs to, `name//slot`."""
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[parameter]}//{slot}": torch.as_tensor(value)
-        for parameter, slots in optimizer.state.items()
-        for slot, value in slots.items()
-    }
+def optimizer_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, float | str | None]]:
+    """What an optimizer keeps from step to step: tensors, and numbers, by `name//slot`.
+
+    The name is that of the parameter, or `groups.N` for what a group of parameters keeps: its tensors and numbers. The
+    rest of a group is settings.
+
+    Raises:
+        SettingError: it keeps something that is neither a tensor nor a number, or not of a parameter.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, float | str | None] = {}
+    for name, slot, value in _slots(model, optimizer):
+        if isinstance(value, torch.Tensor):
+            tensors[f"{name}//{slot}"] = _on_its_own(value.detach())
+        elif value is None or isinstance(value, int | float | str):
+            numbers[f"{name}//{slot}"] = value
+        else:
+            raise SettingError(
+                f"the optimizer {type(optimizer).__name__} keeps a {type(value).__name__} as {slot!r} of a parameter, "
+                "but checkpoints hold tensors and numbers alone: keep it as such"
+            )
+    return tensors, numbers
 
 
-def _restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    numbers: dict[str, int] = {}
-    slots: dict[int, dict[str, torch.Tensor]] = {}
+def _slots(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Any]]:
+    """Owner, slot and value of all that the optimizer keeps."""
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, slots in optimizer.state.items():
+        if parameter not in names:
+            raise SettingError(
+                f"the optimizer {type(optimizer).__name__} keeps {str(parameter)[:40]!r} in its state, which is no "
+                "parameter, and checkpoints would lose it: keep it with the parameters, or in param_groups"
+            )
+        yield from ((names[parameter], slot, value) for slot, value in slots.items())
+    for number, group in enumerate(optimizer.param_groups):
+        for slot, value in group.items():
+            if isinstance(value, torch.Tensor | int | float):
+                yield f"{GROUPS}{number}", slot, value
+
+
+def _on_its_own(value: torch.Tensor) -> torch.Tensor:
+    """`value` as it can be saved: not a view of a larger tensor."""
+    whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
+    return value if whole else value.clone(memory_format=torch.contiguous_format)
+
+
+def _restore_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]
+) -> None:
+    parameters = dict(model.named_parameters())
+    indices: dict[torch.Tensor, int] = {}
     for group, saved in zip(optimizer.param_groups, optimizer.state_dict()["param_groups"], strict=True):
-        numbers |= {
-            names[parameter]: number for parameter, number in zip(group["params"], saved["params"], strict=True)
-        }
-    for key, tensor in tensors.items():
+        indices |= dict(zip(group["params"], saved["params"], strict=True))
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **numbers}.items():
         name, slot = key.rsplit("//", 1)
-        slots.setdefault(numbers[name], {})[slot] = tensor
-    optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def export(student: Any, tokenizer: Any, folder: Path, card: str) -> None:
-    """The student as a folder that `AutoModelForMaskedLM` and `AutoTokenizer` load, model card inside."""
-    with atomic(folder) as new:
-        student.save_pretrained(new)
-        tokenizer.save_pretrained(new)
-        (new / "README.md").write_text(card, encoding="utf-8")
+        if name.startswith(GROUPS):
+            group = optimizer.param_groups[int(name.removeprefix(GROUPS))]
+            at = group.get(slot, group["params"][0])
+            group[slot] = value.to(at.device) if isinstance(value, torch.Tensor) else value
+        else:
+            state.setdefault(indices[parameters[name]], {})[slot] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    # torch has moved each tensor to where it belongs, but also turned it into the number format of its parameter.
+    for key, value in tensors.items():
+        name, slot = key.rsplit("//", 1)
+        if not name.startswith(GROUPS):
+            slots = optimizer.state[parameters[name]]
+            slots[slot] = value.to(slots[slot].device) if slots[slot].dtype != value.dtype else slots[slot]
 
 
 def _sha256(path: Path) -> str:

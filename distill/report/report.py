@@ -10,6 +10,7 @@ from distill.report.lookup import label_of, measures_of, models_of, sets_of, tit
 from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, short
 from distill.report.plots import Picture
 from distill.report.summary import comparison, findings, setting, tiles
+from distill.report.use import Use, use_of_student
 
 MOST_NAMED = 5  # left-out files that are listed by name
 
@@ -54,7 +55,7 @@ def _models(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block
         if measure.get("explanation")
     )
     if results.get("agreement"):
-        table.note += " First choice and KL divergence compare student and teacher at the masked positions."
+        table.note += " First choice and KL divergence compare student and teacher wherever a token is to be predicted."
     names = [f"{model.capitalize()}: {name}." for model in models_of(results) if (name := _name(results, model))]
     folder = value_at(results, "twin", "folder")
     if results.get("twin"):
@@ -230,32 +231,23 @@ def _command(results: dict[str, Any]) -> list[Block]:
     return [Code(str(results["command"]), language="bash")] if results.get("command") else []
 
 
-USE = """
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
-
-folder = "."  # this folder
-model = AutoModelForMaskedLM.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
-print(fill(f"It was a long {tokenizer.mask_token} before they spoke again."))
-""".strip()
-
-
 def model_card(results: dict[str, Any]) -> str:
     """README.md of the exported student: front matter of the Hugging Face Hub, use, evaluation, training, limits."""
     name = str(value_at(results, "student", "name") or results.get("recipe") or "student")
-    tags = ["distill", "fill-mask", "distillation" if results.get("teacher") else "masked-language-modeling"]
-    front = ["---", "library_name: transformers", "pipeline_tag: fill-mask", "tags:", *(f"- {tag}" for tag in tags)]
+    use = use_of_student(value_at(results, "student", "origin"), name)
+    tags = ["distill", use.task, "distillation" if results.get("teacher") else use.training]
+    library = "pytorch" if use.own_code else "transformers"
+    front = ["---", f"library_name: {library}", f"pipeline_tag: {use.task}", "tags:", *(f"- {tag}" for tag in tags)]
     # JSON strings are YAML strings, whatever the name holds.
     front += ["metrics:", "- perplexity", f"model_name: {json.dumps(name)}", "---", ""]
     notes: list[Block] = [[str(note) for note in results["notes"]]] if results.get("notes") else []
     opening: list[Block] = [findings(results), setting(results)]
     sections = [
         Section("", [block for block in opening if block]),
-        Section("Use", [Code(USE, language="python")]),
+        Section("Use", [Code(use.code, language="python")]),
         Section("Evaluation", [comparison(results)]),
         Section("Training", [*_command(results), *_facts("", _card_facts(results)), *notes]),
-        Section("Limits", [_limits(results)]),
+        Section("Limits", [_limits(results, use)]),
     ]
     return "\n".join(front) + "\n" + page.markdown(name, sections)
 
@@ -275,13 +267,13 @@ def _card_facts(results: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def _limits(results: dict[str, Any]) -> list[str]:
+def _limits(results: dict[str, Any], use: Use) -> list[str]:
     corpus = value_at(results, "corpus", "name")
     length = value_at(results, "corpus", "sequence_length")
     limits = [
         f"This run showed it {corpus or 'one corpus'} and nothing else. "
         "Expect higher perplexity on other kinds of text, and the corpus's views and words in what it predicts.",
-        "It fills in masked words. It has been tested on nothing but what the table above shows.",
+        f"{use.does} It has been tested on nothing but what the table above shows.",
     ]
     if usable(length):
         limits.append(f"It was trained on rows of {length} tokens; longer inputs were not tested.")

@@ -22,16 +22,19 @@ from distill.errors import SettingError
 from distill.evaluation.measures import Measure
 from distill.models.load import size
 from distill.objective.objective import Objective
+from distill.ramp import Ramp
 from distill.schedule import ENDLESS, total_steps
+from distill.teacher.members import settings_by_member
 
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
 
 
 def notes(config: Config, tokens: Tokens) -> list[str]:
     """Notes for the report besides corpus, teacher and scale, which it names itself."""
-    lines = [] if config.scale == "paper" else [PAPER]
-    if config.precision.teacher == "int8":
-        lines.append("In training the teacher's encoder ran in int8; its scores here are those of the teacher itself.")
+    lines = [PAPER] if config.scale == "embedded" else []
+    for name, own in settings_by_member(config).items():
+        if own.precision.teacher == "int8":
+            lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
     if tokens.skipped:
         lines.append(
             f"{len(tokens.skipped)} files could not be read and were skipped: {', '.join(tokens.skipped[:5])}."
@@ -39,10 +42,15 @@ def notes(config: Config, tokens: Tokens) -> list[str]:
     return lines
 
 
-def cache_note(facts: dict[str, Any]) -> str:
-    """A note for the report on soft targets that were read from a cache."""
+def whose(name: str) -> str:
+    """The genitive of a teacher by its name among several, or of the only one."""
+    return f"the teacher {name}'s" if name else "the teacher's"
+
+
+def cache_note(facts: dict[str, Any], name: str) -> str:
+    """A note for the report on soft targets that were read from a cache of the teacher with this name."""
     return (
-        f"Soft targets were read from a cache of the teacher's {facts['top_k']} most probable tokens at each position, "
+        f"Soft targets were read from a cache of {whose(name)} {facts['top_k']} most probable tokens at each position, "
         f"which hold {facts['kept_mass']:.1%} of its probability at the temperature; all others share one entry "
         f"({facts['bytes_per_token']:.1f} bytes a token, {facts['bytes'] / 1e6:,.1f} MB)."
     )
@@ -98,7 +106,7 @@ def read(folder: Path, setting: str) -> dict[str, Any]:
     return results
 
 
-def model_block(name: str, model: Any, scores: dict[str, Any], tokens_per_second: float) -> dict[str, Any]:
+def model_block(name: str, model: Any, scores: dict[str, Any], tokens_per_second: float | None) -> dict[str, Any]:
     parameters, num_bytes = size(model)
     return {
         "name": name,
@@ -157,10 +165,16 @@ def objective_block(objective: Objective) -> dict[str, Any]:
     return {
         "kernel": "plain" if objective.plain else "fused, compiled" if objective.compiled else "fused",
         "terms": {
-            name: {"title": term.title or name, "weight": objective.weights[name]}
+            name: {"title": term.title or name, "weight": _shown(objective.scheduled_weights[name])}
+            | ({"temperature": _shown(objective.temperatures[name])} if name in objective.temperatures else {})
             for name, term in objective.terms.items()
         },
     }
+
+
+def _shown(value: float | Ramp) -> Any:
+    """A number, or what it goes from and to."""
+    return {**vars(value), "shape": value.shape.value} if isinstance(value, Ramp) else value
 
 
 def measures_block(measures: list[Measure]) -> dict[str, Any]:

@@ -61,14 +61,23 @@ def tiles(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def comparison(results: dict[str, Any]) -> Table:
-    """Size, speed and quality of teacher, student and twin, one column each, then the student against its teacher."""
+    """Size, speed and quality of teacher, student and twin, one column each, then the student against its teacher.
+
+    Behind the teacher that several are together, each of them has a column.
+    """
     names = models_of(results)
     both = "teacher" in names and "student" in names
     titles = {"teacher": "Teacher", "student": "Student" if both else "Model", "twin": "Twin (no teacher)"}
-    table = Table(["", *(titles[name] for name in names), *(["Against teacher"] if both else [])])
+    members = value_at(results, "teacher", "members") or {}
+    columns: dict[tuple[str, ...], str] = {}
+    for model in names:
+        columns[(model,)] = "Teachers together" if members and model == "teacher" else titles[model]
+        if model == "teacher":
+            columns |= {("teacher", "members", name): f"Teacher {name}" for name in members}
+    table = Table(["", *columns.values(), *(["Against teacher"] if both else [])])
 
     def add(label: str, path: tuple[str, ...], form: Callable[[Any], str], against: Callable[[float], str]) -> None:
-        values = [value_at(results, name, *path) for name in names]
+        values = [value_at(results, *model, *path) for model in columns]
         if any(value is not None for value in values):
             share = _ratio(value_at(results, "student", *path), value_at(results, "teacher", *path))
             last = [against(share) if share is not None else NONE] if both else []
@@ -82,11 +91,11 @@ def comparison(results: dict[str, Any]) -> Table:
         table.rows += [[described["title"]]] if sets else []
         for key in sets:
             add(label_of(results, key), (measure, key), number, _signed)
-    table.rows += _agreement(results, names, both)
+    table.rows += _agreement(results, list(columns), both)
     return table
 
 
-def _agreement(results: dict[str, Any], names: list[str], both: bool) -> list[list[str]]:
+def _agreement(results: dict[str, Any], columns: list[tuple[str, ...]], both: bool) -> list[list[str]]:
     rows: list[list[str]] = []
     for title, key, form in (
         ("Same first choice as the teacher", "top1", lambda value: percent(value, 1)),
@@ -96,7 +105,7 @@ def _agreement(results: dict[str, Any], names: list[str], both: bool) -> list[li
         given = {name: value for name, value in given.items() if value is not None}
         rows += [[title]] if given else []
         for name, value in given.items():
-            cells = [form(value) if model == "student" else "" for model in names]
+            cells = [form(value) if model == ("student",) else "" for model in columns]
             rows.append([label_of(results, name), *cells, *([""] if both else [])])
     return rows
 

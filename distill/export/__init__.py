@@ -1,0 +1,1 @@
+"""Students for other programs: as a folder that transformers loads, and as ONNX files."""

@@ -1,0 +1,133 @@
+"""The command `python -m distill.onnx FOLDER`: a student as ONNX files, and what each format costs and keeps."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
+
+from distill.errors import SettingError, first_line
+from distill.export import convert, measure
+from distill.files import atomic
+from distill.models.check import longest_row
+from distill.models.load import model_folder, size
+from distill.report.use import CAUSAL, use_of
+
+FP32, INT8 = "model.onnx", "model_int8.onnx"
+ROW = 128  # tokens, or as many as the model takes
+
+
+def load(path: str) -> tuple[Any, Path, bool]:
+    """The student of a run folder, or the model of a model folder, in fp32; its folder; whether it is causal.
+
+    Raises:
+        SettingError: there is no language model that loads.
+    """
+    folder = Path(model_folder(path))
+    if not (folder / "config.json").is_file():
+        raise SettingError(f"{path} is neither a run folder with a student nor a model folder: config.json is missing")
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        use = use_of((config.architectures or [""])[0])
+        kind = getattr(transformers, use.auto_class)
+        model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise SettingError(f"{path} does not load as a language model: {first_line(error)}") from error
+    return model.eval(), folder, use is CAUSAL
+
+
+def write(path: str, text: Path | None, rows: int) -> dict[str, Any]:
+    """Write FOLDER/onnx/ with both files and report.json, whose content is returned.
+
+    Raises:
+        SettingError: a package, a model or a text that is missing or not understood.
+    """
+    convert.need_packages()
+    model, folder, causal = load(path)
+    length = min(ROW, longest_row(model) or ROW)
+    asked = None
+    if text is not None:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        asked = measure.questions(measure.rows_of(text, tokenizer, length, rows), tokenizer, causal)
+    with atomic(folder / "onnx") as new:
+        new.mkdir()
+        convert.to_onnx(model, new / FP32)
+        difference = convert.largest_difference(model, convert.session(new / FP32))
+        convert.quantise(new / FP32, new / INT8)
+        formats = {"torch fp32": convert.in_torch(model)}
+        formats |= {"ONNX fp32": convert.session(new / FP32), "ONNX int8": convert.session(new / INT8)}
+        seconds = measure.latencies(formats, model.get_output_embeddings().weight.shape[0], length)
+        bytes_of = [size(model)[1], *((new / name).stat().st_size for name in (FP32, INT8))]
+        scores = {name: None if asked is None else measure.perplexity(run, *asked) for name, run in formats.items()}
+        content = {
+            "model": type(model).__name__,
+            "formats": {
+                name: {"megabytes": number / 1e6, "milliseconds": 1e3 * seconds[name], "perplexity": scores[name]}
+                for name, number in zip(formats, bytes_of, strict=True)
+            },
+            "row": length,
+            "threads": 1,
+            "text": None if text is None else text.name,
+            "scored_positions": 0 if asked is None else int((asked[1] != measure.IGNORE).sum()),
+            "task": "next token" if causal else "masked words",
+            "largest_difference": difference,
+            "versions": {module.__name__: module.__version__ for module in (torch, transformers)},
+        }
+        (new / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return content | {"folder": str(folder / "onnx")}
+
+
+def table(content: dict[str, Any]) -> str:
+    """The report for people to read."""
+    lines = [f"{'':<12}{'MB':>9}{'ms a row':>11}{'perplexity':>13}{'change':>9}"]
+    plain = next(iter(content["formats"].values()))["perplexity"]
+    for name, found in content["formats"].items():
+        score = found["perplexity"]
+        words = "-" if score is None else f"{score:,.2f}"
+        change = "" if score is None else f"{100 * (score / plain - 1):+.2f}%"
+        lines.append(f"{name:<12}{found['megabytes']:>9.2f}{found['milliseconds']:>11.2f}{words:>13}{change:>9}")
+    scored = (
+        f"{content['task']}, {content['scored_positions']:,} positions of {content['text']}"
+        if content["text"]
+        else "not computed; --text FILE names a text"
+    )
+    return "\n".join(
+        [
+            f"{content['model']} in {content['folder']}",
+            *lines,
+            f"A row is {content['row']} tokens, on one thread. Perplexity: {scored}.",
+            f"The fp32 file's logits differ from torch's by at most {content['largest_difference']:.1g}.",
+        ]
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status: 0 done, 2 bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m distill.onnx",
+        description="Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, and compare their size, "
+        "latency and perplexity with torch's.",
+    )
+    parser.add_argument("folder", help="a run folder, or a folder with a model in the format of transformers")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="a plain text to compute perplexity on")
+    parser.add_argument("--rows", type=int, default=200, metavar="N", help="of that text, at most (default: 200)")
+    given = parser.parse_args(arguments)
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    try:
+        if given.rows < 1:
+            raise SettingError(f"--rows {given.rows}: give at least 1")
+        print(table(write(given.folder, given.text, given.rows)))
+    except SettingError as error:
+        print(f"distill: {error}", file=sys.stderr)
+        return error.status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

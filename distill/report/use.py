@@ -1,0 +1,95 @@
+"""How a student is loaded and asked elsewhere, by the name of its class: the lines that its model card shows."""
+
+from typing import Any, NamedTuple
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+FOLDER = "."  # the card lies in the model's folder
+
+
+class Use(NamedTuple):
+    """What a model card says of one kind of model."""
+
+    task: str  # of a pipeline, and the Hub's name of what the model is for
+    training: str  # the Hub's name of training without a teacher
+    does: str
+    auto_class: str
+    example: str
+    own_code: str = ""  # instead, for a class that is not one of transformers
+
+    @property
+    def code(self) -> str:
+        if self.own_code:
+            return self.own_code
+        return f"""
+from transformers import {self.auto_class}, AutoTokenizer, pipeline
+
+folder = "."  # this folder
+model = {self.auto_class}.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+{self.example}
+""".strip()
+
+
+MASKED = Use(
+    "fill-mask",
+    "masked-language-modeling",
+    "It fills in masked words.",
+    "AutoModelForMaskedLM",
+    """fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+print(fill(f"It was a long {tokenizer.mask_token} before they spoke again."))""",
+)
+CAUSAL = Use(
+    "text-generation",
+    "causal-language-modeling",
+    "It continues a text.",
+    "AutoModelForCausalLM",
+    """go_on = pipeline("text-generation", model=model, tokenizer=tokenizer)
+print(go_on("It was a long time before", max_new_tokens=20))""",
+)
+
+
+class Origin(NamedTuple):
+    """Where a student's class comes from, as results.json records it."""
+
+    model_class: str  # package.module.Name
+    made_by: str | None  # the import path of the callable that made it; None: transformers
+    causal: bool
+    has_config: bool  # whether it was saved with a configuration, as transformers models are
+
+
+def origin_of(model: Any, made_by: str | None, causal: bool) -> Origin:
+    """What there is to know of a student to load it again."""
+    kind = type(model)
+    return Origin(f"{kind.__module__}.{kind.__qualname__}", made_by, causal, hasattr(model, "save_pretrained"))
+
+
+def use_of_student(origin: dict[str, Any] | None, name: str) -> Use:
+    """The use of a student; of a class of the user's with the lines that load just that.
+
+    Args:
+        origin: an `Origin` as a dict; None where the results have none.
+        name: of its class.
+    """
+    if origin is None or origin["made_by"] is None:
+        return use_of(name)
+    use = CAUSAL if origin["causal"] else MASKED
+    module, _, attribute = str(origin["model_class"] if origin["has_config"] else origin["made_by"]).rpartition(".")
+    if origin["has_config"]:
+        lines = [f"from {module} import {attribute}", "", f'model = {attribute}.from_pretrained("{FOLDER}")']
+    else:
+        lines = [
+            "from safetensors.torch import load_model",
+            f"from {module} import {attribute}",
+            "",
+            f"model = {attribute}(...)  # with the settings of the run, see below",
+            f'load_model(model, "{FOLDER}/model.safetensors")',
+        ]
+    lines.insert(-1 if origin["has_config"] else 2, "from transformers import PreTrainedTokenizerFast")
+    lines.append(f'tokenizer = PreTrainedTokenizerFast.from_pretrained("{FOLDER}")')
+    return use._replace(own_code="\n".join(lines))
+
+
+def use_of(model_class: str) -> Use:
+    """The use of a class of transformers: CAUSAL where AutoModelForCausalLM loads it, MASKED for any other name."""
+    return CAUSAL if model_class in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() else MASKED
