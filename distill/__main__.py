@@ -32,8 +32,8 @@ def main() -> int:
 
     def composed(cfg: Any) -> None:
         try:
-            config = build(cfg)
             job = HydraConfig.get()
+            config = build(cfg, list(job.overrides.task))
             path = Path(job.runtime.output_dir)
             if config.backend.name != "single" and start_ranks(config, path, job.mode is RunMode.MULTIRUN, statuses):
                 return

@@ -1,31 +1,40 @@
 """Refuses settings that no run can have, before anything heavy starts. Every message names setting, value and cure."""
 
 import math
+from typing import Any
 
+from distill import optim
+from distill.checkpoint import optimizer_state
 from distill.component import Component
-from distill.config import Config, SourceConfig
+from distill.config import Config, MaskingConfig, SourceConfig
+from distill.data.sources import no_prompts
 from distill.errors import SettingError
+from distill.evaluation.own_measures import check_measures
 from distill.objective.build import make_terms
-from distill.objective.terms import VocabularyTerm
+from distill.objective.terms import Term, VocabularyTerm
+from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.soft import Soft
+from distill.objective.vocabulary import mixing_temperature
+from distill.ramp import Ramp
+from distill.schedule import make_schedule
+from distill.tasks import find_task
+from distill.teacher.members import ONLY, errors_of, settings_by_member
 
 FORMATS = ("fp32", "bf16", "auto")
-SCHEDULES = ("linear", "cosine", "constant")
 
 
 def check(config: Config) -> None:
     """Raises SettingError for the first setting that is out of range or at odds with another."""
     _check_objective(config)
-    _check_teacher_cache(config)
+    _check_teachers(config)
     _check_training(config)
     _check_evaluation(config)
     _check_corpus(config)
     for name in ("student", "teacher", "evaluate"):
         formats = (*FORMATS, "int8") if name == "teacher" else FORMATS
         _choose(f"precision.{name}", getattr(config.precision, name), formats)
-    _choose("schedule.kind", config.schedule.kind, SCHEDULES)
-    _at_least("teacher.micro_batches", config.teacher.micro_batches, 1)
-    _choose("teacher.kind", config.teacher.kind, ("embedded", "pretrained", "none"))
+    make_schedule(config.schedule)
+    _choose("teacher.kind", config.teacher.kind, ("embedded", "pretrained", "several", "none", "custom"))
     _choose("student.kind", config.student.kind, ("layers", "config", "pretrained", "custom"))
     _check_unused(config)
     _choose("tracker.kind", config.tracker.kind, ("none", "wandb", "tensorboard"))
@@ -59,35 +68,58 @@ def _above_zero(setting: str, value: float | None) -> None:
         raise SettingError(f"{setting}={value} must be above 0 and finite")
 
 
+def _ends(setting: str, number: float | Ramp) -> list[tuple[str, float]]:
+    """The values between which a setting of the objective lies over the run, each with its name."""
+    if isinstance(number, Ramp):
+        return [(f"{setting}.start", number.start), (f"{setting}.end", number.end)]
+    return [(setting, number)]
+
+
 def _check_unused(config: Config) -> None:
     """Refuse what the chosen kind of model would not read: the run would be another one than was asked for."""
     teacher, student = config.teacher, config.student
-    for name, value, kind, wanted in (
-        ("teacher.path", None if teacher.kind == "none" else teacher.path, teacher.kind, "pretrained"),
-        ("student.path", student.path, student.kind, "pretrained"),
-        ("student.start", None if student.start == "random" else student.start, student.kind, "config"),
+    saved = ("pretrained", "custom")
+    for name, value, kind, wanting in (
+        ("teacher.path", None if teacher.kind == "none" else teacher.path, teacher.kind, saved),
+        ("teacher.tokenizer", None if teacher.kind == "none" else teacher.tokenizer, teacher.kind, saved),
+        ("student.path", student.path, student.kind, saved),
+        ("student.num_layers", student.num_layers, student.kind, ("layers",)),
+        ("student.start", None if student.start == "random" else student.start, student.kind, ("config",)),
     ):
-        if value is not None and kind != wanted:
+        wanted = wanting[0]
+        if value is not None and kind not in wanting:
             model = name.partition(".")[0]
             raise SettingError(f"{name}={value} is not read with {model}.kind={kind}: choose {model}.kind={wanted}")
+    for name in ("revision", "trust_remote_code"):  # a path and a tokenizer were refused above
+        if teacher.kind == "several" and getattr(teacher, name):
+            raise SettingError(
+                f"teacher.{name}={getattr(teacher, name)} is not read with teacher.kind=several: set "
+                f"teacher.members.NAME.{name}"
+            )
 
 
 def _check_objective(config: Config) -> None:
     settings, masking = config.objective, config.objective.masking
     for name, term in settings.terms.items():
-        _at_least(f"objective.{name}.weight", term.weight, 0)
-        if math.isinf(term.weight):
-            raise SettingError(f"objective.{name}.weight={term.weight} must be finite")
+        for setting, weight in _ends(f"objective.{name}.weight", term.weight):
+            _at_least(setting, weight, 0)
+            if math.isinf(weight):
+                raise SettingError(f"{setting}={weight} must be finite")
+        if term.temperature is not None:
+            for setting, temperature in _ends(f"objective.{name}.temperature", term.temperature):
+                _above_zero(setting, temperature)
     terms = make_terms(settings)
     if not terms:
         raise SettingError("objective: all weights are 0 and there is nothing to learn; give one of the terms a weight")
+    _check_task(config, terms)
     wanting = [name for name, term in terms.items() if term.needs_teacher]
     if config.teacher.kind == "none" and wanting:
         raise SettingError(
             f"teacher.kind=none, but objective.{wanting[0]} needs a teacher: choose a teacher, or objective=mlm"
         )
     _choose("objective.kernel", settings.kernel, ("auto", "plain", "fused"))
-    _above_zero("objective.temperature", settings.temperature)
+    for setting, temperature in _ends("objective.temperature", settings.temperature):
+        _above_zero(setting, temperature)
     _above_zero("objective.masking.share", masking.share)
     for name in ("share", "mask", "keep"):
         _share(f"objective.masking.{name}", getattr(masking, name))
@@ -98,8 +130,82 @@ def _check_objective(config: Config) -> None:
     _at_least("objective.masking.smoothing", masking.smoothing, 0)
 
 
-def _check_teacher_cache(config: Config) -> None:
+def _check_task(config: Config, terms: dict[str, Term]) -> None:
+    """Refuse terms of another task, and settings that only another task would read."""
+    settings = config.objective
+    task = find_task(settings.task)
+    for name, term in terms.items():
+        if term.task not in ("", settings.task):
+            raise SettingError(
+                f"objective.{name} is a term of objective.task={term.task}, but objective.task={settings.task}: set "
+                f"objective.{name}.weight=0, or choose another objective"
+            )
+    if task.kind.causal and settings.masking != MaskingConfig():
+        raise SettingError(
+            f"objective.masking masks words, and objective.task={settings.task} predicts the next one: leave it out"
+        )
+    if not task.kind.causal:
+        _refuse_prompts(config)
+        if config.evaluate.stride is not None:
+            raise SettingError(f"evaluate.stride={config.evaluate.stride} is for causal models: set it to null")
+        return
+    for name, term in terms.items():
+        if term.reads_first_position:
+            raise SettingError(
+                f"objective.{name} reads the first position of a row, which in a causal model sees nothing of the row: "
+                f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
+            )
+    if config.student.start == "neighbours":
+        raise SettingError(
+            f"student.start=neighbours is for masked words, not for objective.task={settings.task}: set "
+            "student.start=random"
+        )
+
+
+def _refuse_prompts(config: Config) -> None:
+    """Those of built-in sources; a user's own is refused when its text is prepared."""
+    sources: dict[str, Any] = {"corpus": config.corpus.source}
+    sources |= {f"evaluate.sources.{name}": config.evaluate.sources.get(name) for name in config.evaluate.sets}
+    for setting, source in sources.items():
+        if isinstance(source, SourceConfig) and (source.kind == "chat" or source.prompt is not None):
+            raise no_prompts(setting)
+
+
+def _check_teachers(config: Config) -> None:
+    """Refuse members that are not read, and losses that several teachers together cannot give what they want."""
+    settings = config.teacher
+    if (settings.kind == "several") != bool(settings.members):
+        raise SettingError(
+            f"teacher.kind={settings.kind} with teacher.members={list(settings.members)}: take teacher=several and "
+            "name each as +teacher.members.NAME.path=FOLDER"
+        )
+    for name, member in settings.members.items():
+        own = f"teacher.members.{name}"
+        _choose(f"{own}.kind", member.kind, ("embedded", "pretrained", "custom"))
+        if member.kind != "custom" and (member.path is None) != (member.kind == "embedded"):
+            raise SettingError(f"{own}.path={member.path} with kind={member.kind}: give a path, or kind=embedded alone")
+        _above_zero(f"{own}.weight", member.weight)
+        if member.precision is not None:
+            _choose(f"{own}.precision", member.precision, ("fp32", "bf16", "int8"))
+    for number, (name, alone) in enumerate((settings_by_member(config) or {ONLY: config}).items()):
+        with errors_of(name):
+            _check_teacher_cache(alone, first=number == 0)
+    if len(settings.members) > 1:
+        terms = make_terms(config.objective)
+        on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
+        mixing_temperature(on_logits, {name: config.objective.terms[name].temperature for name in on_logits})
+        for name, term in terms.items():
+            if isinstance(term, LogitMse) and not term.center:
+                raise SettingError(
+                    f"objective.{name}.center=false, but the mean of several teachers' probabilities has logits only "
+                    f"up to a constant: set objective.{name}.center=true"
+                )
+
+
+def _check_teacher_cache(config: Config, first: bool) -> None:
+    """`first`: whether this teacher is the one that losses on hidden states read."""
     settings = config.teacher.cache
+    _at_least("teacher.micro_batches", config.teacher.micro_batches, 1)
     _above_zero("teacher.cache.gigabytes", settings.gigabytes)
     if settings.top_k is None:
         return
@@ -110,16 +216,21 @@ def _check_teacher_cache(config: Config) -> None:
     readers = {name: term for name, term in on_logits.items() if term.top_k_temperature is not None}
     if not readers:
         raise SettingError(f"{where}, but no term of the objective wants soft targets: set top_k to null")
-    if not config.objective.masking.static:
+    if config.objective.task == "mlm" and not config.objective.masking.static:
         raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
     for name, term in terms.items():
-        if name not in readers:
+        if name not in readers and (first or name in on_logits):
             raise SettingError(
                 f"{where}, but objective.{name} needs more of the teacher than its most probable tokens, which are "
                 f"all that is cached: set objective.{name}.weight=0"
             )
         if isinstance(term, Soft) and term.cutoff > 0:
             raise SettingError(f"{where} already cuts the teacher off: set objective.{name}.cutoff={term.cutoff} to 0")
+        if (ramp := config.objective.terms[name].temperature) is not None:
+            raise SettingError(
+                f"{where} is kept at one temperature, but objective.{name}.temperature goes from {ramp.start} to "
+                f"{ramp.end}: give it one number, or set top_k to null for a live teacher"
+            )
     temperatures = {name: term.top_k_temperature for name, term in readers.items()}
     if len(set(temperatures.values())) > 1:
         found = ", ".join(f"objective.{name}.temperature={value}" for name, value in temperatures.items())
@@ -137,25 +248,27 @@ def _check_training(config: Config) -> None:
     if settings.epochs is None and settings.steps is None and settings.minutes is None:
         raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
     _above_zero("optimizer.lr", config.optimizer.lr)
-    _above_zero("optimizer.eps", config.optimizer.eps)
     _above_zero("optimizer.clip", config.optimizer.clip)
-    _at_least("optimizer.weight_decay", config.optimizer.weight_decay, 0)
-    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
-        raise SettingError(f"optimizer.betas={list(config.optimizer.betas)} must be at least 0 and below 1")
-    _share("schedule.warmup", config.schedule.warmup)
-    _share("schedule.floor", config.schedule.floor)
+    optimizer_state(*optim.try_out(config.optimizer))
     _share("student.dropout", config.student.dropout)
     _choose("student.start", config.student.start, ("random", "neighbours"))
 
 
 def _check_evaluation(config: Config) -> None:
     settings = config.evaluate
+    _at_least("evaluate.stride", settings.stride, 1)
+    if settings.stride is not None and settings.stride >= config.corpus.tokens.sequence_length:
+        raise SettingError(  # the first token of a window has nothing before it to be predicted from
+            f"evaluate.stride={settings.stride} has to be less than a row of corpus.sequence_length="
+            f"{config.corpus.tokens.sequence_length}: lower it"
+        )
     _at_least("evaluate.rows", settings.rows, 1)
     _at_least("evaluate.batch_size", settings.batch_size, 1)
     _share("evaluate.pseudo_perplexity.share", settings.pseudo_perplexity.share)
     _at_least("evaluate.pseudo_perplexity.batch_size", settings.pseudo_perplexity.batch_size, 1)
     if "heldout" in settings.sets and config.corpus.tokens.heldout == 0:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
+    check_measures(settings.measures)
     for name, source in settings.sources.items():
         _share(f"evaluate.sources.{name}.share", _share_of(source))
 

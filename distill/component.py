@@ -7,6 +7,7 @@ callable's signature is their schema, types included.
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, make_dataclass
 from typing import Any, get_type_hints
@@ -30,6 +31,22 @@ class Component:
             SettingError: it cannot be imported, the settings do not fit its signature, or it refuses their values with
                 a ValueError.
         """
+        target, arguments = self.bind(**context)
+        try:
+            return target(**arguments)
+        except TypeError as error:
+            if "abstract" not in str(error):
+                raise
+            raise SettingError(f"{self.setting}._target_={self.path}: {error}") from error
+        except ValueError as error:
+            if isinstance(error, SettingError):
+                raise
+            begin = re.match(r"(\w+)[=:]", str(error))
+            names_setting = begin is not None and begin[1] in inspect.signature(target).parameters
+            raise SettingError(f"{self.setting}{'.' if names_setting else ': '}{error}") from error
+
+    def bind(self, **context: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """What a call would call, and with which arguments; SettingError as there, but for values it refuses."""
         target = self._import()
         try:
             parameters = inspect.signature(target).parameters
@@ -38,13 +55,11 @@ class Component:
                 f"{self.setting}._target_={self.path} does not say what it takes: wrap it in a function of your own"
             ) from error
         known = {name: value for name, value in context.items() if name in parameters or _takes_all(parameters)}
-        arguments = {**known, **self._typed(target, parameters, set(known))}
-        try:
-            return target(**arguments)
-        except ValueError as error:
-            if isinstance(error, SettingError):
-                raise
-            raise SettingError(f"{self.setting}.{error}") from error
+        return target, {**known, **self._typed(target, parameters, set(known))}
+
+    def takes(self) -> set[str]:
+        """The names that the callable's signature has."""
+        return set(inspect.signature(self._import()).parameters)
 
     def _import(self) -> Callable[..., Any]:
         module, _, name = self.path.rpartition(".")
@@ -64,14 +79,17 @@ class Component:
             if name not in self.optional or (name in parameters and value is not None)
         }
         for name in given:
-            if name not in parameters and not _takes_all(parameters):
+            if name in context or (name not in parameters and not _takes_all(parameters)):
                 takes = ", ".join(sorted(set(parameters) - context)) or "none"
                 raise SettingError(f"{self.setting}.{name} is no setting of {self.path} (it takes {takes}): remove it")
         for name, each in parameters.items():
             required = each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
             if required and name not in {*given, *context}:
                 raise SettingError(f"{self.setting}.{name} is missing: {self.path} needs it")
-        hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        try:
+            hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        except NameError:  # types that are imported for a type checker alone
+            hints = {}
         return {name: convert(value, hints.get(name, Any), f"{self.setting}.{name}") for name, value in given.items()}
 
 

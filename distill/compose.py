@@ -16,19 +16,29 @@ from distill.config import (
     Config,
     CorpusConfig,
     CorpusFlags,
+    MemberConfig,
     ObjectiveConfig,
+    ObjectiveFlags,
+    OptimizerConfig,
+    OptimizerFlags,
     SourceConfig,
     StudentConfig,
+    TeacherConfig,
     TermConfig,
     TokensConfig,
 )
 from distill.errors import SettingError
+from distill.ramp import Ramp
 
 SOURCES = "distill.data.sources"
 TERMS = "distill.objective.terms"
+REPLACED = "student.config"  # the setting whose dict is replaced as a whole
+OPTIMIZERS = "distill.optimizers"
+SCHEDULES = "distill.schedules"
 HELDOUT = "heldout"  # the kind of an evaluation set that is a part of the corpus
 
 Settings = TypeVar("Settings")
+Frozen = TypeVar("Frozen", TeacherConfig, MemberConfig)
 
 
 def register() -> None:
@@ -58,9 +68,16 @@ def _schema() -> Any:
     schema["student"] = {
         name: value for name, value in _plain(StudentConfig()).items() if name not in ("kind", "custom")
     }
+    schema["teacher"] = {
+        name: value for name, value in _plain(TeacherConfig()).items() if name not in ("kind", "custom")
+    }
     objective = _plain(ObjectiveConfig())
     schema["objective"] = {name: value for name, value in objective.items() if name != "terms"}
-    return OmegaConf.create(schema)
+    schema["optimizer"], schema["schedule"] = _plain(OptimizerFlags()), {}
+    created = OmegaConf.create(schema)
+    # Its entries are fields of a transformers configuration, which refuses those that it does not know.
+    OmegaConf.set_struct(OmegaConf.select(created, REPLACED), False)
+    return created
 
 
 def _plain(settings: Any) -> dict[str, Any]:
@@ -68,8 +85,11 @@ def _plain(settings: Any) -> dict[str, Any]:
     return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(settings).items()}
 
 
-def build(composed: Any) -> Config:
+def build(composed: Any, overrides: list[str] | None = None) -> Config:
     """Hydra's DictConfig -> plain dataclasses.
+
+    Args:
+        overrides: those of the command line; `composed` is changed in place by those that replace a whole dict.
 
     Raises:
         SettingError: a key that no part of Distill reads, a value of the wrong type, or one that was left open.
@@ -77,6 +97,7 @@ def build(composed: Any) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    _replace_dicts(composed, overrides or [])
     try:
         container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -99,6 +120,12 @@ def build(composed: Any) -> Config:
             setattr(config, name, convert(given.get(name, default), type(default), name))
     for name, source in config.evaluate.sources.items():
         config.evaluate.sources[name] = _source(f"evaluate.sources.{name}", source)
+    for name, measure in config.evaluate.measures.items():
+        config.evaluate.measures[name] = _measure(f"evaluate.measures.{name}", measure)
+    for name, member in config.teacher.members.items():
+        if not isinstance(member, dict):
+            raise SettingError(f"teacher.members.{name}={member} is no teacher: write {{path: {member}}}")
+        config.teacher.members[name] = _frozen_model(MemberConfig, member, f"teacher.members.{name}")
     return config
 
 
@@ -146,36 +173,120 @@ def student_config(given: dict[str, Any]) -> StudentConfig:
     if given.get("_target_") is None:
         return _typed(StudentConfig, given, "student")
     # A scale may set the dropout, say, of any student.
-    optional = tuple(each.name for each in fields(StudentConfig))
-    return StudentConfig(kind="custom", custom=component("student", given, "", optional=optional))
+    optional = tuple(each.name for each in fields(StudentConfig) if each.name != "tokenizer")
+    arguments = {name: value for name, value in given.items() if name != "tokenizer"}  # a callable gets it loaded
+    made = component("student", arguments, "", optional=optional)
+    return StudentConfig(kind="custom", path=given.get("path"), tokenizer=given.get("tokenizer"), custom=made)
+
+
+def teacher_config(given: dict[str, Any]) -> TeacherConfig:
+    """The group `teacher`: built-in settings, or those and further ones of the callable that `_target_` names."""
+    return _frozen_model(TeacherConfig, given, "teacher")
+
+
+def _frozen_model(cls: type[Frozen], given: dict[str, Any], setting: str) -> Frozen:
+    """The only teacher or one of several."""
+    if given.get("_target_") is None:
+        return _typed(cls, given, setting)
+    own = {each.name for each in fields(cls)}
+    known = {name: value for name, value in given.items() if name in own}
+    settings = _typed(cls, known | {"kind": "custom"}, setting)
+    settings.custom = component(setting, given, "", optional=tuple(own))
+    return settings
 
 
 def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
     """The group `objective`: settings of the objective itself; every other key is a loss term with its settings."""
-    own = {each.name for each in fields(ObjectiveConfig) if each.name != "terms"}
-    objective = _typed(ObjectiveConfig, {name: value for name, value in given.items() if name in own}, "objective")
+    given = dict(given)
+    objective = ObjectiveConfig(**vars(_typed(ObjectiveFlags, _take(given, ObjectiveFlags), "objective")))
+    if "temperature" in given:
+        objective.temperature = _number("objective.temperature", given.pop("temperature"))
     for name, term in given.items():
-        if name in own:
-            continue
         setting = f"objective.{name}"
         if not name.isidentifier():
             raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
         if not isinstance(term, dict):
             raise SettingError(f"{setting}={term} is neither a setting of the objective nor a loss term with a weight")
         arguments = dict(term)
-        weight = arguments.pop("weight", 1.0)
-        if not isinstance(weight, int | float) or isinstance(weight, bool):
-            raise SettingError(f"{setting}.weight={weight} is not a number")
-        objective.terms[name] = TermConfig(float(weight), component(setting, arguments, TERMS, kind=name))
+        weight = _number(f"{setting}.weight", arguments.pop("weight", 1.0))
+        # A term that takes a temperature and has none of its own gets the objective's.
+        shared = "temperature" not in arguments
+        temperature = arguments.setdefault("temperature", objective.temperature)
+        if isinstance(temperature, dict):
+            temperature = _number(f"{setting}.temperature", temperature)
+        ramp = temperature if isinstance(temperature, Ramp) else None
+        if ramp is not None:
+            arguments["temperature"] = ramp.start
+        make = component(setting, arguments, TERMS, kind=name, optional=("temperature",) if shared else ())
+        follows = ramp is not None and (not shared or "temperature" in make.takes())
+        objective.terms[name] = TermConfig(weight, make, ramp if follows else None)
     return objective
+
+
+def _number(setting: str, value: Any) -> float | Ramp:
+    """A number, or one that follows a schedule."""
+    if isinstance(value, dict):
+        for name in ("start", "end"):
+            if value.get(name) is None:
+                raise SettingError(f"{setting}.{name} is missing: a schedule is {{start: NUMBER, end: NUMBER}}")
+        return _typed(Ramp, value, setting)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise SettingError(f"{setting}={value} is not a number, nor a schedule: {{start: NUMBER, end: NUMBER}}")
+    return float(value)
+
+
+def optimizer_config(given: dict[str, Any]) -> OptimizerConfig:
+    """The group `optimizer`: learning rate and clipping, and the settings of the optimizer itself."""
+    given = dict(given)
+    flags = _typed(OptimizerFlags, _take(given, OptimizerFlags), "optimizer")
+    return OptimizerConfig(**asdict(flags), make=component("optimizer", given, OPTIMIZERS, kind="adamw"))
+
+
+def schedule_config(given: dict[str, Any]) -> Component:
+    """The group `schedule`: the settings of what gives the learning rate over the run."""
+    return component("schedule", given, SCHEDULES, kind="linear")
+
+
+def _measure(setting: str, given: Any) -> Component:
+    if not isinstance(given, dict) or given.get("_target_") is None:
+        raise SettingError(f"{setting} names no measure: give a class of your own as {setting}._target_")
+    return component(setting, given, "")
 
 
 # Groups whose settings may be those of the user's own callables.
 OPEN_GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "corpus": corpus_config,
+    "teacher": teacher_config,
     "student": student_config,
     "objective": objective_config,
+    "optimizer": optimizer_config,
+    "schedule": schedule_config,
 }
+
+
+def _replace_dicts(composed: Any, overrides: list[str]) -> None:
+    """Let `student.config={...}` on the command line replace the group's own entries, which Hydra would add it to.
+
+    They are fields of one architecture's configuration, and would be refused by another's.
+
+    Args:
+        composed: Hydra's configuration, changed in place.
+        overrides: of the command line, in their order; those of single entries still hold after such a one.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    struct = OmegaConf.is_struct(composed)
+    OmegaConf.set_struct(composed, False)
+    replaced = False
+    for override in OverridesParser.create().parse_overrides(overrides):
+        name = override.key_or_group
+        if name == REPLACED and isinstance(override.value(), dict):
+            OmegaConf.update(composed, name, override.value(), merge=False)
+            replaced = True
+        elif replaced and name.startswith(f"{REPLACED}."):
+            OmegaConf.update(composed, name, override.value())
+    OmegaConf.set_struct(composed, struct)
 
 
 def explain(error: Exception) -> str:

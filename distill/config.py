@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.component import Component
+from distill.ramp import Ramp
 
 HERE = Path(__file__).resolve().parent
 # In a wheel conf/ and recipes/ lie inside the package, in a checkout beside it.
@@ -33,7 +34,11 @@ class SourceConfig:
 
     kind: str = MISSING
     path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
-    field: str = "text"  # column of JSONL, Parquet and Hub data sets
+    # Column of JSONL, Parquet and Hub data sets; null: `text`, or `messages` of conversations.
+    field: str | None = None
+    prompt: str | None = None  # column of a text before that of `field`, to be read and not predicted (causal models)
+    template: str | None = None  # of conversations: one message, by its {role} and {content}
+    target_role: str | None = None  # of conversations: whose messages count; null: assistant
     hub: str | None = None  # name of a data set on the Hugging Face Hub
     subset: str | None = None  # its configuration
     split: str = "train"  # of a Hub data set, and of the usual folder under $DISTILL_DATA
@@ -86,15 +91,39 @@ class TeacherCacheConfig:
 
 
 @dataclass
+class MemberConfig:
+    """One of several teachers. `kind`: embedded, pretrained, or custom (by a callable of the user's)."""
+
+    kind: str = "pretrained"
+    path: str | None = None  # folder, run folder, or name on the Hub
+    revision: str | None = None
+    trust_remote_code: bool = False
+    tokenizer: str | None = None  # folder or name on the Hub; null: it lies beside the model
+    custom: Component | None = None  # of kind=custom
+    weight: float = 1.0  # in the mean of all; they are divided by their sum
+    precision: str | None = None  # of its forward in training: fp32, bf16 or int8; null: precision.teacher
+    micro_batches: int | None = None  # null: teacher.micro_batches
+    cache: TeacherCacheConfig | None = None  # null: teacher.cache
+
+
+@dataclass
 class TeacherConfig:
-    """The frozen model to learn from. `kind`: embedded, pretrained, none."""
+    """The frozen model to learn from.
+
+    `kind`: embedded, pretrained, none, several (the mean of the members), or custom (by a callable of the user's).
+    """
 
     kind: str = MISSING
     path: str | None = None  # folder, run folder, or name on the Hub
     revision: str | None = None
     trust_remote_code: bool = False
+    tokenizer: str | None = None  # folder or name on the Hub; null: it lies beside the model
+    custom: Component | None = None  # of kind=custom
     micro_batches: int = 1  # that one forward of the teacher takes: it keeps nothing for a backward
     cache: TeacherCacheConfig = field(default_factory=TeacherCacheConfig)
+    # Of kind=several, by name; values are MemberConfig. OmegaConf takes no new entry of a typed dict from the command
+    # line. Layers and hidden states are those of the first.
+    members: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -103,9 +132,14 @@ class StudentConfig:
 
     kind: str = MISSING
     architecture: str = "same"  # same (as the teacher) or a transformers model type such as distilbert
-    layers: list[int] | None = None  # teacher layers to start from; null: every second one
+    # Teacher layers to start from: their numbers, or a rule (every_second, which is also null, even, first, ends).
+    layers: Any = None
+    num_layers: int | None = None  # how many a rule takes; null: half of the teacher's
     config: dict[str, Any] = field(default_factory=dict)  # fields of the transformers configuration
     dropout: float = 0.1  # of kind=layers and kind=config; the others bring their own
+    # Folder or Hub name, or corpus (trained on it); null: the teacher's. Another one than the teacher's is for losses
+    # that need no pair of token rows, such as `pooled`.
+    tokenizer: str | None = None
     start: str = "random"  # of kind=config: random weights, or neighbours (heads that look at the words beside)
     path: str | None = None
     trust_remote_code: bool = False
@@ -128,39 +162,46 @@ class MaskingConfig:
 class TermConfig:
     """One loss term: its weight in the total, and what makes it."""
 
-    weight: float
+    weight: float | Ramp
     make: Component
+    temperature: Ramp | None = None  # where the setting of that name follows a schedule
 
 
 @dataclass
-class ObjectiveConfig:
-    """total = sum over the terms of weight * mean of the term."""
+class ObjectiveFlags:
+    """What is set of the objective as a whole."""
 
-    terms: dict[str, TermConfig] = field(default_factory=dict)  # by name; those of weight 0 are left out of training
     # plain: readable; fused: one visit, no [rows, vocabulary] tensor kept; auto: fused, compiled where the run is long
     kernel: str = "auto"
-    temperature: float = 2.0
+    task: str = "mlm"  # what is predicted: masked words (mlm) or the next one (clm); a file of `distill/tasks/`
     masking: MaskingConfig = field(default_factory=MaskingConfig)
 
 
 @dataclass
-class OptimizerConfig:
-    """AdamW."""
+class ObjectiveConfig(ObjectiveFlags):
+    """total = sum over the terms of weight * mean of the term. Weights and temperatures may follow a schedule."""
+
+    terms: dict[str, TermConfig] = field(default_factory=dict)  # by name; those of weight 0 are left out of training
+    temperature: float | Ramp = 2.0
+
+
+@dataclass
+class OptimizerFlags:
+    """What is set of every optimizer."""
 
     lr: float = 5e-4
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
-    weight_decay: float = 0.01
     clip: float | None = 5.0  # largest norm of the whole gradient
 
 
 @dataclass
-class ScheduleConfig:
-    """Learning rate over the run. `kind`: linear, cosine, constant."""
+class OptimizerConfig(OptimizerFlags):
+    """What moves the weights; its further settings are arguments of `make`."""
 
-    kind: str = "linear"
-    warmup: float = 0.05  # share of the run
-    floor: float = 0.0  # share of `optimizer.lr` left at the end
+    make: Component = field(default_factory=lambda: Component("optimizer", "distill.optimizers.adamw.Adamw"))
+
+
+def default_schedule() -> Component:
+    return Component("schedule", "distill.schedules.linear.Linear")
 
 
 @dataclass
@@ -192,7 +233,9 @@ class EvaluateConfig:
     rows: int | None = None  # at most this many rows of a set, a seeded choice
     batch_size: int = 32
     every_epoch: bool = True  # false: at the end of the run only
+    stride: int | None = None  # of causal models: tokens that the window of perplexity moves on; null: half a row
     pseudo_perplexity: PseudoPerplexityConfig = field(default_factory=PseudoPerplexityConfig)
+    measures: dict[str, Any] = field(default_factory=dict)  # of the user's: Component by name
     twin: str | None = None  # run folder of the no-teacher twin, to stand beside the student
 
 
@@ -242,7 +285,7 @@ class Config:
     student: StudentConfig = field(default_factory=StudentConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    schedule: Component = field(default_factory=default_schedule)  # learning rate over the run
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)

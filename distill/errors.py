@@ -25,3 +25,8 @@ class RankLost(RuntimeError):
     """Another rank has ended or does not answer; that one reports why. Exit status 4."""
 
     status = 4
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the rest of a long message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

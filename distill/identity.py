@@ -4,6 +4,8 @@ from typing import Any
 
 from distill.config import Config
 from distill.errors import SettingError
+from distill.ramp import Ramp, is_zero
+from distill.teacher.members import settings_by_member, shares
 
 # Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
 # identity by the digest of its rows, the teacher by that of its weights.
@@ -18,6 +20,7 @@ SETTINGS_IGNORED = {
     "student.path",
     "student.trust_remote_code",
 }
+CONSTANT = "distill.schedules.constant.Constant"
 LENGTH = ("train.epochs", "train.steps", "train.minutes")
 
 
@@ -27,32 +30,52 @@ def run_identity(
     """Everything that the trained student depends on, flat, by the names of the settings.
 
     Micro-batch, accumulation and ranks stand there by their product, because the same rows in one step give the same
-    step. How long the run is stands there only where the learning rate of its steps depends on that.
+    step. How long the run is stands there only where the learning rate of its steps depends on that, or a weight or
+    temperature of the objective.
 
     Args:
-        digests: of the corpus's rows, the teacher, and the student's start where that is a model of the user's.
+        digests: of the corpus's rows, each teacher, and the student's start where that is a model of the user's.
         total_steps: after which the run ends, wall-clock aside.
     """
-    weightless = {name for name, term in config.objective.terms.items() if term.weight == 0}
+    terms = config.objective.terms
+    weightless = {name for name, term in terms.items() if is_zero(term.weight)}
+    numbers = [
+        each for name, term in terms.items() if name not in weightless for each in (term.weight, term.temperature)
+    ]
+    ramps = any(isinstance(each, Ramp) for each in numbers)
     kept = {
         name: value
         for name, value in flatten(config.given).items()
         if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }
-    if config.schedule.kind == "constant":
+    if config.schedule.path == CONSTANT:
         warmup = kept.pop("schedule.warmup", 0.0)
         kept |= {"schedule.warmup_steps": round(warmup * total_steps, 6)} if warmup else {}
-        if not warmup or config.train.minutes is None:
+        if not ramps and (not warmup or config.train.minutes is None):
             kept = {name: value for name, value in kept.items() if name not in LENGTH}
     return {
         **kept,
         **{f"{name}.digest": digest for name, digest in digests.items()},
-        "teacher.cache.top_k": config.teacher.cache.top_k,
-        "precision.teacher.int8": config.precision.teacher == "int8",
+        **_teachers(config),
         "corpus.num_rows": num_rows,
         "train.rows_per_step": rows_per_step,
     }
+
+
+def _teachers(config: Config) -> dict[str, Any]:
+    """What the student learns from besides the teachers' weights; the first of several is also read in its layers."""
+    if config.teacher.kind != "several":
+        int8 = config.precision.teacher == "int8"
+        return {"teacher.cache.top_k": config.teacher.cache.top_k, "precision.teacher.int8": int8}
+    found: dict[str, Any] = {"teacher.members": list(config.teacher.members)}
+    for name, own in settings_by_member(config).items():
+        found |= {
+            f"teacher.members.{name}.weight": shares(config)[name],
+            f"teacher.members.{name}.cache.top_k": own.teacher.cache.top_k,
+            f"teacher.members.{name}.precision.int8": own.precision.teacher == "int8",
+        }
+    return found
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -75,17 +98,28 @@ def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], where: st
     more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
     cure = "go back to them"
     if set(names) <= set(LENGTH):
-        kind = now.get("schedule.kind")
-        cure = f"the {kind} schedule is made for one length, and only schedule=constant can be continued: go back"
+        cure = f"{_made_for_one_length(now)}: go back"
     raise SettingError(
         f"{where} belongs to other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another run with "
         "hydra.run.dir=DIR"
     )
 
 
+def _made_for_one_length(identity: dict[str, Any]) -> str:
+    """Why such a run cannot be continued."""
+    if (kind := identity.get("schedule._target_") or identity.get("schedule.kind")) != "constant":
+        return f"the {kind} schedule is made for one length, and only schedule=constant can be continued"
+    for name in identity:
+        if name.startswith("objective.") and name.endswith(".start"):
+            return f"{name.removesuffix('.start')} follows a schedule that is made for one length"
+    return "the rise of schedule.warmup is made for one length"
+
+
 def _difference(name: str, before: Any, now: Any) -> str:
     if name == "teacher.digest":
         return "the teacher has other weights or another tokenizer than then"
+    if name.startswith("teacher.members.") and name.endswith(".digest"):
+        return f"{name.removesuffix('.digest')} has other weights or another tokenizer than then"
     if name == "student.digest":
         return "the student starts from other weights than then"
     if name == "corpus.digest":

@@ -6,59 +6,44 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from distill import backends, optim
 from distill.backends import Backend
-from distill.checkpoint import State, export
+from distill.checkpoint import State
 from distill.checks import check
 from distill.config import Config
 from distill.data.batches import Batches, num_threads, subsample_rows
-from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.tokens import Tokens, corpus_text, prepare
-from distill.data.wordpiece import corpus_tokenizer
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.sets import MASKING, EvaluationSet, load_sets
+from distill.evaluation.measures import Scoring
+from distill.evaluation.sets import EvaluationSet, load_sets
+from distill.export.folder import export
 from distill.identity import run_identity
 from distill.jsonl import read_lines
-from distill.kernels import int8
-from distill.models.identity import model_digest, saved_digest
-from distill.models.load import (
-    check_tokenizers,
-    check_vocabulary,
-    load_pretrained,
-    load_teacher,
-    load_tokenizer,
-    teacher_path,
-)
-from distill.models.student import make_student, tokenizer_of
 from distill.monitor import Monitor
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
+from distill.pair import Models, load_models, load_twin
 from distill.progress import configure_logging
 from distill.report import report, results, summary
+from distill.report.use import origin_of
 from distill.run_folder import RunFolder
-from distill.schedule import total_steps
+from distill.schedule import make_schedule, total_steps
 from distill.setup import choose_precision, setup_models
+from distill.tasks import Task, find_task
 from distill.teacher.cache import Cache
-from distill.teacher.make import find_cache, make_teacher
+from distill.teacher.members import title_of
+from distill.teachers import find_caches, make_teachers, setup_teachers
 from distill.train import Training, train
 
+OTHER_TOKENIZER = (
+    "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
+)
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Models:
-    """The pair of a run, and what both read text with."""
-
-    teacher: Any | None  # frozen, as it was loaded
-    teacher_name: str
-    student: Any
-    tokenizer: PreTrainedTokenizerBase
-    digests: dict[str, str | None]  # of the teacher, and of the student where it starts from a model of the user's
 
 
 @dataclass
@@ -90,9 +75,9 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     with ExitStack() as held:
         backend = held.enter_context(backends.build(config.backend))
         configure_logging(backend.rank)
-        terms = make_terms(config.objective)
-        models = load_models(config, terms, backend)
-        text = prepare_text(config, models.tokenizer, backend)
+        terms, task = make_terms(config.objective), find_task(config.objective.task)
+        models = load_models(config, terms, task, backend)
+        text = prepare_text(config, task, models.tokenizer, backend)
         steps = total_steps(config.train, text.batches.steps_per_epoch)
         digests = {**models.digests, "corpus": text.tokens.digest}
         identity = run_identity(config, digests, len(text.batches.rows), text.batches.rows_per_step, steps)
@@ -105,64 +90,40 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         config.precision = choose_precision(config.precision, folder.recorded_precision(), backend)
         folder.checkpoints.precision = asdict(config.precision)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
-        cache = find_cache(config, cache_origin(config, models, text, objective), text.batches, objective.positions)
-        trainable, frozen = setup_models(models.student, models.teacher, objective, config.precision, backend)
+        origin = cache_origin(config, models.tokenizer, text, objective)
+        caches = find_caches(config, models.digests, origin, text.batches, objective)
+        trainable, _ = setup_models(models.student, None, objective, config.precision, backend)
+        frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
         optimizer = optim.build(trainable, config.optimizer)
         state = folder.begin(trainable, optimizer, resolved)
-        notes = [*results.notes(config, text.tokens), *text.left_out]
+        notes = [*results.notes(config, text.tokens), *text.left_out, *[OTHER_TOKENIZER] * bool(models.tokenizers)]
         announce(config, recipe, models, text, objective, notes, state)
-        teacher = make_teacher(
-            frozen if objective.needs_teacher else None, cache, text.batches, objective.positions,
-            objective.top_k_temperature, config, backend,
-        )  # fmt: skip
-        notes += [results.cache_note(cache.facts())] if cache else []
-        evaluator = make_evaluator(config, models.tokenizer, text.tokens, backend)
+        teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
+        notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
+        evaluator = make_evaluator(config, task, models.tokenizer, text, backend)
         monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
         training = Training(
-            trainable, teacher, text.batches, objective, optimizer, backend, state, config.train, config.schedule,
-            config.optimizer, folder.checkpoints, monitor,
+            trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
+            make_schedule(config.schedule), config.optimizer, folder.checkpoints, monitor,
         )  # fmt: skip
         ending = {"ended_by": train(training), "length": length}
         monitor.close()
         content = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
-        content |= results_of(config, models, text, training, ending, monitor, twin, cache)
+        content |= results_of(config, models, text, training, ending, monitor, twin, caches)
         if backend.rank == 0:
             write_outputs(folder, content, models, resolved)
         backend.barrier()
         return content
 
 
-def load_models(config: Config, terms: dict[str, Term], backend: Backend) -> Models:
-    """The frozen teacher or none, the student, and the tokenizer: the teacher's, the student's or a new one."""
-    if config.precision.teacher == "int8":
-        int8.check(backend.device)
-    teacher, tokenizer, teacher_name = load_teacher(config.teacher)
-    tokenizer = tokenizer or tokenizer_of(config.student)
-    if tokenizer is None:
-        tokenizer = corpus_tokenizer(config.corpus)
-        tokenizer.model_max_length = config.corpus.tokens.sequence_length
-    torch.manual_seed(config.seed)
-    student = make_student(config.student, teacher, tokenizer, config.corpus.tokens.sequence_length)
-    check_vocabulary(teacher, student, tokenizer)
-    fit_terms(terms, student, teacher)
-    if (path := config.evaluate.twin) is not None:
-        check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path), f"evaluate.twin={path}")
-    digests: dict[str, str | None] = {"teacher": None, "student": None}
-    if teacher is not None:
-        digests["teacher"] = saved_digest(teacher_path(config.teacher), teacher, tokenizer, config.corpus.cache.cache)
-    if config.student.kind in ("pretrained", "custom"):
-        digests["student"] = model_digest(student)
-    return Models(teacher, teacher_name, student, tokenizer, digests)
-
-
-def prepare_text(config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Text:
-    """The corpus as rows, this rank's share of them in their order and with their masks, and the evaluation sets."""
+def prepare_text(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Text:
+    """The corpus as rows, this rank's share of them in their order and with their targets, and the evaluation sets."""
     corpus = config.corpus
-    tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train")
-    sets, left_out = load_sets(config, tokenizer)
+    tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", task.row_format)
+    sets, left_out = load_sets(config, tokenizer, task.row_format)
     batches = Batches(
         subsample_rows(tokens.rows, corpus.rows, "training rows"),
-        masked_lm(config.objective.masking, tokenizer, tokens.counts),
+        task.collator(config, tokenizer, tokens.counts),
         config.train.batch_size,
         config.train.accumulate,
         config.seed,
@@ -182,37 +143,40 @@ def make_objective(
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
 
 
-def cache_origin(config: Config, models: Models, text: Text, objective: Objective) -> dict[str, Any]:
-    """Everything that decides what a teacher cache holds; what it was computed on is left out."""
-    masks = text.batches.collator
-    assert isinstance(masks, MaskedLM)
+def cache_origin(
+    config: Config, tokenizer: PreTrainedTokenizerBase, text: Text, objective: Objective
+) -> dict[str, Any]:
+    """Everything besides the teacher that decides what a teacher cache holds; what it was computed on is left out."""
     return {
-        "teacher": models.digests["teacher"],
-        "precision": config.precision.teacher,
         "tokens": text.tokens.digest,
-        "masks": masks.identity,
+        "masks": text.batches.collator.identity,
         "seed": config.seed,
         "soft_positions": "all" if objective.visits_all_rows else "masked",
         "temperature": objective.top_k_temperature,
-        "vocabulary": len(models.tokenizer),
+        "vocabulary": len(tokenizer),
     }
 
 
-def make_evaluator(config: Config, tokenizer: PreTrainedTokenizerBase, tokens: Tokens, backend: Backend) -> Evaluator:
-    """What scores models at the fixed masks of evaluation."""
-    masks = masked_lm(MASKING, tokenizer, tokens.counts)
-    return Evaluator(config.evaluate, masks, len(tokenizer), config.precision, backend)
+def make_evaluator(
+    config: Config, task: Task, tokenizer: PreTrainedTokenizerBase, text: Text, backend: Backend
+) -> Evaluator:
+    """What scores models, by the measures of the task."""
+    collator = task.scoring_collator(config, tokenizer, text.tokens.counts)
+    prompts = any(data.prompts for data in text.sets)
+    scoring = Scoring(collator, len(tokenizer), config.evaluate.batch_size, backend, prompts)
+    return Evaluator(config.evaluate, scoring, task.measures(scoring, config.evaluate, tokenizer), config.precision)
 
 
 def announce(
     config: Config, recipe: str, models: Models, text: Text, objective: Objective, notes: list[str], state: State
 ) -> None:
     """Say what is about to be trained, on what, and from where."""
-    pair = {"teacher": models.teacher, "student": models.student}
-    logger.info(results.banner(config, recipe, text.tokens, text.batches, pair, models.teacher_name, notes))
+    shown = {" ".join(filter(None, ["teacher", member.name])): member.model for member in models.teachers}
+    shown["student"] = models.student
+    logger.info(results.banner(config, recipe, text.tokens, text.batches, shown, title_of(models.teachers), notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
-    if compiled := ["the objective"] * objective.compiled + ["both encoders"] * config.precision.compile:
+    if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
 
@@ -224,7 +188,7 @@ def results_of(
     ending: dict[str, Any],
     monitor: Monitor,
     twin: dict[str, Any] | None,
-    cache: Cache | None,
+    caches: dict[str, Cache],
 ) -> dict[str, Any]:
     """Everything that results.json records of a training that has ended; all ranks score.
 
@@ -232,8 +196,9 @@ def results_of(
         ending: what ended it, and the limits that it had.
     """
     compared = compare_models(config, models, training, monitor, twin)
-    if cache is not None:
-        compared["teacher"]["cache"] = cache.facts()
+    for name, cache in caches.items():
+        block = compared["teacher"]
+        (block["members"][name] if name else block)["cache"] = cache.facts()
     metrics = read_lines(monitor.folder.metrics_path)
     return {
         "scale": config.scale,
@@ -253,23 +218,40 @@ def results_of(
 def compare_models(
     config: Config, models: Models, training: Training, monitor: Monitor, twin: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Teacher, student and, where `evaluate.twin` names its run, the no-teacher twin, side by side."""
+    """Teacher, student and, where `evaluate.twin` names its run, the no-teacher twin, side by side.
+
+    Several teachers stand there as the one that they are together, with each of them in its `members`.
+    """
     evaluator, sets = monitor.evaluator, monitor.sets
     # A twin only starts from its teacher's layers, and is not compared with it.
-    teacher = models.teacher if training.objective.needs_teacher else None
+    teachers = models.teachers if training.objective.needs_teacher else []
+    # A teacher with a tokenizer of its own has no score on the student's tokens.
+    scored = teachers if models.tokenizers is None else []
+    teacher = models.teacher if scored else None
+    members = {f"teacher {member.name}": member for member in scored if member.name}
     named = {
-        "teacher": (models.teacher_name, teacher),
+        "teacher": (title_of(teachers), teacher),
+        **{label: (member.title, member.model) for label, member in members.items()},
         "student": (type(models.student).__name__, models.student),
     }
     if twin is not None:
-        model = load_pretrained("evaluate.twin", config.evaluate.twin or "").to(training.backend.device)
+        model = load_twin(config, models.student).to(training.backend.device)
         named["twin"] = (type(model).__name__, model)
     named = {label: pair for label, pair in named.items() if pair[1] is not None}
-    speeds = evaluator.tokens_per_second([model for _, model in named.values()], sets[0]) if sets else [0.0] * 3
+    speeds = (
+        evaluator.tokens_per_second([model for _, model in named.values()], sets[0]) if sets else [0.0] * len(named)
+    )
     blocks: dict[str, Any] = {"teacher": None, "student": None, "twin": None}
-    for (label, (name, model)), speed in zip(named.items(), speeds, strict=False):
+    for (label, (name, model)), speed in zip(named.items(), speeds, strict=True):
         known = monitor.last_scores() if label == "student" else None
         blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
+    made_by = config.student.custom.path if config.student.custom is not None else None
+    causal = find_task(config.objective.task).kind.causal
+    blocks["student"]["origin"] = origin_of(models.student, made_by, causal)._asdict()
+    if teachers and not scored:
+        blocks["teacher"] = results.model_block(title_of(teachers), models.teacher, {}, None)
+    if members:
+        blocks["teacher"]["members"] = {member.name: blocks.pop(label) for label, member in members.items()}
     if twin is not None:
         steps, history = twin["training"]["steps"], twin["history"]
         blocks["twin"] |= {"folder": config.evaluate.twin, "steps": steps, "history": history}

@@ -7,6 +7,7 @@ import torch
 
 from distill.backends import Backend
 from distill.config import PrecisionConfig
+from distill.kernels.activations import use_one_gelu
 from distill.kernels.attention import use_batched_products
 from distill.kernels.dropout import replace_dropout
 from distill.kernels.heap import retain_heap
@@ -50,23 +51,33 @@ def setup_models(
     Returns:
         What is trained, and the teacher as training runs it (packed or rounded; the report scores the teacher itself).
     """
-    on_cpu, plain = backend.device.type == "cpu", precision.kernels == "plain"
-    for model in filter(None, (teacher, student)):
-        model.to(backend.device)
-    frozen = None if teacher is None else pack_teacher(teacher, precision, backend.device)
-    for model in filter(None, (frozen, student)):
-        if precision.compile:
-            compile_encoder(model)
-        elif on_cpu:
-            use_batched_products(model, plain)
-    if on_cpu:
-        if not plain:
+    frozen = None if teacher is None else setup_teacher(teacher, precision, backend)
+    student.to(backend.device)
+    _choose_attention(student, precision, backend)
+    if backend.device.type == "cpu":
+        if precision.kernels != "plain":
             retain_heap()
         if not precision.compile:
             replace_dropout(student)
+    if precision.kernels != "plain" and not precision.compile:
+        use_one_gelu(student)  # the teacher has it
     trainable = Trainable(LanguageModel(student, precision.student), objective.modules()).to(backend.device)
     backend.prepare(trainable)
-    return trainable, None if frozen is None else LanguageModel(frozen, precision.teacher)
+    return trainable, frozen
+
+
+def setup_teacher(teacher: Any, precision: PrecisionConfig, backend: Backend) -> LanguageModel:
+    """Put a teacher on this rank's device, and give it as training runs it."""
+    frozen = pack_teacher(teacher.to(backend.device), precision, backend.device)
+    _choose_attention(frozen, precision, backend)
+    return LanguageModel(frozen, precision.teacher)
+
+
+def _choose_attention(model: Any, precision: PrecisionConfig, backend: Backend) -> None:
+    if precision.compile:
+        compile_encoder(model)
+    elif backend.device.type == "cpu":
+        use_batched_products(model, precision.kernels == "plain")
 
 
 def compile_encoder(model: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from distill.backends import Backend
 from distill.checkpoint import Checkpoints, State
-from distill.config import OptimizerConfig, ScheduleConfig, TrainConfig
+from distill.config import OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.errors import Diverged, Interrupted
@@ -21,7 +21,7 @@ from distill.objective.objective import Objective
 from distill.objective.tally import TOKENS, Tally
 from distill.objective.trainable import Trainable
 from distill.optim import clip, set_learning_rate
-from distill.schedule import lr_scale, total_steps
+from distill.schedule import Schedule, progress_of, share, total_steps
 from distill.seed import key
 from distill.teacher.signal import Teacher
 
@@ -55,8 +55,8 @@ class Training:
     backend: Backend
     state: State
     settings: TrainConfig
-    schedule: ScheduleConfig
-    optimizer_settings: OptimizerConfig
+    schedule: Schedule
+    optimizer_settings: OptimizerFlags
     checkpoints: Checkpoints
     observer: Observer
 
@@ -114,11 +114,13 @@ def train(run: Training) -> str:
     ended_by = "epochs" if settings.epochs and steps == settings.epochs * batches.steps_per_epoch else "steps"
     window: list[Batch] = next(windows, [])
     counts = backend.sum(objective.count(window))
+    clock = state.seconds  # of rank 0, the same on all ranks
     with _stopping() as stop_signal:
         while not over:
             began, syncs = time.monotonic(), backend.num_syncs
             # Where dropout is not keyed by row, one stream per step and rank: nothing to save, the same after a resume.
             torch.manual_seed(int(key(batches.seed, "dropout", state.step, backend.rank) >> 1))
+            objective.begin_step(progress_of(state.step, steps, clock, minutes))
             sums = accumulate_gradients(
                 model, run.teacher, objective, window, counts, backend,
                 lambda batch: batches.dropout_keys(batch, state.step),
@@ -137,8 +139,7 @@ def train(run: Training) -> str:
             step_sums = objective.by_name(reduced[: len(sums)])
             step_counts = objective.by_name(counts.tolist())
             next_counts, (stopped, clock) = reduced[len(sums) : -2], reduced[-2:]
-            progress = max((state.step + 0.5) / steps, clock / (60 * minutes))
-            lr = run.optimizer_settings.lr * lr_scale(run.schedule, min(progress, 1.0))
+            lr = run.optimizer_settings.lr * share(run.schedule, progress_of(state.step, steps, clock, minutes))
             finite = math.isfinite(sum(step_sums.values())) and math.isfinite(float(norm))
             if finite:
                 set_learning_rate(run.optimizer, lr)
@@ -153,8 +154,8 @@ def train(run: Training) -> str:
             since_log.tokens += int(step_counts[TOKENS])
             log_waited += waited
             if finite:
-                since_log.add(step_sums, step_counts)
-                state.epoch.add(step_sums, step_counts)
+                since_log.add(step_sums, step_counts, objective.weights)
+                state.epoch.add(step_sums, step_counts, objective.weights)
             window, counts = upcoming, torch.tensor(next_counts, dtype=torch.float64)
             ends_epoch = state.step % batches.steps_per_epoch == 0
             over = state.step >= steps or clock >= 60 * minutes
@@ -168,7 +169,8 @@ def train(run: Training) -> str:
                         "epoch": state.step / batches.steps_per_epoch,
                         "tokens": state.tokens,
                         "seconds": state.seconds,
-                        **{f"loss/{k}": v for k, v in since_log.means(objective.weights).items()},
+                        **{f"loss/{k}": v for k, v in since_log.means(objective.names).items()},
+                        **objective.scheduled(),
                         "lr": lr,
                         "grad_norm": float(norm),
                         "tokens_per_second": since_log.tokens / span,
@@ -192,7 +194,7 @@ def train(run: Training) -> str:
 
 
 def _close_epoch(run: Training) -> None:
-    losses = run.state.epoch.means(run.objective.weights)
+    losses = run.state.epoch.means(run.objective.names)
     run.observer.end_of_epoch(run.state, run.state.step / run.batches.steps_per_epoch, losses)
     run.state.epoch = Tally()
 

@@ -1,0 +1,128 @@
+"""The models of a run: its teachers, its student, and the tokenizers that they read text with."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from distill.backends import Backend
+from distill.config import Config
+from distill.errors import SettingError
+from distill.evaluation.mixture import MeanModel
+from distill.models.check import check_packing, check_tokenizers, check_vocabulary
+from distill.models.custom import load_weights
+from distill.models.identity import model_digest, saved_digest
+from distill.models.load import load_pretrained, load_tokenizer
+from distill.models.student import make_student, tokenizer_of
+from distill.models.teacher import teacher_path
+from distill.objective.build import fit_terms
+from distill.objective.terms import Term
+from distill.tasks import Task, find_task
+from distill.teacher.members import Member, errors_of, load_members, settings_by_member
+
+
+@dataclass
+class Models:
+    """The teachers of a run, mostly one, and its student, and what they read text with."""
+
+    teachers: list[Member]
+    student: Any
+    tokenizer: PreTrainedTokenizerBase
+    teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
+    # Of each teacher, and of the student where it starts from a model of the user's.
+    digests: dict[str, str | None]
+
+    @property
+    def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None:
+        """The student's and the teacher's, where they differ."""
+        return None if self.teacher_tokenizer is None else (self.tokenizer, self.teacher_tokenizer)
+
+    @property
+    def teacher(self) -> Any | None:
+        """The only teacher, or the mean of several; None for none."""
+        if len(self.teachers) > 1:
+            return MeanModel([member.model for member in self.teachers], [member.weight for member in self.teachers])
+        return self.teachers[0].model if self.teachers else None
+
+
+def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Backend) -> Models:
+    """The frozen teachers, the student, and the tokenizer: the teachers', the student's or a new one."""
+    teachers, shared = load_members(config, task.kind, backend.device)
+    first = teachers[0].model if teachers else None
+    tokenizer = _find_tokenizer(config, task, shared)
+    other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
+    if other is not None:
+        _check_across_tokenizers(terms, config, other, tokenizer)
+    torch.manual_seed(config.seed)
+    student = make_student(config.student, first, tokenizer, config.corpus.tokens.sequence_length, task.kind)
+    check_vocabulary(None, student, tokenizer)
+    packs = task.kind.causal and config.corpus.tokens.cross_documents
+    for member in teachers:
+        with errors_of(member.name):
+            check_vocabulary(member.model, None, other or tokenizer)
+        if packs:
+            check_packing(member.model, member.setting)
+    if packs:
+        check_packing(student, "student")
+    fit_terms(terms, student, first)
+    if (path := config.evaluate.twin) is not None:
+        check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path, task.kind), f"evaluate.twin={path}")
+    digests: dict[str, str | None] = {"teacher": None, "student": None}
+    settings = settings_by_member(config)
+    for member in teachers:
+        own = settings[member.name].teacher
+        digests[member.setting] = (
+            model_digest(member.model, shared)
+            if own.kind == "custom"
+            else saved_digest(teacher_path(own), member.model, shared, config.corpus.cache.cache)
+        )
+    if config.student.kind in ("pretrained", "custom"):
+        digests["student"] = model_digest(student)
+    return Models(teachers, student, tokenizer, other, digests)
+
+
+def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """What the rows of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
+    trained = config.student.tokenizer == "corpus"
+    tokenizer = None if trained else tokenizer_of(config.student, task.kind) or shared
+    if tokenizer is None:
+        tokenizer = task.new_tokenizer(config.corpus)
+        tokenizer.model_max_length = config.corpus.tokens.sequence_length
+    return tokenizer
+
+
+def _check_across_tokenizers(
+    terms: dict[str, Term], config: Config, teachers: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase
+) -> None:
+    """Refuse what needs a token of the teacher beside each of the student's, where they cut text up differently.
+
+    Raises:
+        SettingError: a term that does, layers of the teacher, or several teachers.
+    """
+    named = "tokenizer" if config.student.tokenizer is not None else "path"
+    own_setting = f"student.{named}={getattr(config.student, named)}"
+    differ = f"{own_setting} has another vocabulary ({len(own)} tokens) than the teacher ({len(teachers)})"
+    if config.student.kind == "layers":
+        raise SettingError(
+            f"student.kind=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
+        )
+    for name, term in terms.items():
+        if term.needs_teacher and not term.across_tokenizers:
+            raise SettingError(
+                f"objective.{name} pairs tokens, but {differ}: set objective.{name}.weight=0 and learn from vectors of "
+                "whole rows (+objective.pooled.weight=1), or choose models with one tokenizer"
+            )
+    if config.teacher.kind == "several":
+        raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
+
+
+def load_twin(config: Config, student: Any) -> Any:
+    """The student of the run that `evaluate.twin` names; of a callable of the user's it is of this run's class."""
+    path = config.evaluate.twin or ""
+    if config.student.kind != "custom":
+        return load_pretrained("evaluate.twin", path, find_task(config.objective.task).kind)
+    twin = copy.deepcopy(student)
+    load_weights(twin, "evaluate.twin", path)
+    return twin

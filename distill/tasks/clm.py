@@ -1,0 +1,40 @@
+"""Causal language modelling: every word is predicted from those before it."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from distill.config import Config, CorpusConfig, EvaluateConfig
+from distill.data import byte_bpe
+from distill.data.collate.clm import CausalLM
+from distill.data.row_format import RowFormat, causal_rows
+from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.sliding_window import BitsPerByte, SlidingPerplexity, token_bytes
+from distill.models.kind import CAUSAL
+from distill.tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Clm(Task):
+    """Targets shifted by one, documents of a row kept apart; perplexity by a sliding window, and bits per byte."""
+
+    kind = CAUSAL
+
+    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
+        return causal_rows(tokenizer)
+
+    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+        return byte_bpe.corpus_tokenizer(corpus)
+
+    def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> CausalLM:
+        return CausalLM(causal_rows(tokenizer), config.corpus.tokens.cross_documents)
+
+    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> CausalLM:
+        return self.collator(config, tokenizer, counts)
+
+    def measures(self, scoring: Scoring, settings: EvaluateConfig, tokenizer: PreTrainedTokenizerBase) -> list[Measure]:
+        perplexity = SlidingPerplexity(scoring, settings.stride, token_bytes(tokenizer))
+        return [perplexity, BitsPerByte(perplexity)]

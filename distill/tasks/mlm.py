@@ -1,0 +1,45 @@
+"""Masked language modelling: some words of a row are hidden and predicted from both sides."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from distill.config import Config, CorpusConfig, EvaluateConfig
+from distill.data import wordpiece
+from distill.data.batches import Collator
+from distill.data.collate.mlm import masked_lm
+from distill.data.row_format import RowFormat, masked_rows
+from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.perplexity import Perplexity
+from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+from distill.evaluation.sets import MASKING
+from distill.models.kind import MASKED
+from distill.tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Mlm(Task):
+    """Masks drawn anew in every epoch; perplexity at a fixed mask, and pseudo-perplexity."""
+
+    kind = MASKED
+
+    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
+        return masked_rows(tokenizer)
+
+    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+        return wordpiece.corpus_tokenizer(corpus)
+
+    def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
+        return masked_lm(config.objective.masking, tokenizer, counts)
+
+    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
+        return masked_lm(MASKING, tokenizer, counts)
+
+    def measures(self, scoring: Scoring, settings: EvaluateConfig, tokenizer: PreTrainedTokenizerBase) -> list[Measure]:
+        measures: list[Measure] = [Perplexity(scoring)]
+        if settings.pseudo_perplexity.share > 0:
+            measures.append(PseudoPerplexity(scoring, settings.pseudo_perplexity))
+        return measures

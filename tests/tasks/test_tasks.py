@@ -1,0 +1,64 @@
+"""Tasks by name, and settings that only another task would read."""
+
+import pytest
+from job import composed
+from vocabularies import vocabulary_of
+
+from distill.checks import check
+from distill.data.collate.clm import CausalLM
+from distill.data.row_format import causal_rows, masked_rows
+from distill.errors import SettingError
+from distill.models.kind import CAUSAL, MASKED
+from distill.tasks import find_task
+
+MASKED_RUN = ["+recipe=distilbert_gutenberg"]
+CAUSAL_RUN = ["+recipe=distilgpt2_gutenberg"]
+FROM_SCRATCH = ["+recipe=gpt2_pretrain"]
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(SettingError) as error:
+        check(composed(*overrides))
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_tasks_have_their_models_and_rows() -> None:
+    bert, gpt2 = vocabulary_of("bert"), vocabulary_of("gpt2")
+    assert find_task("mlm").kind is MASKED and find_task("mlm").row_format(bert) == masked_rows(bert)
+    assert find_task("clm").kind is CAUSAL and find_task("clm").row_format(gpt2) == causal_rows(gpt2)
+    for packed in ("true", "false"):
+        config = composed(*CAUSAL_RUN, f"corpus.cross_documents={packed}")
+        for make in (find_task("clm").collator, find_task("clm").scoring_collator):
+            assert make(config, gpt2, None) == CausalLM(causal_rows(gpt2), packed == "true")  # type: ignore[arg-type]
+
+
+def test_a_task_that_is_not_known() -> None:
+    with pytest.raises(SettingError, match=r"^objective\.task=translation is not known: choose one of clm, mlm$"):
+        find_task("translation")
+    assert "objective.task=translation" in refused(*MASKED_RUN, "objective.task=translation")
+
+
+@pytest.mark.parametrize("run", [MASKED_RUN, CAUSAL_RUN, FROM_SCRATCH])
+def test_the_recipes_pass(run: list[str]) -> None:
+    check(composed(*run))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([*CAUSAL_RUN, "+objective.mlm.weight=1"], ("objective.mlm", "objective.task=mlm", "objective.mlm.weight=0")),
+        ([*MASKED_RUN, "+objective.clm.weight=1"], ("objective.clm", "objective.task=clm", "objective.clm.weight=0")),
+        ([*CAUSAL_RUN, "objective.masking.share=0.3"], ("objective.masking", "objective.task=clm", "leave it out")),
+        ([*FROM_SCRATCH, "student.start=neighbours"], ("student.start=neighbours", "objective.task=clm")),
+        ([*CAUSAL_RUN, "evaluate.stride=128"], ("evaluate.stride=128", "corpus.sequence_length=128")),
+    ],
+)
+def test_what_only_another_task_would_read(overrides: list[str], words: tuple[str, ...]) -> None:
+    text = refused(*overrides)
+    assert all(word in text for word in words), text
+
+
+def test_a_term_of_another_task_without_weight_is_left_out() -> None:
+    check(composed(*CAUSAL_RUN, "+objective.mlm.weight=0", "evaluate.stride=127"))
