@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from families import depth_fields, make_family
 from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
+from vocabularies import special_ids, vocabulary_of
 
 from distill.__main__ import main
 from distill.compose import build, register
@@ -111,6 +113,14 @@ def command(*arguments: str, path: Path | None = None) -> subprocess.Popen[str]:
     )
 
 
+def save_model(folder: Path, family: str = "gpt2", layers: int = 4, **fields: Any) -> Path:
+    """A folder with an untrained model of any family, with a tokenizer as its published ones have."""
+    tokenizer = vocabulary_of(family)
+    make_family(family, **{**depth_fields(family, layers), **special_ids(tokenizer), **fields}).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 class Shelf:
     """Books, a teacher trained on them, and the arguments of a distillation from it."""
 
@@ -176,4 +186,4 @@ def composed(*overrides: str) -> Config:
     """The settings that a command line with these overrides gives."""
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return build(compose("config", list(overrides)))
+        return build(compose("config", list(overrides)), list(overrides))

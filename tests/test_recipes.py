@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import TINY, Shelf, composed, distill, metrics, results
+from job import TINY, Shelf, composed, distill, metrics, results, save_model
 
 from distill.checks import check
 from distill.config import CONF, RECIPES, Config
@@ -13,8 +13,15 @@ NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
 
 
-def test_the_four_recipes_are_there() -> None:
-    assert {"distilbert_gutenberg", "distilbert_gutenberg_twin", "bert_pretrain", "smoke"} <= set(NAMES)
+OF_SCRATCH = {
+    "bert_pretrain": [TINY],
+    "gpt2_pretrain": ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"],
+}
+
+
+def test_the_recipes_are_there() -> None:
+    masked = {"distilbert_gutenberg", "distilbert_gutenberg_twin", "bert_pretrain", "smoke"}
+    assert masked | {"distilgpt2_gutenberg", "distilgpt2_gutenberg_twin", "gpt2_pretrain"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +72,11 @@ def test_every_option_of_every_group_composes() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
     small: list[Any] = [*shelf.corpus, "train.steps=2", "train.batch_size=4", "train.accumulate=2", "corpus.rows=60"]
-    models = [TINY] if name == "bert_pretrain" else ["teacher=pretrained", f"teacher.path={shelf.teacher}"]
-    assert distill(f"+recipe={name}", *small, *models, f"hydra.run.dir={tmp_path}") == 0
-    assert metrics(tmp_path)[-1]["step"] == 2
-    assert results(tmp_path)["student"]["perplexity"]["heldout"] > 1
+    models = OF_SCRATCH.get(name)
+    if models is None:
+        causal = composed(f"+recipe={name}").objective.task == "clm"
+        teacher = save_model(tmp_path / "teacher") if causal else shelf.teacher
+        models = ["teacher=pretrained", f"teacher.path={teacher}"]
+    assert distill(f"+recipe={name}", *small, *models, f"hydra.run.dir={tmp_path / 'run'}") == 0
+    assert metrics(tmp_path / "run")[-1]["step"] == 2
+    assert results(tmp_path / "run")["student"]["perplexity"]["heldout"] > 1
