@@ -25,7 +25,7 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM
 from distill.data.tokens import corpus_text, prepare
-from distill.models.load import load_teacher
+from distill.models.teacher import load_teacher
 
 SHAPES = [(128, 6144), (128, 30522), (512, 6144), (512, 30522)]  # positions of a row, vocabulary
 STEP_TOKENS = 1 << 16  # of a window: 4 micro-batches

@@ -29,7 +29,7 @@ from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel
-from distill.models.load import load_teacher
+from distill.models.teacher import load_teacher
 
 EMBEDDED_STUDENT = {"dim": 256, "n_heads": 4, "hidden_dim": 1024, "n_layers": 2}
 MINICONS_BATCHES = (4, 16, 64)  # at 64, its logits of rows of 128 take 1 GB where V is 30,522

@@ -13,17 +13,8 @@ from typing import Any
 
 import torch
 from machine import save, table, title
-from step import (
-    SHAPES,
-    WARM_UP,
-    Variant,
-    batches,
-    make_student,
-    make_teacher,
-    matrix_rate,
-    operations,
-    train_with_distill,
-)
+from step import WARM_UP, matrix_rate, train_with_distill
+from step_models import SHAPES, Variant, batches, make_student, make_teacher, operations
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile, record_function
 
@@ -87,12 +78,13 @@ def kernels(events: list[FunctionEvent]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="base")
-    parser.add_argument("--rows", default="all", choices=["all", "masked"])
+    parser.add_argument("--rows", default="all", choices=["all", "masked"], help="of a masked pair, with soft targets")
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
     parser.add_argument("--accumulate", type=int, default=8, help="micro-batches per step")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    shape, rows, device = SHAPES[options.shape], options.rows, torch.device("cpu")
+    shape, device = SHAPES[options.shape], torch.device("cpu")
+    rows = "targets" if shape.documents else options.rows
     formats = PrecisionConfig(student=options.precision, teacher=options.precision)
     teacher, student = make_teacher(shape, device), make_student(shape, device)
     for model, name in ((teacher, "teacher's encoder"), (student, "student's encoder")):
