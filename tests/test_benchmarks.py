@@ -93,16 +93,16 @@ def test_a_rank_that_fails_ends_the_others() -> None:
         two.run([sys.executable, "-c", code])
 
 
-@pytest.mark.parametrize("rows", ["all", "masked"])
-def test_the_plain_step_has_the_loss_and_gradient_of_the_objective(rows: str) -> None:
+@pytest.mark.parametrize(("shape", "rows"), [("tiny", "all"), ("tiny", "masked"), ("gpt2-tiny", "targets")])
+def test_the_plain_step_has_the_loss_and_gradient_of_the_objective(shape: Any, rows: str) -> None:
     step, cpu = __import__("step"), torch.device("cpu")
-    shape = step.SHAPES["tiny"]
+    shape = step.SHAPES[shape]
     teacher, student = step.make_teacher(shape, cpu), step.make_student(shape, cpu).eval()
     (batch,) = step.batches(shape, 1, 1).window(0)
-    objective = tiny.make_objective(step.settings(rows), student, teacher, vocab=shape.vocabulary)
+    objective = tiny.make_objective(step.settings(rows, shape.task), student, teacher, vocab=shape.vocabulary)
     found = []
     for loss in (
-        step.plain_loss(student, teacher, batch, step.Variant("plain", rows, PrecisionConfig())),
+        __import__("plain_step").plain_loss(student, teacher, batch, step.Variant("plain", rows, PrecisionConfig())),
         tiny.loss_of(objective, student, teacher, [batch])[0],
     ):
         student.zero_grad()
@@ -110,6 +110,15 @@ def test_the_plain_step_has_the_loss_and_gradient_of_the_objective(rows: str) ->
         found.append((loss.item(), torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_the_causal_pair_hold_several_documents() -> None:
+    step = __import__("step")
+    shape = step.SHAPES["gpt2-tiny"]
+    for batch in step.batches(shape, 2, 1).window(0):
+        starts = batch.inputs["position_ids"] == 0
+        assert (starts.sum(1) == shape.documents).all() and starts[:, 0].all()
+        assert len(batch.targets.positions) == shape.rows * (shape.tokens - shape.documents)
 
 
 def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +147,17 @@ def test_step(tmp_path: Path) -> None:
     assert printed.count("tiny") == 0 and printed.count("2x64 -> 1x64, V 500, 2 x 16, masked rows") == 3
 
 
-def test_profile(tmp_path: Path) -> None:
-    _, results = script("profile_step.py", tmp_path, "--shape", "tiny", "--accumulate", "2")
+def test_step_of_a_causal_pair(tmp_path: Path) -> None:
+    only = ("--only", "plain|distill bf16$|int8", "--rounds", "1", "--accumulate", "2")
+    printed, results = script("step.py", tmp_path, "--shapes", "gpt2-tiny", *only)
+    names = ["plain fp32", "plain bf16", "distill bf16", "distill bf16, int8 teacher"]
+    assert [result["variant"] for result in results] == names
+    assert printed.count("GPT-2 2x64 -> 1x64, V 500, 2 x 16 of 3 documents, targets rows") == 4
+
+
+@pytest.mark.parametrize("shape", ["tiny", "gpt2-tiny"])
+def test_profile(shape: str, tmp_path: Path) -> None:
+    _, results = script("profile_step.py", tmp_path, "--shape", shape, "--accumulate", "2")
     assert sum(results["phases"].values()) == pytest.approx(2 * results["seconds"], rel=1e-3)
     # Operators are the most of a step, but not all of it: at this size Python's own time counts.
     assert results["seconds"] < sum(results["kernels"].values()) < 2.2 * results["seconds"]

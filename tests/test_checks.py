@@ -9,6 +9,7 @@ import tiny
 from distill.checks import check
 from distill.config import Config, SourceConfig, StudentConfig, TeacherConfig
 from distill.errors import SettingError
+from distill.ramp import Ramp
 
 
 def make() -> Config:
@@ -27,6 +28,9 @@ def change(config: Config, setting: str, value: Any) -> None:
     if group == "corpus":
         owners = (config.corpus, config.corpus.source, config.corpus.tokens, config.corpus.cache)
         target = next(owner for owner in owners if hasattr(owner, name))
+    elif group == "schedule" or (group == "optimizer" and not hasattr(target, name)):
+        (target if group == "schedule" else target.make).arguments[name] = value
+        return
     elif group == "objective" and inner and inner[0] in config.objective.terms:
         term = config.objective.terms[inner[0]]
         if name != "weight":
@@ -56,6 +60,9 @@ BAD = [
     ("teacher.micro_batches", 0),
     ("objective.soft.weight", -1.0),
     ("objective.mlm.weight", math.nan),
+    ("objective.mlm.weight", Ramp(1.0, -1.0)),
+    ("objective.mlm.weight", Ramp(math.inf, 1.0)),
+    ("objective.temperature", Ramp(0.0, 1.0)),
     ("objective.temperature", 0.0),
     ("objective.temperature", math.nan),
     ("objective.soft.cutoff", -0.1),
@@ -81,7 +88,6 @@ BAD = [
     ("optimizer.clip", 0.0),
     ("optimizer.weight_decay", -0.1),
     ("optimizer.betas", (0.9, 1.0)),
-    ("schedule.kind", "stairs"),
     ("schedule.warmup", 1.1),
     ("schedule.floor", -0.1),
     ("student.dropout", 1.5),
@@ -93,6 +99,8 @@ BAD = [
     ("tracker.mode", "telepathy"),
     ("evaluate.rows", 0),
     ("evaluate.batch_size", 0),
+    ("evaluate.stride", 0),
+    ("evaluate.stride", 128),
     ("evaluate.pseudo_perplexity.share", 1.01),
     ("evaluate.pseudo_perplexity.batch_size", 0),
     ("corpus.kind", "heldout"),
@@ -118,6 +126,8 @@ def test_values_out_of_range_are_refused_by_name(setting: str, value: Any) -> No
     change(config, setting, value)
     text = refused(config)
     shown = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
+    if isinstance(value, Ramp):
+        shown = next(number for number in (value.start, value.end) if not 0 < number < math.inf)
     assert setting.rsplit(".", 1)[1] in text and str(shown) in text
     assert setting.split(".", 1)[0] in text
 
@@ -134,6 +144,8 @@ GOOD = [
     ("optimizer.clip", None),
     ("optimizer.weight_decay", 0.0),
     ("objective.cosine.weight", 0.0),
+    ("objective.cosine.weight", Ramp(0.0, 1.0)),
+    ("objective.temperature", Ramp(4.0, 1.0)),
     ("objective.masking.smoothing", 0.0),
     ("schedule.warmup", 0.0),
     ("evaluate.rows", 1),
@@ -141,7 +153,6 @@ GOOD = [
     ("precision.student", "bf16"),
     ("precision.teacher", "int8"),
     ("train.workers", 0),
-    ("schedule.kind", "cosine"),
 ]
 
 
@@ -217,4 +228,14 @@ def test_a_teacher_cache_and_what_it_cannot_hold(setting: str, value: Any, cure:
     text = refused(config)
     assert "teacher.cache.top_k=8" in text and cure in text
     config.teacher.cache.top_k = None
+    check(config)
+
+
+def test_a_teacher_cache_is_at_one_temperature() -> None:
+    config = cached()
+    config.objective.terms["soft"].temperature = Ramp(4.0, 1.0)
+    text = refused(config)
+    assert "teacher.cache.top_k=8" in text and "objective.soft.temperature goes from 4.0 to 1.0" in text
+    config.objective.terms["soft"].temperature = None
+    config.objective.terms["soft"].weight = Ramp(5.0, 1.0)  # of which the cache knows nothing
     check(config)

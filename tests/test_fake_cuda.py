@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import MASK, VOCAB, make_masks, make_model, make_rows, objective_config
+from tiny import MASK, VOCAB, make_evaluator, make_masks, make_model, make_rows, objective_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torchmetrics.aggregation import MeanMetric
 from transformers import PreTrainedModel
@@ -26,15 +26,15 @@ from distill import optim
 from distill.backends.single import Single
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import PerplexityMeter
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
-from distill.setup import setup_models
+from distill.setup import setup_models, setup_teacher
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import LiveTeacher
+from distill.teacher.mean import MeanTeacher
 from distill.train import accumulate_gradients
 
 pytestmark = [
@@ -153,6 +153,21 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kernel", ["fused", "plain"])
+def test_several_teachers(tokenizer: Any, kernel: str, format: str) -> None:
+    settings = objective_config(kernel=kernel, jsd={"weight": 1.0})
+    student, ranks = model_on_gpu("distilbert", 1).train(), backend()
+    teachers = [model_on_gpu("bert", 2), model_on_gpu("distilbert", 1)]
+    objective = build_objective(make_terms(settings), settings, precision(format), VOCAB, 1, CUDA)
+    model, _ = setup_models(student, None, objective, precision(format), ranks)
+    live = [LiveTeacher(setup_teacher(teacher, precision(format), ranks)) for teacher in teachers]
+    window = batches(tokenizer, True).window(0)
+    counts, mean = objective.count(window), MeanTeacher(live, [1.0, 2.0])
+    sums = accumulate_gradients(model, mean, objective, on_gpu(window), counts, ranks, lambda _: [])
+    assert sums.device == CUDA and sums.shape == (4,)
+
+
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "albert", "modernbert"])
 def test_every_family(tokenizer: Any, family: str, format: str) -> None:
     model = LanguageModel(model_on_gpu(family, 2), format)
@@ -182,7 +197,7 @@ def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str
     monkeypatch.setattr(PerplexityMeter, "compute", lambda self: float(self.mean.mean_value.device == CUDA))
     rows = make_rows(8, shortest=5)
     settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
-    evaluator = Evaluator(settings, make_masks(tokenizer, rows), VOCAB, precision(format), backend())
+    evaluator = make_evaluator(settings, make_masks(tokenizer, rows), precision(format), backend())
     data = EvaluationSet("rows", "rows of ids", rows, 1)
     student, teacher = model_on_gpu("distilbert", 1), model_on_gpu("bert", 2)
     assert evaluator.score(student, "student", [data]) == {"perplexity": {"rows": 1}, "pseudo_perplexity": {"rows": 1}}

@@ -8,7 +8,8 @@ import pytest
 from job import Shelf, assert_same, composed, metrics, results
 from safetensors.torch import load_file, save_file
 
-from distill.identity import run_identity
+from distill.errors import SettingError
+from distill.identity import refuse_other_settings, run_identity
 
 DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
 
@@ -60,6 +61,11 @@ def test_what_cannot_change_the_student_is_left_out(override: str) -> None:
         "student.layers=[1,3]",
         "optimizer.lr=1",
         "schedule=cosine",
+        "schedule.floor=0.1",
+        "+optimizer._target_=my_optimizers.Lion",
+        "+schedule._target_=my_schedules.Triangle",
+        "objective.soft.weight={start: 5.0, end: 5.0}",
+        "objective.temperature={start: 2.0, end: 1.0}",
         "train.epochs=77",
         "seed=1",
         "teacher.cache.top_k=4",
@@ -74,6 +80,30 @@ def test_with_a_constant_schedule_the_length_is_left_out() -> None:
     assert identity(*constant, "train.epochs=3", steps=30) == identity(*constant, "train.epochs=5", steps=50)
     risen = ("schedule=constant", "schedule.warmup=0.1")  # rises over a share of the run: another length, another rise
     assert identity(*risen, "train.epochs=3", steps=30) != identity(*risen, "train.epochs=5", steps=50)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "objective.soft.weight={start: 5.0, end: 1.0}",
+        "objective.temperature={start: 4.0, end: 1.0}",
+        "+schedule._target_=my_schedules.Triangle",  # whatever the kind that stands beside it
+    ],
+)
+def test_what_follows_a_schedule_is_made_for_one_length(setting: str) -> None:
+    constant = ("schedule=constant", "schedule.warmup=0", setting)
+    before, now = (identity(*constant, f"train.epochs={epochs}", steps=10 * epochs) for epochs in (3, 5))
+    assert before != now
+    with pytest.raises(SettingError) as error:
+        refuse_other_settings(before, now, "hydra.run.dir=x")
+    named = setting.split("=")[1] if "_target_" in setting else setting.split("=")[0]
+    text = str(error.value)
+    assert "train.epochs was 3 and is now 5" in text and named in text and "made for one length" in text, text
+
+
+def test_a_term_without_a_weight_has_no_schedule() -> None:
+    off = ("schedule=constant", "schedule.warmup=0", "objective.soft.weight={start: 0.0, end: 0.0}")
+    assert identity(*off, "train.epochs=3", steps=30) == identity(*off, "train.epochs=5", steps=50)
 
 
 # --- as a user meets it

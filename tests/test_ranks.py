@@ -15,7 +15,6 @@ from job import Shelf, assert_alike, command, metrics, results, wait_for
 from distill.backends import build
 from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.mlm import masked_lm
-from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.sets import MASKING, EvaluationSet
 
 BACKENDS = [
@@ -94,7 +93,7 @@ def scores(settings: BackendConfig) -> dict[str, Any]:
     for share in (1.0, 0.3):
         chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share, 5))
         masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
-        evaluator = Evaluator(chosen, masks, tiny.VOCAB, PrecisionConfig(), backend)
+        evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), backend)
         for measure, values in evaluator.score(student, "student", sets).items():
             measured |= {f"{measure} {share} {name}": value for name, value in values.items()}
         for name, values in evaluator.agree(student, teacher, sets).items():

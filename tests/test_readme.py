@@ -1,11 +1,14 @@
-"""What the README shows of adding a pair, a loss and a source, run as it stands there."""
+"""What the README shows of adding a pair, a loss and other parts, run as it stands there."""
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from job import ROOT, Shelf, book, distill, metrics, results
+from safetensors.torch import load_file
 
 README = (ROOT / "README.md").read_text()
 SMALL = ["corpus.cache=cache", "corpus.workers=1", "evaluate.rows=8", "train.steps=2"]
@@ -19,9 +22,15 @@ def section(title: str) -> dict[str, str]:
 
 def run(command: str, *more: str) -> None:
     """A command of the README, in this process."""
-    words = [word.strip("'") for word in re.findall(r"'[^']*'|\S+", command.strip())]
+    words = [word.strip("'") for word in re.findall(r"'[^']*'|\S+", command.replace("\\\n", " ").strip())]
     assert words[:3] == ["python", "-m", "distill"]
     assert distill(*words[3:], *more, *SMALL, "hydra.run.dir=run") == 0
+
+
+def commands(code: str) -> list[str]:
+    """The commands of a block, each in one line and without its comment."""
+    lines = re.sub(r"\\\n\s*", "", code).splitlines()
+    return [line.split("  #")[0].strip() for line in lines if line.strip()]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +40,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.mark.parametrize("title", ["Add a pair", "Add a loss", "Add a source"])
+PARTS = ["pair", "loss", "source", "optimizer", "schedule", "measure"]
+
+
+@pytest.mark.parametrize("title", [f"Add {'an' if part[0] in 'aeiou' else 'a'} {part}" for part in PARTS])
 def test_fifteen_lines_are_enough(title: str) -> None:
     found = section(title)
     own = next(code for language, code in found.items() if language != "sh")
@@ -51,10 +63,29 @@ def test_a_pair(shelf: Shelf) -> None:
     assert content["recipe"] == "my_pair" and content["student"]["name"] == "BertForMaskedLM"
 
 
+def test_a_model(shelf: Shelf) -> None:
+    """A plain torch module as the student, and then as the teacher of another one."""
+    found = section("Add a model")
+    Path("my_models.py").write_text(found["python"])
+    sys.modules.pop("my_models", None)
+    first, second = commands(found["sh"])
+    run(first.replace("hydra.run.dir=runs/mine", ""), *small_pair(shelf), "train.save_every=1")
+    shutil.move("run", "runs/mine")
+    card = Path("runs/mine/student/README.md").read_text()
+    assert "from my_models import MyModel" in card and "load_model(model" in card
+    assert results(Path("runs/mine"))["student"]["name"] == "MyModel"
+    run(second, f"corpus.path={shelf.books}", TINY_ROWS)
+    content = results(Path("run"))
+    assert content["teacher"]["parameters"] > content["student"]["parameters"]
+    assert content["teacher"]["perplexity"]["heldout"] == pytest.approx(
+        results(Path("runs/mine"))["student"]["perplexity"]["heldout"], rel=1e-4
+    )
+
+
 def test_a_loss(shelf: Shelf) -> None:
     found = section("Add a loss")
     Path("my_losses.py").write_text(found["python"])
-    run(found["sh"], f"corpus.path={shelf.books}", "teacher=pretrained", f"teacher.path={shelf.teacher}", TINY_ROWS)
+    run(found["sh"], *small_pair(shelf))
     line = metrics(Path("run"))[-1]
     parts = 5 * line["loss/soft"] + 2 * line["loss/mlm"] + line["loss/cosine"] + 2 * line["loss/reverse_kl"]
     assert line["loss/total"] == pytest.approx(parts, rel=1e-5) and line["loss/reverse_kl"] > 0
@@ -68,6 +99,58 @@ def test_a_source() -> None:
     run(found["sh"])
     content = results(Path("run"))
     assert content["corpus"]["name"] == "Lines" and content["corpus"]["documents"] > 100
+
+
+def test_conversations_and_prompts() -> None:
+    found = section("Conversations and prompts")
+    Path("my_chats.jsonl").write_text("".join(found["json"].replace("snow", f"snow {n}") for n in range(200)))
+    size = [
+        "student.config={n_embd:32,n_layer:2,n_head:2}",
+        "corpus.vocab_size=300",
+        "hydra.run.dir=runs/gpt2_pretrain",
+    ]
+    chosen = ["corpus=chat", "corpus.path=my_chats.jsonl", "evaluate=heldout", *SMALL, *size]
+    assert distill("+recipe=gpt2_pretrain", *chosen) == 0
+    run(found["sh"], "corpus.heldout=0.1")
+    content = results(Path("run"))
+    described = content["evaluation"]["heldout"]
+    assert 0 < described["positions"] < 0.5 * described["tokens"]
+    assert "prompts are read and not scored" in content["measures"]["perplexity"]["explanation"]
+
+
+def small_pair(shelf: Shelf) -> list[str]:
+    return [f"corpus.path={shelf.books}", "teacher=pretrained", f"teacher.path={shelf.teacher}", TINY_ROWS]
+
+
+def test_an_optimizer(shelf: Shelf) -> None:
+    found = section("Add an optimizer")
+    Path("my_optimizers.py").write_text(found["python"])
+    run(found["sh"], *small_pair(shelf), "train.save_every=1")
+    before, after = (load_file(f"run/checkpoints/step-0000000{step}/model.safetensors") for step in (1, 2))
+    rate, name = metrics(Path("run"))[-1]["lr"], "student.model.distilbert.transformer.layer.0.ffn.lin1.weight"
+    steps = (after[name] - before[name]).abs()
+    torch.testing.assert_close(steps, torch.full_like(steps, rate), rtol=1e-2, atol=1e-7)
+
+
+def test_a_schedule(shelf: Shelf) -> None:
+    found = section("Add a schedule")
+    Path("my_schedules.py").write_text(found["python"])
+    run(found["sh"], *small_pair(shelf))
+    rates = [line["lr"] for line in metrics(Path("run"))]
+    assert rates == pytest.approx([1e-3 * 0.25 / 0.3, 1e-3 * 0.25 / 0.7])
+
+
+def test_a_measure(shelf: Shelf) -> None:
+    found = section("Add a measure")
+    Path("my_measures.py").write_text(found["python"])
+    run(found["sh"], *small_pair(shelf))
+    content = results(Path("run"))
+    for model in ("teacher", "student"):
+        assert 0 <= content[model]["accuracy"]["heldout"] <= 1
+    assert content["history"][-1]["accuracy"] == content["student"]["accuracy"]
+    assert content["measures"]["accuracy"]["lower_is_better"] is False
+    report = Path("run/report.md").read_text()
+    assert "Accuracy" in report and "first choice" in report
 
 
 TINY_ROWS = "corpus.sequence_length=32"

@@ -13,7 +13,6 @@ import torch
 from distributed import run_ranks
 from naive import definition
 from tiny import (
-    VOCAB,
     Fit,
     assert_close,
     make_model,
@@ -26,9 +25,9 @@ from tiny import (
 )
 
 from distill import config as conf
-from distill.config import BackendConfig, MaskingConfig, ScheduleConfig, TrainConfig
-from distill.evaluation.evaluator import Evaluator
+from distill.config import BackendConfig, MaskingConfig, TrainConfig
 from distill.evaluation.sets import EvaluationSet
+from distill.schedules.linear import Linear
 
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 MASKED = objective_config(rows="masked", masking=MaskingConfig(share=0.3))
@@ -152,8 +151,11 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     pace = (40.0, 160.0)[backend.rank]
     distill.train.time = SimpleNamespace(monotonic=lambda: pace * time.monotonic())  # type: ignore[attr-defined]
     settings = TrainConfig(2, 2, epochs=None, minutes=1.0)
-    timed = Fit(folder / "minutes", tokenizer, rows, teacher, new_student(), settings=settings, backend=backend)
-    timed.schedule = ScheduleConfig(warmup=0.0)
+    timed = Fit(
+        folder / "minutes", tokenizer, rows, teacher, new_student(), settings=settings, backend=backend,
+        objective=tiny.objective_config(soft={"start": 5.0, "end": 1.0}),
+    )  # fmt: skip
+    timed.schedule = Linear(warmup=0.0)
     ended_by = timed.run()
     backend.close()
     return {
@@ -163,7 +165,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         "collectives": collectives,
         "scores": scores,
         "timed": weights_of(timed.student),
-        "rates": [line["lr"] for line in timed.logs],
+        "rates": [(line["lr"], line["weight/soft"]) for line in timed.logs],
         "ended_by": ended_by,
     }
 
@@ -171,7 +173,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
 def score(fit: Fit, batch_size: int) -> dict[str, dict[str, float]]:
     settings = conf.EvaluateConfig(batch_size=batch_size, pseudo_perplexity=conf.PseudoPerplexityConfig(0.5))
     masks = tiny.make_masks(fit.tokenizer, fit.rows)
-    evaluator = Evaluator(settings, masks, VOCAB, conf.PrecisionConfig(), fit.backend)
+    evaluator = tiny.make_evaluator(settings, masks, conf.PrecisionConfig(), fit.backend)
     return evaluator.score(fit.student, "student", [EvaluationSet("set", "a set", fit.rows, 1)])
 
 

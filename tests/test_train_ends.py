@@ -11,9 +11,10 @@ import tiny
 import torch
 from tiny import Fit, make_model, make_rows, new_student, only, weights_of
 
-from distill.config import ScheduleConfig, TrainConfig
+from distill.config import TrainConfig
 from distill.errors import Diverged, Interrupted
-from distill.schedule import ENDLESS, lr_scale, total_steps
+from distill.schedule import ENDLESS, total_steps
+from distill.schedules.linear import Linear
 
 # --- steps that are not finite -------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ def test_ends(
     assert newest_step(fit.checkpoints.newest() or Path("none")) == steps
     assert all(not torch.equal(w, before[n]) for n, w in weights_of(fit.student).items() if "position" not in n)
     # The schedule reaches its end: the last step has half a step's share of the way left.
-    assert fit.logs[-1]["lr"] == pytest.approx(1e-2 * lr_scale(ScheduleConfig(), 1 - 0.5 / steps))
+    assert fit.logs[-1]["lr"] == pytest.approx(1e-2 * Linear()(1 - 0.5 / steps))
 
 
 def test_every_position_is_counted_once_an_epoch(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
@@ -185,7 +186,7 @@ class Clock:
 
 def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distill.train.time", Clock())
-    settings, schedule = TrainConfig(4, 2, epochs=None, minutes=0.25), ScheduleConfig("linear", warmup=0.0)
+    settings, schedule = TrainConfig(4, 2, epochs=None, minutes=0.25), Linear(warmup=0.0)
     fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings, schedule=schedule)
     assert fit.run() == "minutes"
     seconds = [line["seconds"] for line in fit.logs]

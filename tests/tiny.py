@@ -17,13 +17,19 @@ from distill.checkpoint import Checkpoints, State
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM, masked_lm
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.measures import Scoring
 from distill.kernels.attention import use_batched_products
 from distill.kernels.dropout import replace_dropout
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
-from distill.models.student import DROPOUTS
+from distill.models.student import dropout_names
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.schedule import Schedule
+from distill.schedules.constant import Constant
+from distill.schedules.linear import Linear
+from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.signal import NoTeacher
 from distill.train import Training, train
@@ -86,7 +92,7 @@ def make_model(
     """A masked language model with weights large enough for its predictions to differ, in evaluation mode."""
     number = "n_layers" if family == "distilbert" else "num_hidden_layers"
     known = {"vocab_size": vocab, "max_position_embeddings": 32, "pad_token_id": PAD, number: layers}
-    known |= {name: dropout for name in DROPOUTS if hasattr(AutoConfig.for_model(family), name)}
+    known |= dict.fromkeys(dropout_names(AutoConfig.for_model(family)), dropout)
     special = {"bos_token_id": CLS, "eos_token_id": SEP}
     torch.manual_seed(seed)
     model = AutoModelForMaskedLM.from_config(
@@ -116,6 +122,14 @@ def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
     return masked_lm(conf.MaskingConfig(**changes), tokenizer, np.bincount(rows.reshape(-1), minlength=VOCAB))
 
 
+def make_evaluator(
+    settings: conf.EvaluateConfig, collator: Any, precision: conf.PrecisionConfig, backend: Any, task: str = "mlm"
+) -> Evaluator:
+    """What scores models of a task with this vocabulary."""
+    scoring = Scoring(collator, VOCAB, settings.batch_size, backend)
+    return Evaluator(settings, scoring, find_task(task).measures(scoring, settings, make_tokenizer()), precision)
+
+
 def corpus_config(**flat: Any) -> conf.CorpusConfig:
     """The corpus settings by the names of the command line: `corpus_config(kind="text", path=..., heldout=0.1)`."""
     return compose.corpus_config(flat)
@@ -131,17 +145,20 @@ def changed(corpus: conf.CorpusConfig, **flat: Any) -> conf.CorpusConfig:
 
 
 def objective_config(
-    soft: float = 5.0,
-    mlm: float = 2.0,
-    cosine: float = 1.0,
+    soft: Any = 5.0,
+    mlm: Any = 2.0,
+    cosine: Any = 1.0,
     rows: str = "all",
     cutoff: float = 0.0,
-    temperature: float = 2.0,
+    temperature: Any = 2.0,
     kernel: str = "auto",
     masking: conf.MaskingConfig | None = None,
     **more: dict[str, Any],
 ) -> conf.ObjectiveConfig:
-    """The three terms of DistilBERT with these weights, and `more` terms as a recipe would write them."""
+    """The three terms of DistilBERT with these weights, and `more` terms as a recipe would write them.
+
+    A weight or temperature may be {"start": ..., "end": ...}.
+    """
     given: dict[str, dict[str, Any]] = {
         "soft": {"weight": soft, "temperature": temperature, "rows": rows, "cutoff": cutoff},
         "mlm": {"weight": mlm},
@@ -153,7 +170,7 @@ def objective_config(
     return settings
 
 
-def only(**weights: float) -> conf.ObjectiveConfig:
+def only(**weights: Any) -> conf.ObjectiveConfig:
     """An objective with these weights, and 0 for the terms that are not named."""
     return objective_config(**{"soft": 0.0, "mlm": 0.0, "cosine": 0.0, **weights})
 
@@ -234,7 +251,7 @@ class Fit:
     student: Any = None
     objective: conf.ObjectiveConfig = field(default_factory=objective_config)
     settings: conf.TrainConfig = field(default_factory=lambda: conf.TrainConfig(batch_size=4, accumulate=2, epochs=2))
-    schedule: conf.ScheduleConfig = field(default_factory=conf.ScheduleConfig)
+    schedule: Schedule = field(default_factory=Linear)
     optimizer: Any = None  # called with all that is trained; None: AdamW of distill
     optimizer_settings: conf.OptimizerConfig = field(default_factory=lambda: conf.OptimizerConfig(lr=1e-2))
     seed: int = 0
@@ -319,5 +336,5 @@ def plain_sgd(lr: float = 0.1) -> dict[str, Any]:
     return {
         "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=lr),
         "optimizer_settings": conf.OptimizerConfig(lr=lr, clip=None),
-        "schedule": conf.ScheduleConfig(kind="constant", warmup=0.0),
+        "schedule": Constant(warmup=0.0),
     }

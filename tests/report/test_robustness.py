@@ -109,6 +109,22 @@ def test_model_card_has_front_matter_use_and_limits(results: dict) -> None:
         assert part in card, part
 
 
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "Qwen2ForCausalLM", "BertForMaskedLM", "DistilBertForMaskedLM"])
+def test_a_model_card_loads_and_asks_the_students_own_kind(results: dict, name: str) -> None:
+    results["student"]["name"] = name
+    card = report.model_card(results)
+    causal = "Masked" not in name
+    for part, expected in (
+        ("AutoModelForCausalLM.from_pretrained", causal),
+        ("AutoModelForMaskedLM.from_pretrained", not causal),
+        ("pipeline_tag: text-generation", causal),
+        ("pipeline_tag: fill-mask", not causal),
+        ("fills in masked words", not causal),
+    ):
+        assert (part in card) == expected, part
+    compile(re.search(r"```python\n(.*?)```", card, flags=re.DOTALL)[1], "card", "exec")
+
+
 def test_results_from_json_give_the_same_report(written: Path, tmp_path: Path) -> None:
     results, metrics = json.loads(json.dumps([sample_results(), sample_metrics()]))
     report.write(tmp_path, results, metrics, CONFIG)

@@ -1,0 +1,95 @@
+"""A causal pair on conversations, from the command line: what is trained, what is scored, and what is refused."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from job import distill, metrics, results
+
+SMALL = ["corpus.cache=cache", "corpus.workers=1", "corpus.sequence_length=64", "corpus.heldout=0.2", "precision=fp32"]
+SMALL += ["train.steps=4", "evaluate=heldout", "evaluate.rows=16"]
+COLOURS = ["red", "blue", "green", "white", "brown"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations, the same as prompts and completions, and a teacher trained on them."""
+    where = tmp_path_factory.mktemp("conversations")
+    draw = random.Random(3)
+    chats, pairs = [], []
+    for _ in range(120):
+        said = " ".join(draw.choices(COLOURS, k=draw.randint(2, 8)))
+        turns = [{"role": "user", "content": f"Repeat {said}"}, {"role": "assistant", "content": f"{said}."}]
+        chats.append(json.dumps({"messages": turns * draw.randint(1, 2)}))
+        pairs.append(json.dumps({"prompt": f"Repeat {said}:", "completion": f" {said}."}))
+    (where / "chats.jsonl").write_text("\n".join(chats))
+    (where / "pairs.jsonl").write_text("\n".join(pairs))
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(where)
+        size = ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"]
+        chosen = ["corpus=chat", "corpus.path=chats.jsonl", "hydra.run.dir=runs/gpt2_pretrain"]
+        assert distill("+recipe=gpt2_pretrain", *chosen, *SMALL, *size) == 0
+    return where
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def scored(run: Path) -> tuple[int, int]:
+    """Positions that perplexity scores, and tokens of the set."""
+    described = results(run)["evaluation"]["heldout"]
+    return described["positions"], described["tokens"]
+
+
+def test_distillation_on_conversations(capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["+recipe=distilgpt2_gutenberg", "corpus=chat", "corpus.path=chats.jsonl", *SMALL]
+    command += ["student.layers=[0]", "hydra.run.dir=runs/chat"]
+    assert distill(*command) == 0
+    run = Path("runs/chat")
+    content = results(run)
+    assert "of which what assistant says counts" in content["corpus"]["name"]
+    assert "prompts are read and not scored" in content["measures"]["perplexity"]["explanation"]
+    positions, tokens = scored(run)
+    assert 0 < positions < 0.6 * tokens
+    assert all(line["loss/clm"] > 0 and line["loss/soft"] > 0 for line in metrics(run))
+    # Another template is another text: the run cannot go on with it. The same again is finished.
+    capfd.readouterr()
+    assert distill(*command, r'corpus.template="{role}> {content}\n"') == 2
+    assert "the corpus has another text than then" in capfd.readouterr().err
+    assert distill(*command) == 0
+    assert "finished and nothing was changed" in capfd.readouterr().err
+
+
+def test_prompts_and_completions() -> None:
+    columns = ["corpus=jsonl", "corpus.path=pairs.jsonl", "corpus.prompt=prompt", "corpus.field=completion"]
+    sets = ["+evaluate.sources.chats={kind:chat,path:chats.jsonl}", "evaluate.sets=[heldout,chats]"]
+    assert distill("+recipe=distilgpt2_gutenberg", *columns, *SMALL, *sets, "hydra.run.dir=runs/pairs") == 0
+    content = results(Path("runs/pairs"))
+    assert "after prompts in prompt" in content["corpus"]["name"]
+    assert "of which what assistant says counts" in content["evaluation"]["chats"]["description"]
+    positions, tokens = scored(Path("runs/pairs"))
+    assert 0 < positions < 0.7 * tokens
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["corpus=chat", "corpus.path=chats.jsonl"], ["corpus has prompts", "objective.task=clm"]),
+        (
+            ["corpus=jsonl", "corpus.path=pairs.jsonl", "corpus.field=completion", "corpus.prompt=prompt"],
+            ["corpus has prompts", "objective.task=clm"],
+        ),
+        (
+            ["corpus=prose", "+evaluate.sources.mine={kind:chat,path:chats.jsonl}", "evaluate.sets=[mine]"],
+            ["evaluate.sources.mine has prompts", "objective.task=clm"],
+        ),
+    ],
+)
+def test_masked_words_are_refused(given: list[str], words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert distill("+recipe=distilbert_gutenberg", *given, "hydra.run.dir=runs/masked") == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert all(word in line for word in words), line
+    assert not Path("runs/masked/checkpoints").exists()
