@@ -102,6 +102,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
         evaluator = make_evaluator(config, task, models.tokenizer, text, backend)
         monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
+        held.callback(monitor.progress.close)  # also where the training ends early
         training = Training(
             trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
             make_schedule(config.schedule), config.optimizer, folder.checkpoints, monitor,

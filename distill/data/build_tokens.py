@@ -78,13 +78,13 @@ def _pack_all(work: list[Work], packing: Packing, cache: CacheConfig) -> float:
     size = sum(each.shard.size for each in todo)
     of_files = all(each.shard.paths for each in todo)
     done = tokens = 0
-    with workers(cache, only_if=size > FEW_BYTES or not of_files) as pool:
-        progress = Progress("tokens", size / 1e6 if of_files else size, "MB" if of_files else "rows")
+    total, unit = (size / 1e6, "MB") if of_files else (size, "rows")
+    parallel = workers(cache, only_if=size > FEW_BYTES or not of_files)
+    with parallel as pool, Progress("tokens", total, unit) as progress:
         for shard, packed in _run(todo, packing, pool):
             done += shard.size
             tokens += num_tokens(packed)
             progress.update(done / 1e6 if of_files else done, f"{tokens:,} tokens")
-        progress.close()
     return time.perf_counter() - begun + sum(each["seconds"] for each in before) / num_processes(cache)
 
 
