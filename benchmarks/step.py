@@ -39,7 +39,7 @@ from distill.config import BackendConfig, ObjectiveConfig, OptimizerConfig, Prec
 from distill.data.batches import Batches
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.schedules.constant import Constant
-from distill.setup import setup_models
+from distill.setup import setup_student, setup_teacher
 from distill.teacher.live import LiveTeacher
 from distill.threads import limit_spinning
 from distill.train import Training, train
@@ -95,8 +95,8 @@ def train_with_distill(
     fit_terms(terms, student, teacher)
     many = 0 if "eager" in variant.name else 10**9  # positions: from that many on the objective is compiled
     objective = build_objective(terms, config, variant.precision, student.config.vocab_size, many, backend.device)
-    trainable, frozen = setup_models(student, teacher, objective, variant.precision, backend)
-    assert frozen is not None
+    frozen = setup_teacher(teacher, variant.precision, backend)
+    trainable = setup_student(student, objective, variant.precision, backend)
     optimizer = OptimizerConfig()
     with tempfile.TemporaryDirectory() as folder:
         train(

@@ -32,7 +32,7 @@ from distill.report import report, results, summary
 from distill.report.use import origin_of
 from distill.run_folder import RunFolder
 from distill.schedule import make_schedule, total_steps
-from distill.setup import choose_precision, setup_models
+from distill.setup import choose_precision, setup_student
 from distill.tasks import Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
@@ -92,7 +92,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         origin = cache_origin(config, models.tokenizer, text, objective)
         caches = find_caches(config, models.digests, origin, text.batches, objective)
-        trainable, _ = setup_models(models.student, None, objective, config.precision, backend)
+        trainable = setup_student(models.student, objective, config.precision, backend)
         frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
         optimizer = optim.build(trainable, config.optimizer)
         state = folder.begin(trainable, optimizer, resolved)

@@ -50,10 +50,10 @@ def write(path: str, text: Path | None, rows: int) -> dict[str, Any]:
     convert.need_packages()
     model, folder, causal = load(path)
     length = min(ROW, longest_row(model) or ROW)
-    asked = None
+    questions = None
     if text is not None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        asked = measure.questions(measure.rows_of(text, tokenizer, length, rows), tokenizer, causal)
+        questions = measure.questions(measure.rows_of(text, tokenizer, length, rows), tokenizer, causal)
     with atomic(folder / "onnx") as new:
         new.mkdir()
         convert.to_onnx(model, new / FP32)
@@ -63,7 +63,9 @@ def write(path: str, text: Path | None, rows: int) -> dict[str, Any]:
         formats |= {"ONNX fp32": convert.session(new / FP32), "ONNX int8": convert.session(new / INT8)}
         seconds = measure.latencies(formats, model.get_output_embeddings().weight.shape[0], length)
         bytes_of = [size(model)[1], *((new / name).stat().st_size for name in (FP32, INT8))]
-        scores = {name: None if asked is None else measure.perplexity(run, *asked) for name, run in formats.items()}
+        scores = {
+            name: None if questions is None else measure.perplexity(run, *questions) for name, run in formats.items()
+        }
         content = {
             "model": type(model).__name__,
             "formats": {
@@ -73,7 +75,7 @@ def write(path: str, text: Path | None, rows: int) -> dict[str, Any]:
             "row": length,
             "threads": 1,
             "text": None if text is None else text.name,
-            "scored_positions": 0 if asked is None else int((asked[1] != measure.IGNORE).sum()),
+            "scored_positions": 0 if questions is None else int((questions[1] != measure.IGNORE).sum()),
             "task": "next token" if causal else "masked words",
             "largest_difference": difference,
             "versions": {module.__name__: module.__version__ for module in (torch, transformers)},

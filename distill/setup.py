@@ -43,15 +43,8 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], backen
     return resolve(settings, auto, {})
 
 
-def setup_models(
-    student: Any, teacher: Any | None, objective: Objective, precision: PrecisionConfig, backend: Backend
-) -> tuple[Trainable, LanguageModel | None]:
-    """Put both models on this rank's device, the gradients into the bucket, and choose their kernels.
-
-    Returns:
-        What is trained, and the teacher as training runs it (packed or rounded; the report scores the teacher itself).
-    """
-    frozen = None if teacher is None else setup_teacher(teacher, precision, backend)
+def setup_student(student: Any, objective: Objective, precision: PrecisionConfig, backend: Backend) -> Trainable:
+    """Put what is trained on this rank's device, its gradients into the bucket, and choose its kernels."""
     student.to(backend.device)
     _choose_attention(student, precision, backend)
     if backend.device.type == "cpu":
@@ -63,11 +56,14 @@ def setup_models(
         use_one_gelu(student)  # the teacher has it
     trainable = Trainable(LanguageModel(student, precision.student), objective.modules()).to(backend.device)
     backend.prepare(trainable)
-    return trainable, frozen
+    return trainable
 
 
 def setup_teacher(teacher: Any, precision: PrecisionConfig, backend: Backend) -> LanguageModel:
-    """Put a teacher on this rank's device, and give it as training runs it."""
+    """Put a teacher on this rank's device, and give it as training runs it.
+
+    That is packed or rounded; the report scores the teacher itself.
+    """
     frozen = pack_teacher(teacher.to(backend.device), precision, backend.device)
     _choose_attention(frozen, precision, backend)
     return LanguageModel(frozen, precision.teacher)

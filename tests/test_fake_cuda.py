@@ -31,7 +31,7 @@ from distill.evaluation.measures import PerplexityMeter
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
-from distill.setup import setup_models, setup_teacher
+from distill.setup import setup_student, setup_teacher
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
@@ -114,8 +114,8 @@ def test_the_step(
     terms, ranks = make_terms(settings), backend()
     fit_terms(terms, student, teacher)
     objective = build_objective(terms, settings, precision(format), VOCAB, 1, CUDA)
-    model, frozen = setup_models(student, teacher, objective, precision(format), ranks)
-    assert frozen is not None
+    frozen = setup_teacher(teacher, precision(format), ranks)
+    model = setup_student(student, objective, precision(format), ranks)
     source = batches(tokenizer, padded)
     window = source.window(0)
     counts = objective.count(window)
@@ -139,7 +139,7 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
     terms, ranks = make_terms(settings), backend()
     fit_terms(terms, student, None)
     objective = build_objective(terms, settings, precision("fp32"), VOCAB, 1, CUDA)
-    model, _ = setup_models(student, None, objective, precision("fp32"), ranks)
+    model = setup_student(student, objective, precision("fp32"), ranks)
     window = []
     for batch in batches(tokenizer, True).window(0):
         positions = objective.positions(batch)
@@ -159,7 +159,7 @@ def test_several_teachers(tokenizer: Any, kernel: str, format: str) -> None:
     student, ranks = model_on_gpu("distilbert", 1).train(), backend()
     teachers = [model_on_gpu("bert", 2), model_on_gpu("distilbert", 1)]
     objective = build_objective(make_terms(settings), settings, precision(format), VOCAB, 1, CUDA)
-    model, _ = setup_models(student, None, objective, precision(format), ranks)
+    model = setup_student(student, objective, precision(format), ranks)
     live = [LiveTeacher(setup_teacher(teacher, precision(format), ranks)) for teacher in teachers]
     window = batches(tokenizer, True).window(0)
     counts, mean = objective.count(window), MeanTeacher(live, [1.0, 2.0])

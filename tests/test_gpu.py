@@ -24,7 +24,7 @@ from distill import config as conf
 from distill.backends.single import Single
 from distill.data.batches import Batches
 from distill.objective.build import build_objective, fit_terms, make_terms
-from distill.setup import setup_models
+from distill.setup import setup_student, setup_teacher
 from distill.teacher.live import LiveTeacher
 from distill.train import accumulate_gradients
 
@@ -42,8 +42,8 @@ def gradients(
     terms = make_terms(settings)
     fit_terms(terms, student, teacher)
     objective = build_objective(terms, settings, precision, student.config.vocab_size, 1, backend.device)
-    model, frozen = setup_models(student, teacher, objective, precision, backend)
-    assert frozen is not None
+    frozen = setup_teacher(teacher, precision, backend)
+    model = setup_student(student, objective, precision, backend)
     data = make_rows(8, shortest=5)
     source = Batches(data, make_masks(tokenizer, data), batch_size=4, accumulate=2, seed=0)
     window = source.window(0)

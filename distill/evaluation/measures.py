@@ -79,6 +79,11 @@ class Scoring:
             yield self.collator.collate(ids, keys, numbers).to(self.backend.device)
             done(len(numbers))
 
+    def num_targets(self, data: EvaluationSet) -> int:
+        """How many positions of the set have a token to predict, over all ranks."""
+        count = sum(len(batch.targets.positions) for batch in self.batches(data, lambda _: None))
+        return int(self.backend.sum(torch.tensor(count)))
+
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.backend.device)
 

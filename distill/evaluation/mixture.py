@@ -30,15 +30,15 @@ class MeanReader(LanguageModel):
     def __init__(self, model: MeanModel, precision: str) -> None:
         super().__init__(model, precision)
         self.members = [LanguageModel(member, precision) for member in model.members]
+        self.widths = [each.model.get_output_embeddings().weight.shape[1] for each in self.members]
 
     def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
         """`head_rows` [N, sum of E_k]; no hidden states."""
-        asked = OutputSpec(True, spec.positions)
-        return Outputs(self.joined([each(inputs, documents, asked).head_rows for each in self.members]), {})
+        head_only = OutputSpec(True, spec.positions)
+        return Outputs(self.joined([each(inputs, documents, head_only).head_rows for each in self.members]), {})
 
     def joined(self, rows: Sequence[Tensor]) -> Tensor:
         """The members' head inputs [N, E_k] -> [N, sum of E_k]."""
-        self.widths = [row.shape[-1] for row in rows]
         return torch.cat(list(rows), -1)
 
     def logits(self, rows: Tensor, vocab: int) -> Tensor:

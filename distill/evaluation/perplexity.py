@@ -1,7 +1,5 @@
 """Perplexity of a masked language model at the positions of a fixed mask."""
 
-import torch
-
 from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
@@ -27,8 +25,7 @@ class Perplexity:
         return data.num_rows
 
     def num_positions(self, data: EvaluationSet) -> int:
-        count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
-        return int(self.scoring.backend.sum(torch.tensor(count)))
+        return self.scoring.num_targets(data)
 
     def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
         mean = PerplexityMeter(self.scoring.backend)

@@ -83,14 +83,15 @@ class SlidingPerplexity:
             return self._last[2]
         sums = torch.zeros(4, dtype=torch.float64, device=self.scoring.backend.device)
         for windows in self._batches(data, done):
-            batch = self._collate(data, windows).to(self.scoring.backend.device)
-            scored = torch.from_numpy(_scored(batch, windows)).to(sums.device)
-            positions, targets = (each[scored] for each in batch.targets)
+            batch = self._collate(data, windows)
+            scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
+            positions, targets = (each[scored].to(sums.device) for each in batch.targets)
+            batch = batch.to(sums.device)
             rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
             losses = token_losses(model, rows, targets, self.scoring.vocab)
             lengths = self.token_bytes[targets]
             counts = torch.stack(
-                [losses.sum(), losses.new_tensor(len(losses)), losses[lengths > 0].sum(), lengths.sum()]
+                [losses.sum(), losses.new_tensor(len(losses)), (losses * (lengths > 0)).sum(), lengths.sum()]
             )
             sums += counts
         totals = Totals(*self.scoring.backend.sum(sums).tolist())
@@ -187,6 +188,6 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
 
 def _scored(batch: Batch, windows: list[Window]) -> np.ndarray:
     """Which of the batch's targets are scored, [N] bool: those that stand at `first` or behind it in their window."""
-    positions = batch.targets.positions.cpu().numpy()
+    positions = batch.targets.positions.numpy()
     row, column = np.divmod(positions, batch.ids.shape[1])
     return column + 1 >= np.array([window.first for window in windows])[row]

@@ -34,8 +34,7 @@ class TargetMean(ABC):
         return data.num_rows
 
     def num_positions(self, data: EvaluationSet) -> int:
-        count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
-        return int(self.scoring.backend.sum(torch.tensor(count)))
+        return self.scoring.num_targets(data)
 
     def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
         sums = torch.zeros(2, dtype=torch.float64, device=self.scoring.backend.device)

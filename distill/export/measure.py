@@ -63,7 +63,7 @@ def rows_of(path: Path, tokenizer: Any, length: int, most: int) -> np.ndarray:
 def questions(rows: np.ndarray, tokenizer: Any, causal: bool) -> tuple[np.ndarray, np.ndarray]:
     """What the model sees [R, S], and what it should say at each position [R, S], IGNORE where nothing.
 
-    A causal model is asked for every next token, a masked one for the 15 % that the evaluation of runs masks too.
+    A causal model predicts every next token, a masked one for the 15 % that the evaluation of runs masks too.
     """
     if causal:
         ends = np.full((len(rows), 1), IGNORE)
@@ -78,8 +78,8 @@ def perplexity(run: Logits, inputs: np.ndarray, targets: np.ndarray) -> float:
     total, count = 0.0, 0
     for start in range(0, len(inputs), BATCH):
         ids, wanted = inputs[start : start + BATCH], targets[start : start + BATCH]
-        asked = wanted != IGNORE
-        logits = torch.from_numpy(run(ids, np.ones_like(ids))[asked]).double()
-        total += cross_entropy(logits, torch.from_numpy(wanted[asked]), reduction="sum").item()
-        count += int(asked.sum())
+        scored = wanted != IGNORE
+        logits = torch.from_numpy(run(ids, np.ones_like(ids))[scored]).double()
+        total += cross_entropy(logits, torch.from_numpy(wanted[scored]), reduction="sum").item()
+        count += int(scored.sum())
     return math.exp(min(total / count, 700.0))

@@ -10,27 +10,18 @@ from distill.data.batch import Batch
 from distill.kernels.precision import at_least_fp32
 from distill.models.language_model import Outputs, OutputSpec
 from distill.models.shapes import hidden_widths
-from distill.objective.terms import Term
-from distill.objective.terms._pairs import Pair, checked_pairs, layer_pairs, projected, projections, sides
+from distill.objective.terms._pairs import PairsTerm, layer_pairs, projected, projections, sides
 from distill.objective.terms.cosine import valid_rows
 from distill.teacher.signal import Signal
 
 
-class HiddenPairs(Term):
+class HiddenPairs(PairsTerm):
     """A loss at every non-padding position, summed over pairs of layers, with a projection where widths differ.
 
-    Attributes:
-        pairs: the layers as set until `build`, then as the models number them: 0 embeddings, i the output of block i.
+    Layer 0 is the embeddings, i the output of block i; without `pairs` all layers of the student count, evenly spread.
     """
 
-    def __init__(self, pairs: list[list[int]] | None = None) -> None:
-        """`pairs`: [student layer, teacher layer], -1 the last; null: all of the student's, evenly spread."""
-        self._given = checked_pairs(pairs)
-        self.pairs: list[Pair] = self._given or []
-
-    def build(self, student: Any, teacher: Any | None) -> None:
-        if teacher is None:
-            return
+    def build_pairs(self, student: Any, teacher: Any) -> None:
         self.pairs = layer_pairs(self._given, student, teacher, first=0)
         own, other = sides(self.pairs)
         self.student_reads, self.teacher_reads = OutputSpec(layers=own), OutputSpec(layers=other)

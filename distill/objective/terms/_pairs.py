@@ -1,13 +1,36 @@
 """Which layers of a student are compared with which of its teacher, and projections between their widths."""
 
+from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor, nn
 
 from distill.models.language_model import LAST
 from distill.models.protocol import depth_of
+from distill.objective.terms import Term
 
 Pair = tuple[int, int]  # a layer of the student, one of the teacher
+
+
+class PairsTerm(Term):
+    """A loss that is summed over pairs of layers.
+
+    Attributes:
+        pairs: the layers as set until `build`, then as the models number them.
+    """
+
+    def __init__(self, pairs: list[list[int]] | None = None) -> None:
+        """`pairs`: [student layer, teacher layer], -1 the last; null: the default of the loss."""
+        self._given = checked_pairs(pairs)
+        self.pairs: list[Pair] = self._given or []
+
+    def build(self, student: Any, teacher: Any | None) -> None:
+        if teacher is not None:
+            self.build_pairs(student, teacher)
+
+    @abstractmethod
+    def build_pairs(self, student: Any, teacher: Any) -> None:
+        """`build` for two models: number `pairs`, and say what is read of each."""
 
 
 def checked_pairs(pairs: list[list[int]] | None) -> list[Pair] | None:

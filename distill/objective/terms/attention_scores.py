@@ -10,29 +10,22 @@ from distill.kernels.precision import at_least_fp32
 from distill.models.language_model import Outputs, OutputSpec
 from distill.models.recorded_attention import QKV, visible_to_both
 from distill.models.shapes import attention_shapes
-from distill.objective.terms import Term
-from distill.objective.terms._pairs import Pair, checked_pairs, layer_pairs, sides
+from distill.objective.terms._pairs import PairsTerm, layer_pairs, sides
 from distill.objective.terms.cosine import valid_rows
 from distill.teacher.signal import Signal
 
 
-class AttentionScores(Term):
+class AttentionScores(PairsTerm):
     """Sum over pairs of blocks of the MSE between their attention scores, scaling * query key^T.
 
     Jiao et al., "TinyBERT: Distilling BERT for Natural Language Understanding" (2020), equation 7: head by head, before
     the softmax. Every non-padding position counts once, with the mean over the heads and over the keys that it sees.
+    Blocks are numbered from 1; without `pairs` all of the student's count, evenly spread.
     """
 
     title = "Attention scores (MSE)"
 
-    def __init__(self, pairs: list[list[int]] | None = None) -> None:
-        """`pairs`: [student block, teacher block] from 1, -1 the last; null: all of the student's, evenly spread."""
-        self._given = checked_pairs(pairs)
-        self.pairs: list[Pair] = self._given or []
-
-    def build(self, student: Any, teacher: Any | None) -> None:
-        if teacher is None:
-            return
+    def build_pairs(self, student: Any, teacher: Any) -> None:
         self.pairs = layer_pairs(self._given, student, teacher, first=1)
         own, other = sides(self.pairs)
         shapes = zip(attention_shapes(student, own), attention_shapes(teacher, other), strict=True)

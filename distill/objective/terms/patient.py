@@ -10,29 +10,22 @@ from distill.data.batch import Batch
 from distill.kernels.precision import at_least_fp32
 from distill.models.language_model import Outputs, OutputSpec
 from distill.models.shapes import hidden_widths
-from distill.objective.terms import Term
-from distill.objective.terms._pairs import Pair, checked_pairs, layer_pairs, sides
+from distill.objective.terms._pairs import PairsTerm, layer_pairs, sides
 from distill.teacher.signal import Signal
 
 
-class Patient(Term):
+class Patient(PairsTerm):
     """Sum over pairs of layers of |h / |h| - t / |t||^2 at the first position ([CLS]) of every row.
 
     Sun et al., "Patient Knowledge Distillation for BERT Model Compression" (2019), section 3.2. Without `pairs` it is
-    their PKD-Skip: all blocks of the student but the last, whose output the other losses see.
+    their PKD-Skip: all blocks of the student but the last, whose output the other losses see. Layer 0 is the
+    embeddings.
     """
 
     title = "First position (patient)"
     reads_first_position = True
 
-    def __init__(self, pairs: list[list[int]] | None = None) -> None:
-        """`pairs`: [student layer, teacher layer], 0 the embeddings, -1 the last; null: as in the paper."""
-        self._given = checked_pairs(pairs)
-        self.pairs: list[Pair] = self._given or []
-
-    def build(self, student: Any, teacher: Any | None) -> None:
-        if teacher is None:
-            return
+    def build_pairs(self, student: Any, teacher: Any) -> None:
         first = 1 if self._given is None else 0
         self.pairs = layer_pairs(self._given, student, teacher, first, skipped=1)
         own, other = sides(self.pairs)
