@@ -17,7 +17,7 @@ from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import mixing_temperature
 from distill.ramp import Ramp
 from distill.schedule import make_schedule
-from distill.tasks import find_task
+from distill.tasks import find_task, task_of
 from distill.teacher.members import ONLY, errors_of, settings_by_member
 
 FORMATS = ("fp32", "bf16", "auto")
@@ -127,18 +127,19 @@ def _check_objective(config: Config) -> None:
         raise SettingError(
             f"objective.masking.mask={masking.mask} and keep={masking.keep} exceed 1 together: lower one"
         )
-    _at_least("objective.masking.smoothing", masking.smoothing, 0)
+    for name, least in (("smoothing", 0), ("ngrams", 1), ("most", 1)):
+        _at_least(f"objective.masking.{name}", getattr(masking, name), least)
 
 
 def _check_task(config: Config, terms: dict[str, Term]) -> None:
     """Refuse terms of another task, and settings that only another task would read."""
     settings = config.objective
-    task = find_task(settings.task)
+    task = find_task(settings.task, terms.values())
     for name, term in terms.items():
-        if term.task not in ("", settings.task):
+        if term.task not in ("", *task.labels):
             raise SettingError(
-                f"objective.{name} is a term of objective.task={term.task}, but objective.task={settings.task}: set "
-                f"objective.{name}.weight=0, or choose another objective"
+                f"objective.{name} is a term of objective.task={task_of(term.task)}, but objective.task="
+                f"{settings.task}: set objective.{name}.weight=0, or choose another objective"
             )
     if task.kind.causal and settings.masking != MaskingConfig():
         raise SettingError(
@@ -216,7 +217,7 @@ def _check_teacher_cache(config: Config, first: bool) -> None:
     readers = {name: term for name, term in on_logits.items() if term.top_k_temperature is not None}
     if not readers:
         raise SettingError(f"{where}, but no term of the objective wants soft targets: set top_k to null")
-    if config.objective.task == "mlm" and not config.objective.masking.static:
+    if not find_task(config.objective.task).kind.causal and not config.objective.masking.static:
         raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
     for name, term in terms.items():
         if name not in readers and (first or name in on_logits):

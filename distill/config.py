@@ -28,6 +28,14 @@ class Missing(Enum):
     skip = "skip"
 
 
+class DocumentUnit(Enum):
+    """What of a plain text file is one document."""
+
+    line = "line"  # a line: the published format of an article a line
+    blank = "blank"  # what stands between two blank lines
+    file = "file"  # the whole file
+
+
 @dataclass
 class SourceConfig:
     """Where documents come from. `kind` names a file of `distill/data/sources/`."""
@@ -36,6 +44,7 @@ class SourceConfig:
     path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
     # Column of JSONL, Parquet and Hub data sets; null: `text`, or `messages` of conversations.
     field: str | None = None
+    document: DocumentUnit | None = None  # of plain text; null: about 1 MiB of whole paragraphs
     prompt: str | None = None  # column of a text before that of `field`, to be read and not predicted (causal models)
     template: str | None = None  # of conversations: one message, by its {role} and {content}
     target_role: str | None = None  # of conversations: whose messages count; null: assistant
@@ -155,6 +164,8 @@ class MaskingConfig:
     keep: float = 0.1  # of the chosen: left as they are; the rest get a random token
     smoothing: float = 0.7  # chosen with p ~ max(count, 1)^-smoothing; 0: all alike
     whole_words: bool = False
+    ngrams: int = 1  # up to so many whole words in a row are chosen together, n of them with p ~ 1/n
+    most: int | None = None  # positions of a row that are predicted, whatever `share` says; null: no limit
     static: bool = False  # the same masks in every epoch
 
 

@@ -75,7 +75,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     with ExitStack() as held:
         backend = held.enter_context(backends.build(config.backend))
         configure_logging(backend.rank)
-        terms, task = make_terms(config.objective), find_task(config.objective.task)
+        terms = make_terms(config.objective)
+        task = find_task(config.objective.task, terms.values())
         models = load_models(config, terms, task, backend)
         text = prepare_text(config, task, models.tokenizer, backend)
         steps = total_steps(config.train, text.batches.steps_per_epoch)
@@ -236,7 +237,7 @@ def compare_models(
         "student": (type(models.student).__name__, models.student),
     }
     if twin is not None:
-        model = load_twin(config, models.student).to(training.backend.device)
+        model = load_twin(config, models).to(training.backend.device)
         named["twin"] = (type(model).__name__, model)
     named = {label: pair for label, pair in named.items() if pair[1] is not None}
     speeds = (
@@ -247,8 +248,7 @@ def compare_models(
         known = monitor.last_scores() if label == "student" else None
         blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
     made_by = config.student.custom.path if config.student.custom is not None else None
-    causal = find_task(config.objective.task).kind.causal
-    blocks["student"]["origin"] = origin_of(models.student, made_by, causal)._asdict()
+    blocks["student"]["origin"] = origin_of(models.student, made_by, models.kind.causal)._asdict()
     if teachers and not scored:
         blocks["teacher"] = results.model_block(title_of(teachers), models.teacher, {}, None)
     if members:

@@ -14,12 +14,13 @@ from distill.evaluation.mixture import MeanModel
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
 from distill.models.custom import load_weights
 from distill.models.identity import model_digest, saved_digest
+from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
-from distill.tasks import Task, find_task
+from distill.tasks import Task
 from distill.teacher.members import Member, errors_of, load_members, settings_by_member
 
 
@@ -33,6 +34,7 @@ class Models:
     teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
     # Of each teacher, and of the student where it starts from a model of the user's.
     digests: dict[str, str | None]
+    kind: ModelKind  # of the student
 
     @property
     def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None:
@@ -49,7 +51,7 @@ class Models:
 
 def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Backend) -> Models:
     """The frozen teachers, the student, and the tokenizer: the teachers', the student's or a new one."""
-    teachers, shared = load_members(config, task.kind, backend.device)
+    teachers, shared = load_members(config, task.teacher_kind(config.student.kind), backend.device)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
     other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
@@ -80,7 +82,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
         )
     if config.student.kind in ("pretrained", "custom"):
         digests["student"] = model_digest(student)
-    return Models(teachers, student, tokenizer, other, digests)
+    return Models(teachers, student, tokenizer, other, digests, task.kind)
 
 
 def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
@@ -118,11 +120,11 @@ def _check_across_tokenizers(
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
 
 
-def load_twin(config: Config, student: Any) -> Any:
+def load_twin(config: Config, models: Models) -> Any:
     """The student of the run that `evaluate.twin` names; of a callable of the user's it is of this run's class."""
     path = config.evaluate.twin or ""
     if config.student.kind != "custom":
-        return load_pretrained("evaluate.twin", path, find_task(config.objective.task).kind)
-    twin = copy.deepcopy(student)
+        return load_pretrained("evaluate.twin", path, models.kind)
+    twin = copy.deepcopy(models.student)
     load_weights(twin, "evaluate.twin", path)
     return twin

@@ -13,6 +13,7 @@ import torch
 from families import depth_fields, make_family
 from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
+from transformers import AlbertConfig, AlbertForPreTraining
 from vocabularies import special_ids, vocabulary_of
 
 from distill.__main__ import main
@@ -117,6 +118,18 @@ def save_model(folder: Path, family: str = "gpt2", layers: int = 4, **fields: An
     """A folder with an untrained model of any family, with a tokenizer as its published ones have."""
     tokenizer = vocabulary_of(family)
     make_family(family, **{**depth_fields(family, layers), **special_ids(tokenizer), **fields}).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_ordered(folder: Path) -> Path:
+    """A folder with an untrained ALBERT that has a head for the order of segments, with a tokenizer."""
+    tokenizer = vocabulary_of("bert")
+    sizes = {"embedding_size": 16, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config = AlbertConfig(
+        vocab_size=len(tokenizer), num_hidden_layers=4, max_position_embeddings=512, pad_token_id=0, **sizes
+    )
+    AlbertForPreTraining(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import TINY, Shelf, composed, distill, metrics, results, save_model
+from job import TINY, Shelf, composed, distill, metrics, results, save_model, save_ordered
 
 from distill.checks import check
 from distill.config import CONF, RECIPES, Config
@@ -12,16 +12,20 @@ from distill.config import CONF, RECIPES, Config
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
 
-
+ALBERT = (
+    "student.config={embedding_size:16,hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64}"
+)
 OF_SCRATCH = {
     "bert_pretrain": [TINY],
+    "albert_pretrain": [ALBERT],
     "gpt2_pretrain": ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"],
 }
 
 
 def test_the_recipes_are_there() -> None:
     masked = {"distilbert_gutenberg", "distilbert_gutenberg_twin", "bert_pretrain", "smoke"}
-    assert masked | {"distilgpt2_gutenberg", "distilgpt2_gutenberg_twin", "gpt2_pretrain"} <= set(NAMES)
+    causal = {"distilgpt2_gutenberg", "distilgpt2_gutenberg_twin", "gpt2_pretrain"}
+    assert masked | causal | {"albert_pretrain", "distilalbert_gutenberg"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -74,8 +78,8 @@ def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
     small: list[Any] = [*shelf.corpus, "train.steps=2", "train.batch_size=4", "train.accumulate=2", "corpus.rows=60"]
     models = OF_SCRATCH.get(name)
     if models is None:
-        causal = composed(f"+recipe={name}").objective.task == "clm"
-        teacher = save_model(tmp_path / "teacher") if causal else shelf.teacher
+        saved = {"clm": save_model, "mlm_sop": save_ordered}.get(composed(f"+recipe={name}").objective.task)
+        teacher = shelf.teacher if saved is None else saved(tmp_path / "teacher")
         models = ["teacher=pretrained", f"teacher.path={teacher}"]
     assert distill(f"+recipe={name}", *small, *models, f"hydra.run.dir={tmp_path / 'run'}") == 0
     assert metrics(tmp_path / "run")[-1]["step"] == 2

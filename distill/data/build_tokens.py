@@ -16,7 +16,7 @@ import numpy as np
 from distill.config import CacheConfig
 from distill.data.disk_cache import num_processes, workers
 from distill.data.heldout import HeldOut, held_out
-from distill.data.packing import PARTS, Packing, pack
+from distill.data.packing import COUNTS, PARTS, Packing, pack
 from distill.data.row_format import IDS
 from distill.data.sources import Shard, Source, read
 from distill.files import atomic, remove
@@ -48,6 +48,15 @@ def build(folder: Path, name: str, sources: Sequence[Source], packing: Packing, 
     meta = _publish(folder, [Path(each.stem) for each in work], packing, seconds)
     remove(unfinished)
     logger.info(f"prepared {num_tokens(meta):,} tokens in {seconds:.1f} s: {rate(meta):,.0f} tokens a second")
+    if dropped := sum(meta[part]["dropped"] for part in PARTS):
+        share = dropped / (num_tokens(meta) + dropped)
+        logger.info(f"left out {dropped:,} tokens ({share:.1%}): {_left_out(packing)}")
+
+
+def _left_out(packing: Packing) -> str:
+    """Which tokens of a text stand in no row."""
+    shortest = f"ends of documents of fewer than {packing.format.shortest} tokens"
+    return f"{shortest}, and what is over of pairs of segments" if packing.format.pairs else shortest
 
 
 def work_of(sources: Sequence[Source]) -> list[Work]:
@@ -109,7 +118,7 @@ def _publish(folder: Path, stems: list[Path], packing: Packing, seconds: float) 
         for part in PARTS:
             counts, digest = _join([stem.with_suffix(f".{part}") for stem in stems], new / part, packing)
             np.save(new / f"{part}.counts.npy", counts)
-            meta[part] = {key: sum(each[part][key] for each in done) for key in ("rows", "tokens", "documents")}
+            meta[part] = {key: sum(each[part][key] for each in done) for key in COUNTS}
             meta[part]["digest"] = digest
         (new / "meta.json").write_text(json.dumps(meta))
     return meta

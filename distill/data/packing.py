@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,14 +14,17 @@ import numpy as np
 
 from distill.data.document import Document, Part
 from distill.data.heldout import HeldOut
+from distill.data.pair_rows import PairWriter
 from distill.data.readers import blocks
 from distill.data.row_format import INNER, PROMPT, RowFormat
+from distill.data.sentences import sentences
 from distill.data.sources import Shard, Source, read
 from distill.errors import SettingError
 from distill.files import atomic
 
 BLOCK = 16 << 10  # characters that are tokenized at once
 PARTS = ("train", "heldout")
+COUNTS = ("rows", "tokens", "documents", "dropped")  # of a part, by the names that its writer has for them
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,17 @@ class Packing:
 
 
 class RowWriter:
-    """Rows written to a file as their ids come in."""
+    """Rows written to a file as their ids come in.
+
+    Attributes:
+        rows, tokens, documents: how many were written.
+        dropped: tokens of ends of documents that were too short for a row.
+    """
 
     def __init__(self, file: IO[bytes], packing: Packing) -> None:
         self.file, self.packing, self.format = file, packing, packing.format
         self.left = np.empty(0, packing.dtype)  # ids that do not fill a row yet
-        self.rows = self.tokens = self.documents = 0
+        self.rows = self.tokens = self.documents = self.dropped = 0
 
     def add(self, ids: list[int], counts: bool = True) -> None:
         """Takes the next ids of a document's text, and whether they count; writes the rows that are full."""
@@ -81,6 +90,8 @@ class RowWriter:
             self.left = self.left[:-1]
         if len(self.left) >= self.format.shortest:
             self._write(self.left[None])
+        else:
+            self.dropped += len(self.left)
         self.left = self.left[:0]
 
     def _add(self, ids: np.ndarray, counts: bool = True) -> None:
@@ -148,7 +159,7 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     skipped: list[str] = []
     with ExitStack() as files:
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
-        writers = [RowWriter(files.enter_context(path.open("wb")), packing) for path in new]
+        writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]
         for document in read(source, shard, lambda error: skipped.append(str(error))):
             if document.parts and not packing.prompts:
                 raise SettingError(
@@ -157,10 +168,10 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
                 )
             _pack_document(document, writers, packing)
         for writer in writers:
-            writer.end()
+            if isinstance(writer, RowWriter):
+                writer.end()
     done: dict[str, Any] = {
-        part: {"rows": writer.rows, "tokens": writer.tokens, "documents": writer.documents}
-        for part, writer in zip(PARTS, writers, strict=True)
+        part: {name: getattr(writer, name) for name in COUNTS} for part, writer in zip(PARTS, writers, strict=True)
     }
     done |= {"skipped": skipped, "seconds": time.perf_counter() - begun}
     with atomic(Path(f"{stem}.json")) as record:
@@ -168,17 +179,40 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     return done
 
 
-def _pack_document(document: Document, writers: list[RowWriter], packing: Packing) -> None:
+def _writer(file: IO[bytes], packing: Packing) -> RowWriter | PairWriter:
+    if packing.format.pairs:
+        return PairWriter(file, packing.format, packing.sequence_length, packing.dtype)
+    return RowWriter(file, packing)
+
+
+def _pack_document(document: Document, writers: Sequence[RowWriter | PairWriter], packing: Packing) -> None:
     met = set()
     for held, stretch in packing.held_out.parts(document):
         met.add(held)
-        writer, parts = writers[held], stretch.parts or (Part(stretch.text),)
-        writer.begin_document()
-        for number, part in enumerate(parts):
-            _pack_part(part, number > 0, writer, packing)
-        writer.end_document(parts[-1].counts)
+        writer = writers[held]
+        if isinstance(writer, PairWriter):
+            writer.add(stretch.text, _sentences(stretch.text, packing))
+        else:
+            _pack_stretch(stretch, writer, packing)
     for held in met:
         writers[held].documents += 1
+
+
+def _pack_stretch(stretch: Document, writer: RowWriter, packing: Packing) -> None:
+    parts = stretch.parts or (Part(stretch.text),)
+    writer.begin_document()
+    for number, part in enumerate(parts):
+        _pack_part(part, number > 0, writer, packing)
+    writer.end_document(parts[-1].counts)
+
+
+def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
+    """The ids of each sentence of a text."""
+    for number, sentence in enumerate(sentences(text)):
+        tokenizer = load_tokenizer(without_first_space(packing.tokenizer) if number else packing.tokenizer)
+        tokenizer.encode_special_tokens = True
+        if ids := tokenizer.encode_batch_fast([sentence], add_special_tokens=False)[0].ids:
+            yield ids
 
 
 def _pack_part(part: Part, goes_on: bool, writer: RowWriter, packing: Packing) -> None:

@@ -43,6 +43,18 @@ def pieces(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]
     yield "".join(piece).strip()
 
 
+def paragraphs(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    """What stands between two blank lines of a plain text file; `start` and `stop` as in `pieces`."""
+    paragraph: list[str] = []
+    for line in lines(path, start, stop):
+        if line.strip():
+            paragraph.append(line)
+        elif paragraph:
+            yield "".join(paragraph).strip()
+            paragraph = []
+    yield "".join(paragraph).strip()
+
+
 _BLANK = re.compile(r"\s")
 
 

@@ -1,7 +1,7 @@
 """What surrounds text in a row of token ids: special tokens, padding, and where documents begin and end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from distill.errors import SettingError
@@ -26,11 +26,12 @@ class RowFormat:
     separator: int | None  # between documents of one row, where rows may run over a document's end
     pad: int  # may lie one beyond the vocabulary, where the tokenizer has no such token
     shortest: int  # ids that the end of a document needs to become a row
+    pairs: bool = False  # a row is two consecutive segments of one document, with `separator` between them
 
     @property
     def body(self) -> int:
         """How many ids of a row are not the text's."""
-        return (self.row_start is not None) + (self.row_end is not None)
+        return (self.row_start is not None) + (self.row_end is not None) + self.pairs
 
 
 RowFormatOf = Callable[["PreTrainedTokenizerBase"], RowFormat]  # the format of the rows of a tokenizer
@@ -54,6 +55,15 @@ def masked_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
     cls, sep, pad = ids["[CLS]"], ids["[SEP]"], ids["[PAD]"]
     assert sep is not None and pad is not None
     return RowFormat(cls, sep, None, None, sep, pad, 8)
+
+
+def paired_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
+    """Rows of models that learn the order of segments: [CLS] ids [SEP] ids [SEP] padding.
+
+    Raises:
+        SettingError: the tokenizer lacks one of these.
+    """
+    return replace(masked_rows(tokenizer), pairs=True)
 
 
 def causal_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:

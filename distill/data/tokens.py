@@ -27,7 +27,7 @@ from distill.errors import SettingError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 2  # raise it when the same inputs and settings would give other rows
+FORMAT = 3  # raise it when the same inputs and settings would give other rows
 MOST_NAMED = 10  # files that could not be read and are named
 
 logger = logging.getLogger(__name__)

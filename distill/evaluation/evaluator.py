@@ -43,8 +43,10 @@ class Evaluator:
                 for measure in self.measures:
                     what = f"{label}, {measure.title.lower()} on {data.name}"
                     with self._progress(what, measure.size(data), measure.unit) as done:
-                        scores[measure.name][data.name] = measure.score(packed, data, done)
-        return scores
+                        value = measure.score(packed, data, done)
+                    if value is not None:
+                        scores[measure.name][data.name] = value
+        return {name: values for name, values in scores.items() if values or not sets}
 
     def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
         """`agreement` on every set."""

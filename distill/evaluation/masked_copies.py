@@ -48,6 +48,22 @@ class Copies:
     row: torch.Tensor  # [B] which row a copy is of
     column: torch.Tensor  # [B] its masked position
     mask_id: int
+    segments: torch.Tensor | None = None  # [R, S] number of the segment at each position; None: rows have one
+
+    def embedded(self, encoder: Any, masked: bool) -> torch.Tensor:
+        """What an encoder known here makes of the copies [B, S, H], or of their rows without masks [R, S, H]."""
+        ids = self.ids() if masked else self.rows
+        if self.segments is None or isinstance(encoder, DistilBertModel):
+            embedded: torch.Tensor = encoder.embeddings(ids)
+            return embedded
+        segments = self.segments if encoder.config.type_vocab_size > 1 else torch.zeros_like(self.segments)
+        embedded = encoder.embeddings(ids, token_type_ids=segments[self.row] if masked else segments)
+        return embedded
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What a model takes of the copies besides masks."""
+        found = {"input_ids": self.ids()}
+        return found if self.segments is None else found | {"token_type_ids": self.segments[self.row]}
 
     def ids(self) -> torch.Tensor:
         """[B, S]"""
@@ -80,7 +96,7 @@ def head_rows_at_masks(model: LanguageModel, copies: Copies) -> torch.Tensor:
     if layers is None:
         documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]
         positions = torch.arange(len(copies.row), device=copies.row.device) * copies.rows.shape[1] + copies.column
-        rows = model({"input_ids": copies.ids()}, documents, OutputSpec(True, positions)).head_rows
+        rows = model(copies.inputs(), documents, OutputSpec(True, positions)).head_rows
         assert rows is not None
         return rows
     return PREDICTION_HEADS[type(model.model)](model.model, _hidden_at_masks(model.model.base_model, layers, copies))
@@ -89,9 +105,9 @@ def head_rows_at_masks(model: LanguageModel, copies: Copies) -> torch.Tensor:
 def _hidden_at_masks(encoder: Any, layers: list["Layer"], copies: Copies) -> torch.Tensor:
     """Last hidden state at the masked position of each copy, [B, H]."""
     mask = None if copies.valid is None else copies.valid[copies.row][:, None, None]
-    x = encoder.embeddings(copies.ids())
+    x = copies.embedded(encoder, masked=True)
     if len(layers) > 1:
-        x = _first(layers[0], x, encoder.embeddings(copies.rows), copies, mask)
+        x = _first(layers[0], x, copies.embedded(encoder, masked=False), copies, mask)
     for layer in layers[1:-1]:
         x = layer.rest(_attend(layer, layer.query(x), layer.key(x), layer.value(x), mask), x)
     return _last(layers[-1], x, copies, mask)

@@ -53,8 +53,11 @@ class Measure(Protocol):
         """How many positions it scores, over all ranks."""
         ...
 
-    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
-        """The measure of a model that is in evaluation mode; all ranks call it and get the same."""
+    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float | None:
+        """The measure of a model that is in evaluation mode; all ranks call it and get the same.
+
+        None where a model lacks what is measured, such as a head for the order of segments.
+        """
         ...
 
 

@@ -11,6 +11,7 @@ import torch
 
 from distill.config import PseudoPerplexityConfig
 from distill.data.collate.mlm import MaskedLM
+from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
 from distill.evaluation.sets import SEED, EvaluationSet
@@ -34,8 +35,10 @@ class PseudoPerplexity:
     unit = "positions"
 
     def __init__(self, scoring: Scoring, settings: PseudoPerplexityConfig) -> None:
-        assert isinstance(scoring.collator, MaskedLM)
-        self.scoring, self.settings, self.collator = scoring, settings, scoring.collator
+        self.scoring, self.settings, self.pairs = scoring, settings, scoring.collator
+        words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
+        assert isinstance(words, MaskedLM)
+        self.collator = words
 
     def size(self, data: EvaluationSet) -> int:
         return len(self.positions(data))
@@ -78,5 +81,7 @@ class PseudoPerplexity:
             column = positions[start:end] % width
             rows = data.rows[numbers, : lengths[numbers].max()].astype(np.int64)
             valid = None if (rows != collator.pad_id).all() else tensor(rows != collator.pad_id)
-            yield Copies(tensor(rows), valid, tensor(row), tensor(column), collator.mask_id), tensor(rows[row, column])
+            segments = tensor(self.pairs.segments(rows)) if isinstance(self.pairs, MaskedLMAndOrder) else None
+            copies = Copies(tensor(rows), valid, tensor(row), tensor(column), collator.mask_id, segments)
+            yield copies, tensor(rows[row, column])
             done(len(row))

@@ -36,9 +36,9 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
     try:
         with torch.no_grad():
             whole = model(input_ids=ids, attention_mask=None, **states)
-            logits = getattr(whole, "logits", whole)[0]
+            logits = _word_logits(whole)[0]
             reader = LanguageModel(model)
-            found = reader({"input_ids": ids}, None, OutputSpec(True, None, layers))
+            found = reader({"input_ids": ids}, None, OutputSpec(True, None, layers, extra=kind.heads))
             assert found.head_rows is not None
             pairs = [(reader.logits(found.head_rows, logits.shape[-1]), logits)]
             pairs += [(found.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
@@ -56,6 +56,12 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
             f"understood; choose a model whose logits are those of its output embedding, or see {EXAMPLE}"
         )
     _check_direction(model, setting, kind)
+
+
+def _word_logits(output: Any) -> Any:
+    """What a forward gave of logits over the vocabulary, under either of transformers' names or as it is."""
+    named = [name for name in ("prediction_logits", "logits") if hasattr(output, name)]
+    return getattr(output, named[0]) if named else output
 
 
 def _alike(read: torch.Tensor, own: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -22,6 +22,7 @@ class ModelKind:
     causal: bool
     objective: str  # a group option that learns from such models, for messages
     mapping: Any  # transformers' names of the classes by model type
+    heads: tuple[str, ...] = ()  # beside that over the vocabulary, by their names in `language_model.HEADS`
 
     def classes(self, model_type: str) -> tuple[str, ...]:
         """The classes of a family that are of this kind; none for a family without."""
@@ -34,6 +35,15 @@ MASKED = ModelKind(
 )
 CAUSAL = ModelKind(
     "causal language model", AutoModelForCausalLM, True, "objective=distilgpt2", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+)
+# transformers has such heads in a few more families, which nothing here has tried.
+ORDERED = ModelKind(
+    "masked language model with a head for the order of segments",
+    AutoModelForPreTraining,
+    False,
+    "objective=albert",
+    {"albert": "AlbertForPreTraining", "bert": "BertForPreTraining"},
+    ("sop",),
 )
 
 
@@ -56,6 +66,14 @@ def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
             f"{group}=custom {group}._target_=package.module.callable"
         )
     own = saved in kind.classes(config.model_type) if saved else bool(kind.classes(config.model_type))
+    if kind is ORDERED and not own:
+        weights = "objective.soft_sop.weight=0" if setting.startswith("teacher") else "the weights of both to 0"
+        raise SettingError(
+            f"{setting} is a {saved or config.model_type}, but objective.sop and objective.soft_sop need a "
+            f"{kind.noun}: choose one of {', '.join(kind.mapping.values())}, or set {weights}"
+        )
+    if kind is MASKED and saved in ORDERED.classes(config.model_type):
+        return  # its other head is left out
     for other in {MASKED, CAUSAL} - {kind}:
         if not own and (saved in other.classes(config.model_type) or (not saved and other.classes(config.model_type))):
             raise SettingError(

@@ -27,6 +27,8 @@ from distill.models.recorded_attention import QKV, recorded
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
 MEAN = "mean"  # pooled: the mean of a row's last hidden states, without padding
 CLS = "cls"  # pooled: the last hidden state of a row's first position
+# Heads beside that over the vocabulary, and the names that transformers' models give their logits.
+HEADS = {"sop": ("sop_logits", "seq_relationship_logits")}
 
 
 class OutputSpec(NamedTuple):
@@ -37,10 +39,11 @@ class OutputSpec(NamedTuple):
     layers: tuple[int, ...] = ()  # hidden states: 0 the embeddings, i the output of block i, LAST the encoder's output
     qkv: tuple[int, ...] = ()  # blocks, from 1, whose queries, keys and values are
     pooled: tuple[str, ...] = ()  # vectors of whole rows: MEAN, CLS
+    extra: tuple[str, ...] = ()  # logits of other heads, by their names in HEADS
 
     @property
     def is_empty(self) -> bool:
-        return not (self.head or self.layers or self.qkv or self.pooled)
+        return not (self.head or self.layers or self.qkv or self.pooled or self.extra)
 
 
 def union(specs: Iterable[OutputSpec]) -> OutputSpec:
@@ -50,6 +53,7 @@ def union(specs: Iterable[OutputSpec]) -> OutputSpec:
         layers=tuple(sorted({layer for spec in found for layer in spec.layers})),
         qkv=tuple(sorted({block for spec in found for block in spec.qkv})),
         pooled=tuple(sorted({kind for spec in found for kind in spec.pooled})),
+        extra=tuple(sorted({head for spec in found for head in spec.extra})),
     )
 
 
@@ -60,12 +64,14 @@ class Outputs(NamedTuple):
     hidden: dict[int, Tensor]  # [B, S, H] by layer number, as in `OutputSpec.layers`
     qkv: Mapping[int, QKV] = MappingProxyType({})  # by block number
     pooled: Mapping[str, Tensor] = MappingProxyType({})  # [B, H] by kind
+    extra: Mapping[str, Tensor] = MappingProxyType({})  # [B, classes] by head
 
     def of_rows(self, rows: slice) -> "Outputs":
         """What belongs to some of the rows of the batch, without the head's input."""
         hidden = {layer: states[rows] for layer, states in self.hidden.items()}
         qkv = {block: each.of_rows(rows) for block, each in self.qkv.items()}
-        return Outputs(None, hidden, qkv, {kind: vectors[rows] for kind, vectors in self.pooled.items()})
+        pooled = {kind: vectors[rows] for kind, vectors in self.pooled.items()}
+        return Outputs(None, hidden, qkv, pooled, {head: logits[rows] for head, logits in self.extra.items()})
 
 
 NO_OUTPUTS = Outputs(None, {})
@@ -111,15 +117,16 @@ class LanguageModel(nn.Module):
 
         Raises:
             ValueError: queries and keys are wanted of a model that does not show them, as DeBERTa and MPNet do not, or
-                its forward does not call its encoder or its output embedding.
+                a head that it does not have, or its forward does not call its encoder or its output embedding.
         """
         # Where positions start anew with each document they tell the documents apart, and a mask would undo that.
         attention = None if documents is None or "position_ids" in inputs else documents >= 0
         if attention is not None and isinstance(self.model, PreTrainedModel):
             attention = attention.long()  # which is what transformers calls it: DeBERTa takes it from 1
-        model = self.model if spec.head else self.model.base_model
+        model = self.model if spec.head or spec.extra else self.model.base_model
+        inputs = _known(inputs, self.model)
         with autocast(self.precision, inputs["input_ids"].device), _watched(self.model, spec) as found:
-            model(**inputs, attention_mask=attention, **_without_cache(type(self.model).forward))
+            output = model(**inputs, attention_mask=attention, **_without_cache(type(self.model).forward))
         if missing := [block for block in spec.qkv if ("qkv", block) not in found]:
             raise ValueError(
                 f"{type(self.model).__name__} does not show the queries and keys of block {missing[0]}: it has no "
@@ -134,6 +141,7 @@ class LanguageModel(nn.Module):
             {layer: found[layer] for layer in spec.layers},
             {block: found["qkv", block] for block in spec.qkv},
             {kind: _pooled(kind, found[LAST], documents) for kind in spec.pooled},
+            {name: _logits_of(name, output, self.model) for name in spec.extra},
         )
 
     def head(self, rows: Tensor) -> Head:
@@ -177,6 +185,33 @@ class LanguageModel(nn.Module):
         return self._casts[dtype]
 
 
+@torch.no_grad()
+def has_head(model: LanguageModel, head: str) -> bool:
+    """Whether a model in evaluation mode has a head of this name in HEADS, as two tokens show."""
+    ids = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
+    try:
+        model({"input_ids": ids}, None, OutputSpec(extra=(head,)))
+    except ValueError:
+        return False
+    return True
+
+
+def _known(inputs: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """`inputs` without the numbers of segments where a model has an embedding for one of them only, or for none."""
+    segments = getattr(getattr(model, "config", None), "type_vocab_size", None) or 0
+    if "token_type_ids" in inputs and segments < 2:
+        return {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    return inputs
+
+
+def _logits_of(head: str, output: Any, model: Any) -> Tensor:
+    """The logits of a head beside that over the vocabulary, in at least fp32."""
+    for name in HEADS[head]:
+        if (logits := getattr(output, name, None)) is not None:
+            return at_least_fp32(logits)
+    raise ValueError(f"{type(model).__name__} has no head {head}")
+
+
 @functools.cache
 def _without_cache(forward: Callable[..., Any]) -> dict[str, bool]:
     """Keeps causal models from making a cache for the next token, with which packed rows would be silently wrong."""
@@ -210,10 +245,12 @@ def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
             found[LAST] = last
         if depth in wanted:
             found[depth] = last
-        if not spec.head:
+        if not spec.head and not (spec.extra and model.get_output_embeddings() is not None):
             return None
         rows = last.flatten(0, 1)
-        return _replace_first(output, (rows if spec.positions is None else rows.index_select(0, spec.positions))[None])
+        if spec.positions is not None:
+            rows = rows.index_select(0, spec.positions)
+        return _replace_first(output, (rows if spec.head else rows[:0])[None])
 
     def before_output_embedding(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         found["head_rows"] = arguments[0].flatten(0, -2)

@@ -19,19 +19,20 @@ from distill.models.load import load_pretrained, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Rates of parts that no language model trains.
+# Rates of parts that no language model trains, but for the first where there is a head on whole rows.
 OTHER_DROPOUTS = ("classifier", "cls_", "summary", "pooler", "layerdrop", "drop_path", "stochastic_depth")
 
 
-def dropout_names(config: Any) -> list[str]:
+def dropout_names(config: Any, kind: ModelKind = MASKED) -> list[str]:
     """The dropout rates of a transformers configuration: every family has names of its own for them."""
     fields = vars(config)
+    others = [name for name in OTHER_DROPOUTS if not (kind.heads and name == "classifier")]
     rates = (name for name in fields if "dropout" in name or name.endswith("_pdrop"))
     return [
         name
         for name in rates
         if isinstance(fields[name], int | float) and not isinstance(fields[name], bool)
-        if not any(other in name for other in OTHER_DROPOUTS)
+        if not any(other in name for other in others)
     ]
 
 
@@ -92,20 +93,20 @@ def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind) 
     logger.info(f"the student starts from layers {chosen} of the teacher's {teacher.config.num_hidden_layers}")
     fields = student_fields(settings, teacher, chosen)
     if settings.architecture in ("same", teacher.config.model_type):
-        model = _build_alike(teacher, fields, settings)
+        model = _build_alike(teacher, fields, settings, kind)
     else:
         model = _build(settings.architecture, fields, settings, kind)
     copy_layers(settings, teacher, model, chosen)
     return model
 
 
-def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig) -> Any:
+def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, kind: ModelKind) -> Any:
     """A new model of the teacher's own class, which need not be one that transformers knows by name.
 
     Raises:
         SettingError: fields that it refuses.
     """
-    fields = {**fields, **_changes(teacher.config, settings)}
+    fields = {**fields, **_changes(teacher.config, settings, kind)}
     try:
         return type(teacher)(type(teacher.config).from_dict(fields)).float()
     except (ValueError, TypeError, AssertionError, StrictDataclassError) as error:
@@ -145,7 +146,7 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
     except ValueError as error:
         raise SettingError(f"student.architecture={architecture} is no transformers model type") from error
     refuse_other_kind(f"student.architecture={architecture}", known, kind)
-    fields = {**fields, **_changes(known, settings)}
+    fields = {**fields, **_changes(known, settings, kind)}
     fields.pop("model_type", None)
     try:
         return kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
@@ -155,12 +156,12 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
         ) from error
 
 
-def _changes(known: Any, settings: StudentConfig) -> dict[str, Any]:
+def _changes(known: Any, settings: StudentConfig, kind: ModelKind) -> dict[str, Any]:
     """What `student.dropout` and `student.config` change of a configuration."""
     for name in settings.config:
         if not hasattr(known, name):
             raise SettingError(f"student.config.{name} is no field of the {known.model_type} configuration")
-    return {**dict.fromkeys(dropout_names(known), settings.dropout), **settings.config}
+    return {**dict.fromkeys(dropout_names(known, kind), settings.dropout), **settings.config}
 
 
 def _path(settings: StudentConfig) -> str:

@@ -2,7 +2,8 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,7 @@ from distill.data.row_format import RowFormat
 from distill.errors import SettingError
 from distill.evaluation.measures import Measure, Scoring
 from distill.models.kind import ModelKind
+from distill.objective.terms import Term
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -24,9 +26,20 @@ class Task(ABC):
 
     Attributes:
         kind: the models that it trains.
+        labels: what is predicted in its batches, by the names in `Batch.labels`; the tokens come first.
     """
 
-    kind: ClassVar[ModelKind]
+    kind: ModelKind
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, terms: Iterable[Term]) -> Self:
+        """The task for an objective of these terms, which in some tasks decide what batches hold."""
+        return cls()
+
+    def teacher_kind(self, student: str) -> ModelKind:
+        """The models that it takes for teachers, for a student of this kind (`student.kind`)."""
+        return self.kind
 
     @abstractmethod
     def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
@@ -49,14 +62,19 @@ class Task(ABC):
         """How models are scored; the first of them says which of two models is better."""
 
 
-def find_task(name: str) -> Task:
-    """The task that `objective.task` names.
+def find_task(name: str, terms: Iterable[Term] = ()) -> Task:
+    """The task that `objective.task` names, for an objective of these terms.
 
     Raises:
         SettingError: there is no such file in this package.
     """
     if name not in (known := kinds(__name__)):
         raise SettingError(f"objective.task={name} is not known: choose one of {', '.join(known)}")
-    task = getattr(importlib.import_module(f"{__name__}.{name}"), class_name(name))()
+    task = getattr(importlib.import_module(f"{__name__}.{name}"), class_name(name)).of(terms)
     assert isinstance(task, Task)
     return task
+
+
+def task_of(label: str) -> str:
+    """The first of the tasks, by name, in whose batches this is predicted; the label itself where there is none."""
+    return next((name for name in kinds(__name__) if label in find_task(name).labels), label)

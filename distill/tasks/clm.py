@@ -11,7 +11,7 @@ from distill.data.collate.clm import CausalLM
 from distill.data.row_format import RowFormat, causal_rows
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.sliding_window import BitsPerByte, SlidingPerplexity, token_bytes
-from distill.models.kind import CAUSAL
+from distill.models.kind import CAUSAL, ModelKind
 from distill.tasks import Task
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Clm(Task):
     """Targets shifted by one, documents of a row kept apart; perplexity by a sliding window, and bits per byte."""
 
-    kind = CAUSAL
+    kind: ModelKind = CAUSAL
+    labels: tuple[str, ...] = ("clm",)
 
     def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
         return causal_rows(tokenizer)

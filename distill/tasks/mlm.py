@@ -14,7 +14,7 @@ from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.perplexity import Perplexity
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.sets import MASKING
-from distill.models.kind import MASKED
+from distill.models.kind import MASKED, ModelKind
 from distill.tasks import Task
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Mlm(Task):
     """Masks drawn anew in every epoch; perplexity at a fixed mask, and pseudo-perplexity."""
 
-    kind = MASKED
+    kind: ModelKind = MASKED
+    labels: tuple[str, ...] = ("mlm",)
 
     def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
         return masked_rows(tokenizer)

@@ -71,7 +71,14 @@ class MaskedLM:
         candidates = self.maskable[ids]
         wanted = np.rint(self.settings.share * candidates.sum(1)).astype(np.int64)
         wanted = np.where(candidates.any(1), np.maximum(wanted, 1), 0)
+        if self.settings.most is not None:
+            wanted = np.minimum(wanted, self.settings.most)
         race = np.where(candidates, -np.log(uniform(keys)) / self.weights[ids], np.inf)
+        if self.settings.ngrams > 1:
+            lengths = self._ngram_lengths(keys)
+            return np.stack(
+                [self._choose_ngrams(*row) for row in zip(ids, candidates, race, lengths, wanted, strict=True)]
+            )
         if self.settings.whole_words:
             return self._choose_words(ids, candidates, race, wanted)
         ordered = np.sort(race, axis=1)
@@ -85,9 +92,7 @@ class MaskedLM:
 
         The draw ends at the first word that would overrun the number of positions wanted; one is always chosen.
         """
-        begins = candidates & ~self.is_continuation[ids]
-        begins[:, 0] = candidates[:, 0]
-        begins[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]  # whatever follows a special token begins a word
+        begins = self._begins(ids, candidates)
         chosen = np.zeros_like(candidates)
         for row in range(len(ids)):
             starts = np.flatnonzero(begins[row])
@@ -100,6 +105,51 @@ class MaskedLM:
             words[order[taken]] = True
             chosen[row] = candidates[row] & words[word] if len(starts) else False
         return chosen
+
+    def _begins(self, ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+        """Which positions begin a word: ids and candidates [..., S] -> bool [..., S]."""
+        begins = candidates & ~self.is_continuation[ids]
+        begins[..., 0] = candidates[..., 0]
+        begins[..., 1:] |= candidates[..., 1:] & ~candidates[..., :-1]  # whatever follows a special token begins a word
+        return begins
+
+    def _ngram_lengths(self, keys: np.ndarray) -> np.ndarray:
+        """How many words would be chosen together at each position: 1 to `ngrams`, n with p ~ 1/n."""
+        shares = 1 / np.arange(1, self.settings.ngrams + 1)
+        return 1 + np.searchsorted(np.cumsum(shares / shares.sum())[:-1], uniform(key(0, "ngram", keys)))
+
+    def _choose_ngrams(
+        self, ids: np.ndarray, candidates: np.ndarray, race: np.ndarray, lengths: np.ndarray, wanted: int
+    ) -> np.ndarray:
+        """The race between words of one row, each argument [S]: the words of an n-gram are chosen together.
+
+        As in the code published with Lan et al., "ALBERT" (2020), section 4.1: an n-gram that does not fit into what is
+        left of `wanted` is shortened word by word, and passed over if none is left or a word of it is chosen already.
+        """
+        starts = np.flatnonzero(self._begins(ids, candidates))
+        ends = np.append(starts[1:], len(ids))
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):  # a word ends before a special token
+            ends[number] = start + np.append(candidates[start:end], False).argmin()
+        chosen = np.zeros_like(candidates)
+        left = wanted
+        for first in np.argsort(race[starts], kind="stable"):
+            if not left:
+                break
+            last = min(first + lengths[starts[first]], len(starts)) - 1
+            while last >= first and (ends[last] - starts[first] > left or not _adjoin(starts, ends, first, last)):
+                last -= 1
+            if last >= first and not chosen[starts[first] : ends[last]].any():
+                chosen[starts[first] : ends[last]] = True
+                left -= ends[last] - starts[first]
+        if wanted and not chosen.any() and len(starts):  # every word is longer than what is wanted
+            first = race[starts].argmin()
+            chosen[starts[first] : ends[first]] = True
+        return chosen
+
+
+def _adjoin(starts: np.ndarray, ends: np.ndarray, first: int, last: int) -> bool:
+    """Whether no special token stands between the words from `first` to `last`."""
+    return bool((ends[first:last] == starts[first + 1 : last + 1]).all())
 
 
 def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> MaskedLM:
@@ -118,9 +168,10 @@ def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, count
         is_continuation[: len(tokens)] = [bool(t) and t.startswith("##") for t in tokens]
     else:
         is_continuation[: len(tokens)] = [bool(t) and not t.startswith(("\u0120", "\u2581")) for t in tokens]
-    if settings.whole_words and not (~is_continuation[maskable]).any():
+    if (settings.whole_words or settings.ngrams > 1) and not (~is_continuation[maskable]).any():
+        given = "whole_words=true" if settings.whole_words else f"ngrams={settings.ngrams}"
         raise SettingError(
-            "objective.masking.whole_words=true: this tokenizer does not mark where words begin; set false"
+            f"objective.masking.{given}: this tokenizer does not mark where words begin; set whole_words=false ngrams=1"
         )
     weights = np.maximum(counts, 1).astype(np.float64) ** -settings.smoothing
     assert tokenizer.mask_token_id is not None and tokenizer.pad_token_id is not None

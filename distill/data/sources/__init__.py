@@ -14,6 +14,9 @@ from distill.data.heldout import fraction
 from distill.data.readers import Unreadable
 from distill.errors import SettingError
 
+# Settings that only some kinds read, as they say in `takes`.
+OPTIONAL = ("prompt", "template", "target_role", "document")
+
 
 class Shard(NamedTuple):
     """A unit of work: whole files, or the range [start, stop) of one file or Hub data set.
@@ -106,10 +109,11 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
         return source
     module = importlib.import_module(f"{__name__}.{settings.kind}")
     kind = getattr(module, class_name(settings.kind))
-    for name in ("prompt", "template", "target_role"):
+    for name in OPTIONAL:
         if (value := getattr(settings, name)) is not None and name not in getattr(kind, "takes", ()):
             raise SettingError(
-                f"{setting}.{name}={value!r}: {setting}.kind={settings.kind} has no such setting; leave it out"
+                f"{setting}.{name}={getattr(value, 'value', value)!r}: {setting}.kind={settings.kind} has no such "
+                "setting; leave it out"
             )
     found = kind.find(settings, setting, cache)
     assert found is None or isinstance(found, Source)

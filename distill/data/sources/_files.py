@@ -35,7 +35,7 @@ class FileSource(Source):
     word: ClassVar[str]  # for the banner
     suffixes: ClassVar[tuple[str, ...]]  # of the files that are taken from a folder
     ranges: ClassVar[bool] = True  # whether a plain file can be entered in the middle
-    takes: ClassVar[tuple[str, ...]] = ()  # which of the settings `prompt`, `template` and `target_role` it reads
+    takes: ClassVar[tuple[str, ...]] = ()  # which of the settings OPTIONAL it reads
     usual_field: ClassVar[str] = "text"
 
     @classmethod
@@ -180,6 +180,8 @@ class FileSource(Source):
         """
         settings = self.settings
         how = [settings.kind, self.field, settings.hub, settings.subset, settings.split, settings.share]
+        if settings.document is not None:
+            how.append(settings.document.value)
         if self.prompts:
             how += [settings.prompt, settings.template, settings.target_role]
         if settings.path is not None or settings.hub is None:

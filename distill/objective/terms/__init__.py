@@ -25,7 +25,7 @@ class Term(ABC):
 
     Attributes:
         title: what the report calls it; empty: its name.
-        task: the task whose targets it predicts (a file of `distill.tasks`); empty: it serves any.
+        task: the targets that it predicts, by their name in `Batch.labels`; empty: none, or whichever there are.
         needs_teacher: whether there has to be one.
         across_tokenizers: whether it needs no pair of token rows, so that the teacher may have another tokenizer.
         student_reads, teacher_reads: what it reads of either model besides logits, such as `OutputSpec(layers=(1, 2))`;

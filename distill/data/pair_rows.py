@@ -1,0 +1,89 @@
+"""Rows of two consecutive segments of one document, as models that learn the order of sentences read them.
+
+Segments are whole sentences. As in Lan et al., "ALBERT: A Lite BERT" (2020), sections 3.1 and 4.1, and in the code that
+was published with it, sentences are collected up to the length of a row, or, for one row in ten, up to a length drawn
+at random; a cut between two of them, drawn at random, parts the row in two. In that code a row that has one sentence
+only is completed from another document, which is another task; here it takes the next sentence too, and a lone one at
+the end of a document is left out.
+"""
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import IO
+
+import numpy as np
+
+from distill.data.heldout import fraction
+from distill.data.row_format import RowFormat
+from distill.seed import key, uniform
+
+SHORT = 0.1  # share of the rows whose length is drawn at random
+SEED = 0  # rows are the same in every run
+
+
+class PairWriter:
+    """Rows `row_start` A `separator` B `row_end` written to a file, document by document.
+
+    Attributes:
+        rows, tokens, documents: how many were written.
+        dropped: tokens that stand in no row.
+    """
+
+    def __init__(self, file: IO[bytes], format: RowFormat, length: int, dtype: np.dtype) -> None:
+        """`length`: of a row, ids; `dtype`: of an id."""
+        self.file, self.format, self.length, self.dtype = file, format, length, dtype
+        self.rows = self.tokens = self.documents = self.dropped = 0
+
+    @property
+    def room(self) -> int:
+        """The most ids of text that fit into a row."""
+        return self.length - self.format.body
+
+    def add(self, text: str, sentences: Iterable[list[int]]) -> None:
+        """Writes the rows of a document: its text, which decides what is drawn at random, and its sentences' ids."""
+        draws = self._draws(text)
+        chunk: list[list[int]] = []
+        target = self._target(draws[0], draws[1])
+        for ids in self._not_too_long(sentences):
+            chunk.append(ids)
+            if len(chunk) > 1 and sum(map(len, chunk)) >= target:
+                self._write(chunk, draws[2])
+                chunk, draws = [], self._draws(text)
+                target = self._target(draws[0], draws[1])
+        if len(chunk) > 1 and sum(map(len, chunk)) >= self.format.shortest:
+            self._write(chunk, draws[2])
+        else:
+            self.dropped += sum(map(len, chunk))
+
+    def _draws(self, text: str) -> list[float]:
+        """Three numbers between 0 and 1 for the next row, by the document's text and the number of the row."""
+        document = int(fraction(text, "pairs") * 2**53)
+        return [float(each) for each in uniform(key(SEED, "pairs", document, self.rows, np.arange(3)))]
+
+    def _target(self, short: float, length: float) -> int:
+        """After how many ids a row is full."""
+        least = self.format.shortest
+        return least + int(length * (self.room - least)) if short < SHORT else self.room
+
+    def _not_too_long(self, sentences: Iterable[list[int]]) -> Iterable[list[int]]:
+        """Cuts sentences that would not leave room for a second one."""
+        most = max(1, self.room // 2)
+        for ids in sentences:
+            yield from (ids[start : start + most] for start in range(0, len(ids), most))
+
+    def _write(self, chunk: list[list[int]], where: float) -> None:
+        """Writes one row; what does not fit is taken off its two ends, so that both segments still meet."""
+        cut = 1 + int(where * (len(chunk) - 1))
+        first, second = (list(chain.from_iterable(part)) for part in (chunk[:cut], chunk[cut:]))
+        surplus = max(0, len(first) + len(second) - self.room)
+        self.dropped += surplus
+        # The longer one gives, as in the published code, until both are alike; then they take turns.
+        from_second = min(surplus, max(0, (surplus + len(second) - len(first)) // 2))
+        first, second = first[surplus - from_second :], second[: len(second) - from_second]
+        format = self.format
+        ids = [format.row_start, *first, format.separator, *second, format.row_end]
+        row = np.full(self.length, format.pad, self.dtype)
+        row[: len(ids)] = ids
+        self.file.write(row.tobytes())
+        self.rows += 1
+        self.tokens += len(ids)

@@ -1,0 +1,26 @@
+"""Soft targets for the order of segments: the teacher's probabilities of either order."""
+
+from torch import Tensor
+
+from distill.data.batch import Batch
+from distill.models.language_model import Outputs, OutputSpec
+from distill.objective import losses
+from distill.objective.terms import Term
+from distill.teacher.signal import Signal
+
+
+class SoftSop(Term):
+    """T^2 KL(teacher || student) of the order of each row's segments, both at temperature T; see `losses.soft`."""
+
+    title = "Soft order of segments"
+    task = "sop"
+    student_reads = teacher_reads = OutputSpec(extra=("sop",))
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.labels["sop"].targets)
+
+    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+        return losses.soft(student.extra["sop"], teacher.outputs.extra["sop"], self.temperature).sum()

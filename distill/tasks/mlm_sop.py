@@ -1,0 +1,59 @@
+"""Masked words and the order of two segments, as ALBERT is trained (Lan et al. 2020)."""
+
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from distill.config import Config, EvaluateConfig
+from distill.data.batches import Collator
+from distill.data.collate.mlm import MaskedLM, masked_lm
+from distill.data.collate.mlm_sop import MaskedLMAndOrder
+from distill.data.row_format import RowFormat, paired_rows
+from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.order_accuracy import OrderAccuracy
+from distill.evaluation.sets import MASKING
+from distill.models.kind import MASKED, ORDERED, ModelKind
+from distill.objective.terms import Term
+from distill.tasks.mlm import Mlm
+
+
+class MlmSop(Mlm):
+    """Masked words on rows of two segments; their order too, where a term of the objective wants it.
+
+    Without such a term segments are not swapped, and models have no head for their order.
+    """
+
+    labels = ("mlm", "sop")
+
+    order_is_soft = False  # whether a term wants the teacher's probabilities of either order
+
+    @classmethod
+    def of(cls, terms: Iterable[Term]) -> Self:
+        task, on_order = cls(), [term for term in terms if term.task == "sop"]
+        task.kind = ORDERED if on_order else MASKED
+        task.order_is_soft = any(term.needs_teacher for term in on_order)
+        return task
+
+    def teacher_kind(self, student: str) -> ModelKind:
+        """A teacher needs no such head itself to give soft targets for words alone, but its layers come with it."""
+        return self.kind if self.order_is_soft or student == "layers" else MASKED
+
+    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
+        return paired_rows(tokenizer)
+
+    def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
+        return self._paired(masked_lm(config.objective.masking, tokenizer, counts), tokenizer)
+
+    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
+        return self._paired(masked_lm(MASKING, tokenizer, counts), tokenizer)
+
+    def measures(self, scoring: Scoring, settings: EvaluateConfig, tokenizer: PreTrainedTokenizerBase) -> list[Measure]:
+        order: list[Measure] = [OrderAccuracy(scoring)] if self.kind is ORDERED else []
+        return super().measures(scoring, settings, tokenizer) + order
+
+    def _paired(self, words: MaskedLM, tokenizer: PreTrainedTokenizerBase) -> MaskedLMAndOrder:
+        separator = paired_rows(tokenizer).separator
+        assert separator is not None
+        return MaskedLMAndOrder(words, separator, swaps=self.kind is ORDERED)

@@ -1,0 +1,120 @@
+"""Rows of two segments: of one document, consecutive, whole sentences, as long as published."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job import book
+from tiny import CLS, PAD, SEP, corpus_config
+
+from distill.data.pair_rows import PairWriter
+from distill.data.row_format import RowFormat, paired_rows
+from distill.data.sources.gutenberg import clean
+from distill.data.tokens import Tokens, corpus_text, prepare
+from distill.errors import SettingError
+
+FORMAT = RowFormat(CLS, SEP, None, None, SEP, PAD, 8, pairs=True)
+LENGTH = 24
+ROOM = LENGTH - 3
+
+
+def written(documents: list[list[list[int]]], length: int = LENGTH) -> tuple[np.ndarray, PairWriter]:
+    """The rows [N, length] of documents of sentences of ids."""
+    file = io.BytesIO()
+    writer = PairWriter(file, FORMAT, length, np.dtype(np.uint16))
+    for number, document in enumerate(documents):
+        writer.add(f"document {number}", document)
+    return np.frombuffer(file.getvalue(), np.uint16).reshape(-1, length).astype(int), writer
+
+
+def numbered(count: int, draw: np.random.Generator, first: int = 10) -> list[list[int]]:
+    """A document whose ids count upwards, in sentences of 1 to 9 ids."""
+    cuts = np.cumsum(draw.integers(1, 10, count))
+    return [list(range(first + int(a), first + int(b))) for a, b in zip(np.append(0, cuts), cuts, strict=False)]
+
+
+def segments(row: np.ndarray) -> tuple[list[int], list[int]]:
+    middle, end = np.flatnonzero(row == SEP)
+    assert row[0] == CLS and (row[end + 1 :] == PAD).all()
+    return row[1:middle].tolist(), row[middle + 1 : end].tolist()
+
+
+def test_both_segments_are_consecutive_and_of_one_document() -> None:
+    draw = np.random.default_rng(0)
+    documents = [numbered(60, draw, 10 + 1000 * number) for number in range(8)]
+    ends = {ids[-1] for document in documents for ids in document}
+    rows, writer = written(documents)
+    assert len(rows) == writer.rows > 60
+    for row in rows:
+        first, second = segments(row)
+        assert first and second
+        both = first + second
+        assert both == list(range(both[0], both[0] + len(both))), "one document, and nothing between the segments"
+        assert first[-1] in ends, "segments meet between two sentences"
+    assert writer.tokens == (rows != PAD).sum()
+    kept = sum(len(first) + len(second) for first, second in map(segments, rows))
+    assert writer.dropped == sum(len(ids) for document in documents for ids in document) - kept
+
+
+def test_one_row_in_ten_is_of_a_random_length() -> None:
+    draw = np.random.default_rng(1)
+    rows, _ = written([numbered(600, draw) for _ in range(30)], length=100)
+    used = (rows != PAD).sum(1)
+    # Of lengths between 8 and 97, and some ids more to the end of a sentence; the last row of a document is short too.
+    assert 0.07 < (used < 90).mean() < 0.14
+    assert (used == 100).mean() > 0.85
+
+
+def test_where_a_row_is_cut_is_drawn_evenly() -> None:
+    rows, _ = written([[[10, 11, 12, 13, 14, 15, 16] for _ in range(900)]])
+    lengths = [len(first) for first, second in map(segments, rows) if len(first) + len(second) == ROOM]
+    # Full rows are of three sentences of seven ids.
+    assert {7, 14} == set(lengths) and 0.4 < lengths.count(7) / len(lengths) < 0.6
+
+
+def test_a_lone_sentence_is_left_out_and_counted() -> None:
+    rows, writer = written([[[10, 11, 12, 13, 14, 15, 16, 17, 18]], [[10, 11], [12]]])
+    assert len(rows) == 0 and writer.dropped == 12
+
+
+def test_long_sentences_are_cut_rather_than_lost() -> None:
+    rows, writer = written([[list(range(10, 10 + 8 * ROOM))]])
+    assert len(rows) >= 6 and writer.dropped < 3 * ROOM
+
+
+def prepared(path: Path, tokenizer: Any, cache: Path, **more: Any) -> Tokens:
+    given = {"kind": "text", "path": str(path), "sequence_length": 32, "heldout": 0.0, "workers": 1}
+    corpus = corpus_config(**{**given, "cache": str(cache), **more})
+    return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "all", paired_rows)
+
+
+@pytest.mark.parametrize(("unit", "documents"), [("line", 6), ("blank", 3), ("file", 1), (None, 1)])
+def test_what_a_document_is(tmp_path: Path, words: Any, unit: str | None, documents: int) -> None:
+    line = "The old house was quiet. The captain left it in the morning. He came back at night. "
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(f"{line}\n{line}" for _ in range(3)))
+    tokens = prepared(path, words, tmp_path / "cache", **({} if unit is None else {"document": unit}))
+    assert tokens.documents == documents
+
+
+def test_rows_of_a_text_are_its_sentences_in_order(tmp_path: Path, words: Any) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text(book(0))
+    tokens = prepared(path, words, tmp_path / "cache", kind="gutenberg")
+    text = joined(words(clean(path.read_text()), add_special_tokens=False).input_ids)
+    assert len(tokens.rows) > 20
+    for row in tokens.rows[:50]:
+        middle, end = np.flatnonzero(row == words.sep_token_id)
+        assert joined([*row[1:middle], *row[middle + 1 : end]]) in text
+
+
+def joined(ids: list[int]) -> str:
+    return "".join(f" {number}" for number in ids) + " "
+
+
+def test_another_kind_of_source_has_no_documents_to_choose(tmp_path: Path, words: Any) -> None:
+    (tmp_path / "book.txt").write_text(book(0))
+    with pytest.raises(SettingError, match=r"corpus\.document='line': corpus\.kind=gutenberg has no such setting"):
+        prepared(tmp_path / "book.txt", words, tmp_path / "cache", kind="gutenberg", document="line")
