@@ -45,7 +45,7 @@ CAUSAL_TWIN = ["+recipe=distilgpt2_gutenberg_twin", *CAUSAL[1:]]
 NARROW = [
     *("+recipe=distilbert_gutenberg", "student=bert", "student.start=neighbours", "student.dropout=0"),
     "student.config={hidden_size: 96, num_hidden_layers: 3, num_attention_heads: 4, intermediate_size: 384}",
-    *("student.layers=null", "corpus.rows=6000", "objective.cosine.weight=0", "optimizer.lr=2e-3", *SETS),
+    *("student.layers=null", "corpus.rows=24000", "objective.cosine.weight=0", "optimizer.lr=2e-3", *SETS),
 ]
 MODERN = [
     *("+recipe=distilbert_gutenberg", "student=modernbert", "student.layers=null", "student.dropout=0"),

@@ -20,11 +20,13 @@ def look(folder: Path) -> dict[str, Any]:
     config = transformers.AutoConfig.from_pretrained(folder)
     causal = config.architectures[0].endswith(("CausalLM", "LMHeadModel"))
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    model, loading = kind.from_pretrained(folder, output_loading_info=True)
+    # Version 4.57 takes torch's attention for Gemma 2 too, which leaves the soft cap of its scores out.
+    capped = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+    model, loading = kind.from_pretrained(folder, output_loading_info=True, **capped)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
     task = "text-generation" if causal else "fill-mask"
-    ask = transformers.pipeline(task, model=str(folder), tokenizer=str(folder), device="cpu")
+    ask = transformers.pipeline(task, model=str(folder), tokenizer=str(folder), device="cpu", model_kwargs=capped)
     with torch.no_grad():
         return {
             "class": type(model).__name__,
