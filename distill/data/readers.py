@@ -106,7 +106,7 @@ def columns(path: Path, fields: dict[str, str], start: int = 0, stop: int | None
         with pyarrow.parquet.ParquetFile(path) as file:
             for setting, field in fields.items():
                 if field not in file.schema_arrow.names:
-                    raise _no_field(field, file.schema_arrow.names, path.name, setting)
+                    raise no_field(field, file.schema_arrow.names, path.name, setting)
             groups = range(start, file.num_row_groups if stop is None else stop)
             for batch in file.iter_batches(256, row_groups=groups, columns=list(fields.values())):
                 yield from batch.to_pylist()
@@ -165,7 +165,7 @@ def value_of(record: dict[str, Any], field: str, name: str, setting: str, kind: 
         SettingError: there is no such field, or it holds something else.
     """
     if field not in record:
-        raise _no_field(field, list(record), name, setting)
+        raise no_field(field, list(record), name, setting)
     value = record[field]
     if value is None:
         return kind()
@@ -175,7 +175,8 @@ def value_of(record: dict[str, Any], field: str, name: str, setting: str, kind: 
     return value
 
 
-def _no_field(field: str, fields: list[str], name: str, setting: str) -> SettingError:
+def no_field(field: str, fields: list[str], name: str, setting: str) -> SettingError:
+    """For a record or file of this name that lacks a field; `fields` are those that it has."""
     return SettingError(f"{setting}={field}: {name} has no such field; it has {', '.join(map(str, fields))}")
 
 

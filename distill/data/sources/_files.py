@@ -1,7 +1,5 @@
 """What the sources of files and Hub data sets share: where they lie, their shards, and reading one of them."""
 
-import glob
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from distill.config import CacheConfig, SourceConfig
 from distill.data import readers
+from distill.data.places import data_folder, find_files
 from distill.data.readers import Unreadable
 from distill.data.sources import Document, Part, Shard, Source, file_state
 from distill.errors import SettingError
@@ -124,12 +123,8 @@ class FileSource(Source):
 
     @classmethod
     def _usual_path(cls, split: str) -> Path | None:
-        root = os.environ.get("DISTILL_DATA")
-        if not root:
+        if (data := data_folder()) is None:
             return None
-        data = Path(root).expanduser()
-        if not data.is_dir():
-            raise SettingError(f"DISTILL_DATA={root}: there is no such folder; correct the variable or unset it")
         return next((path for path in cls.usual_paths(data, split) if path.exists()), None)
 
     @cached_property
@@ -141,20 +136,12 @@ class FileSource(Source):
         """
         if self.settings.path is None:
             return []
-        path = Path(self.settings.path).expanduser()
-        if path.is_file():
-            return [path]
-        if path.is_dir():
-            if not (found := sorted(self.below(path))):
-                names = ", ".join(f"*{suffix}" for suffix in self.suffixes)
-                raise SettingError(
-                    f"{self.setting}.path={self.settings.path}: no file of kind {self.settings.kind} in this folder "
-                    f"({names}); give another folder or {self.setting}.kind"
-                )
-            return found
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
-        if not found:
-            raise SettingError(f"{self.setting}.path={self.settings.path}: no such file or folder; correct the path")
+        if not (found := find_files(self.settings.path, f"{self.setting}.path", self.below)):
+            names = ", ".join(f"*{suffix}" for suffix in self.suffixes)
+            raise SettingError(
+                f"{self.setting}.path={self.settings.path}: no file of kind {self.settings.kind} in this folder "
+                f"({names}); give another folder or {self.setting}.kind"
+            )
         return found
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Classes and values: rows of one text or two, each with what is to be predicted for it.
+
+Shapes: B rows, S positions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from distill.data.batch import PADDING, Batch, Labels
+from distill.data.class_rows import ClassRows
+
+WIDTHS = 32  # batches are cut to a multiple of this, so that compiled graphs meet few shapes
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The batches of a set of labelled texts.
+
+    `class` has a target for each row: `positions` are the rows [B] of the batch, `targets` [B] the numbers of the
+    classes as int64, or values as float32.
+    """
+
+    texts: ClassRows
+    segments: bool  # whether the model tells the texts of a pair apart by token_type_ids
+
+    @property
+    def pad_id(self) -> int:
+        return self.texts.pad_id
+
+    @property
+    def identity(self) -> str:
+        return f"classes {self.texts.digest} {self.segments}"
+
+    def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
+        """A micro-batch of the texts of these numbers, ids [B, S] int64; nothing in it is random."""
+        targets = torch.from_numpy(self.texts.labels[row_ids])
+        labels = {"class": Labels(torch.arange(len(ids)), targets if targets.dtype == torch.int64 else targets.float())}
+        return text_batch(ids, self.texts.segments[row_ids] if self.segments else None, self.pad_id, labels, row_ids)
+
+
+def text_batch(
+    ids: np.ndarray, segments: np.ndarray | None, pad_id: int, labels: dict[str, Labels], row_ids: np.ndarray
+) -> Batch:
+    """A batch of rows [B, S], cut to the longest of them: most texts are far shorter than a row.
+
+    Args:
+        segments: [B, S or more] token_type_ids; None: the model has none.
+    """
+    valid = ids != pad_id
+    longest = max(int(valid.sum(1).max(initial=1)), 1)
+    width = min(-(-longest // WIDTHS) * WIDTHS, ids.shape[1])
+    ids, valid = np.ascontiguousarray(ids[:, :width]), np.ascontiguousarray(valid[:, :width])
+    inputs = {"input_ids": torch.from_numpy(ids)}
+    if segments is not None:
+        inputs["token_type_ids"] = torch.from_numpy(segments[:, :width].astype(np.int64))
+    full = valid.all()
+    return Batch(
+        inputs=inputs,
+        documents=None if full else torch.from_numpy(np.where(valid, 0, PADDING)),
+        labels=labels,
+        valid_positions=None if full else torch.from_numpy(np.flatnonzero(valid)),
+        row_ids=row_ids,
+    )

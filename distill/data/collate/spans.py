@@ -1,0 +1,42 @@
+"""Answers in a context: rows of a question and a window, with the positions where the answer begins and ends.
+
+Shapes: B rows, S positions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from distill.data.batch import Batch, Labels
+from distill.data.collate.classes import text_batch
+from distill.data.span_rows import SpanRows
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The batches of a set of windows.
+
+    `span_start` and `span_end` have a target for each row: `positions` are the rows [B] of the batch, `targets` [B]
+    the positions in the row, that of [CLS] where the window has no answer.
+    """
+
+    windows: SpanRows
+    segments: bool  # whether the model tells question and context apart by token_type_ids
+
+    @property
+    def pad_id(self) -> int:
+        return self.windows.pad_id
+
+    @property
+    def identity(self) -> str:
+        return f"spans {self.windows.digest} {self.segments}"
+
+    def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
+        """A micro-batch of the windows of these numbers, ids [B, S] int64; nothing in it is random."""
+        rows = torch.arange(len(ids))
+        labels = {
+            "span_start": Labels(rows, torch.from_numpy(self.windows.starts[row_ids])),
+            "span_end": Labels(rows, torch.from_numpy(self.windows.ends[row_ids])),
+        }
+        return text_batch(ids, self.windows.segments[row_ids] if self.segments else None, self.pad_id, labels, row_ids)

@@ -1,0 +1,45 @@
+"""Where files lie: the folder $DISTILL_DATA, and the files behind a path that is a file, a folder or a glob."""
+
+import glob
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from distill.errors import SettingError
+
+
+def data_folder() -> Path | None:
+    """The folder that the environment variable DISTILL_DATA names; None where it is not set.
+
+    Raises:
+        SettingError: there is no such folder.
+    """
+    root = os.environ.get("DISTILL_DATA")
+    if not root:
+        return None
+    data = Path(root).expanduser()
+    if not data.is_dir():
+        raise SettingError(f"DISTILL_DATA={root}: there is no such folder; correct the variable or unset it")
+    return data
+
+
+def find_files(given: str, setting: str, below: Callable[[Path], list[Path]]) -> list[Path]:
+    """The files behind a path as the user gave it, sorted by name.
+
+    Args:
+        given: a file, a folder or a glob.
+        setting: which names it, such as `corpus.path`.
+        below: the files of a folder that are wanted.
+
+    Raises:
+        SettingError: there is no such file or folder.
+    """
+    path = Path(given).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return sorted(below(path))
+    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
+    if not found:
+        raise SettingError(f"{setting}={given}: no such file or folder; correct the path")
+    return found

@@ -1,0 +1,211 @@
+"""Questions as rows: each with a window of its context, and where in the row the answer stands.
+
+A context that is too long for a row is cut into windows that overlap, as in the published code of BERT (Devlin et al.
+2019) and ALBERT (Lan et al. 2020). Shapes: W windows, S positions of a row, T tokens of a context.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from distill.data.tables.squad import Question, Questions
+from distill.data.text_pairs import Surroundings, TextEncoder, digest_of
+from distill.errors import SettingError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NO_ANSWER = 0  # position of [CLS], which stands for "this window has no answer"
+
+
+@dataclass
+class SpanConfig:
+    """How questions become rows."""
+
+    max_length: int = 384  # ids of a row
+    stride: int = 128  # tokens from the beginning of one window to that of the next
+    max_query: int = 64  # tokens of a question; the rest is cut off
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of windows stand in their contexts: what turns positions back into text."""
+
+    offsets: (
+        np.ndarray
+    )  # [W, S, 2] int32, characters [begin, end) without blanks around them; -1: no token of a context
+    fullest: np.ndarray  # [W, S] bool: the window in which this token of the context has most context on both sides
+
+
+@dataclass(frozen=True)
+class SpanRows:
+    """W windows of questions."""
+
+    rows: np.ndarray  # [W, S] uint16 or uint32: [CLS] question [SEP] window [SEP], then padding
+    segments: np.ndarray  # [W, S] uint8: 1 from the window's first token to the last [SEP], else 0
+    starts: np.ndarray  # [W] int64, position of the answer's first token; NO_ANSWER where the window lacks some of it
+    ends: np.ndarray  # [W] int64, that of its last token
+    questions: np.ndarray  # [W] int64, the number of each window's question; those of a question stand together
+    pad_id: int
+    unreached: int  # questions with an answer that no window holds whole
+    digest: str  # sha256 of all that decides training and scores
+    places: Places | None  # None in training, which does without
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class _Context(NamedTuple):
+    """A tokenized context."""
+
+    ids: np.ndarray  # [T]
+    offsets: np.ndarray  # [T, 2] characters
+
+
+class _Window(NamedTuple):
+    """A row in the making."""
+
+    question: int
+    query: np.ndarray
+    context: _Context
+    begin: int  # its first token of the context
+    end: int
+    answer: tuple[int, int] | None  # first and last token of the context
+
+
+def span_rows(
+    questions: Questions, tokenizer: "PreTrainedTokenizerBase", settings: SpanConfig, setting: str, scoring: bool
+) -> SpanRows:
+    """The windows of all questions, in their order.
+
+    Args:
+        setting: what error lines call `settings`.
+        scoring: whether to keep what turns positions back into text.
+
+    Raises:
+        SettingError: rows are too short, windows do not move, or the tokenizer lacks a special token.
+    """
+    encoder = TextEncoder(tokenizer)
+    around = encoder.surroundings(pairs=True)
+    _check(settings, around, setting)
+    windows, unreached = _windows(questions.questions, encoder, settings, around)
+    shape = (len(windows), settings.max_length)
+    rows, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
+    labels = np.full((len(windows), 2), NO_ANSWER, np.int64)
+    offsets = np.full((*shape, 2), -1, np.int32) if scoring else None
+    for number, window in enumerate(windows):
+        first = len(around.before) + len(window.query) + len(around.between)
+        ids = (around.before, window.query, around.between, window.context.ids[window.begin : window.end], around.after)
+        row = np.concatenate([np.asarray(part, encoder.dtype) for part in ids])
+        rows[number, : len(row)] = row
+        segments[number, first : len(row)] = 1
+        if window.answer is not None and window.begin <= window.answer[0] and window.answer[1] < window.end:
+            labels[number] = np.array(window.answer) - window.begin + first
+        if offsets is not None:
+            last = first + window.end - window.begin
+            offsets[number, first:last] = window.context.offsets[window.begin : window.end]
+    owners = np.array([window.question for window in windows], np.int64)
+    places = None if offsets is None else Places(offsets, _fullest(windows, offsets))
+    extra = () if places is None else (places.offsets, places.fullest)
+    digest = digest_of(rows, segments, labels, owners, *extra)
+    starts, ends = labels.T.copy()
+    return SpanRows(rows, segments, starts, ends, owners, encoder.pad_id, unreached, digest, places)
+
+
+def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:
+    if settings.max_query < 1:
+        raise SettingError(f"{setting}.max_query={settings.max_query}: a question needs a token at least")
+    if (shortest := around.count + settings.max_query + 1) > settings.max_length:
+        raise SettingError(
+            f"{setting}.max_length={settings.max_length}: no room for a context behind {settings.max_query} tokens of "
+            f"a question; set it to {shortest} or more, or {setting}.max_query lower"
+        )
+    if settings.stride < 1:
+        raise SettingError(f"{setting}.stride={settings.stride}: windows have to move on; set 128 or so")
+
+
+def _windows(
+    questions: tuple[Question, ...], encoder: TextEncoder, settings: SpanConfig, around: Surroundings
+) -> tuple[list[_Window], int]:
+    """All windows, and how many questions have an answer that no window holds. Contexts are tokenized once."""
+    texts = list(dict.fromkeys(question.context for question in questions))
+    contexts = {
+        text: _Context(np.asarray(encoded.ids, encoder.dtype), _trimmed(encoded.offsets, text))
+        for text, encoded in zip(texts, encoder.encode(texts), strict=True)
+    }
+    queries = encoder.encode([question.question.strip() for question in questions])
+    windows: list[_Window] = []
+    unreached = 0
+    for number, (question, encoded) in enumerate(zip(questions, queries, strict=True)):
+        context = contexts[question.context]
+        query = np.asarray(encoded.ids[: settings.max_query], encoder.dtype)
+        answer = None if question.place is None else tokens_of(question.place, context.offsets)
+        room = settings.max_length - around.count - len(query)
+        own = [
+            _Window(number, query, context, begin, min(begin + room, len(context.ids)), answer)
+            for begin in window_begins(len(context.ids), room, settings.stride)
+        ]
+        held = answer is not None and any(each.begin <= answer[0] and answer[1] < each.end for each in own)
+        unreached += question.place is not None and not held
+        windows += own
+    return windows, unreached
+
+
+def window_begins(tokens: int, room: int, stride: int) -> range:
+    """The first tokens of the windows of `room` tokens that together hold a context; no token is left out."""
+    step = min(stride, room)
+    further = max(0, -(-(tokens - room) // step))
+    return range(0, further * step + 1, step)
+
+
+def tokens_of(place: tuple[int, int], offsets: np.ndarray) -> tuple[int, int] | None:
+    """The first and the last token with a character of the place [begin, end); None where there is none."""
+    begins, ends = offsets[:, 0], offsets[:, 1]
+    inside = np.flatnonzero((ends > place[0]) & (begins < place[1]) & (ends > begins))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+def _trimmed(offsets: list[tuple[int, int]], text: str) -> np.ndarray:
+    """[T, 2] offsets without the blanks around a token, which many tokenizers count to the token behind them.
+
+    A token of blanks alone gets an empty stretch.
+    """
+    found = np.asarray(offsets, np.int32).reshape(-1, 2)
+    blank = np.fromiter((character.isspace() for character in text), bool, len(text))
+    places = np.arange(len(text) + 1, dtype=np.int32)
+    solid = np.append(~blank, True)
+    following = np.minimum.accumulate(np.where(solid, places, len(text))[::-1])[::-1]  # the next that is no blank
+    preceding = np.maximum.accumulate(np.append(0, np.where(~blank, places[1:], 0)))  # the end of the last such before
+    begins = np.minimum(following[found[:, 0]], found[:, 1])
+    return np.stack([begins, np.maximum(preceding[found[:, 1]], begins)], axis=1).astype(np.int32)
+
+
+def _fullest(windows: list[_Window], offsets: np.ndarray) -> np.ndarray:
+    """[W, S] bool, true where a token of a context is in the window that gives it most context.
+
+    That is the window with the largest min(tokens on the left, tokens on the right) + length / 100, the first of
+    several: the rule of BERT's published code, so that every token of a context is scored in one window alone.
+    """
+    fullest = offsets[:, :, 0] >= 0
+    begin = 0
+    while begin < len(windows):
+        end = begin + 1
+        while end < len(windows) and windows[end].question == windows[begin].question:
+            end += 1
+        if end > begin + 1:
+            fullest[begin:end] &= _best_of(windows[begin:end], fullest[begin:end])
+        begin = end
+    return fullest
+
+
+def _best_of(windows: list[_Window], inside: np.ndarray) -> np.ndarray:
+    """The same for the windows [w] of one question; `inside` [w, S]: which positions are tokens of the context."""
+    tokens = np.arange(len(windows[0].context.ids))
+    begins, ends = np.array([(window.begin, window.end) for window in windows]).T[:, :, None]
+    score = np.minimum(tokens - begins, ends - 1 - tokens) + 0.01 * (ends - begins)
+    best = np.where((tokens >= begins) & (tokens < ends), score, -np.inf).argmax(0)
+    found = np.zeros_like(inside)
+    for number, window in enumerate(windows):
+        found[number, inside[number]] = best[window.begin : window.end] == number
+    return found

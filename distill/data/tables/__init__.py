@@ -1,0 +1,118 @@
+"""Labelled examples for fine-tuning: where they lie, and what every kind of them gives. One file for each kind."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from distill.data.places import data_folder, find_files
+from distill.errors import SettingError
+
+# What the files of a split are usually called, before a dot, a dash or an underscore.
+SPLITS = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+    "validation_matched": ("validation_matched", "dev_matched"),
+    "validation_mismatched": ("validation_mismatched", "dev_mismatched"),
+}
+
+
+@dataclass
+class TableConfig:
+    """Where the examples of one split lie: files if `path` is given or they lie under $DISTILL_DATA, else the Hub."""
+
+    path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
+    hub: str | None = None  # name of a data set on the Hugging Face Hub, or a local folder that `datasets` reads
+    subset: str | None = None  # its configuration
+    split: str = "train"  # of a Hub data set; of a folder, the files that are called so
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """N texts, or pairs of texts, each with the class or the value that is to be predicted."""
+
+    name: str  # as the table describes itself
+    first: list[str]
+    second: list[str] | None  # the other texts of pairs
+    labels: np.ndarray  # [N] int64 numbers of classes, or float64 values
+    classes: tuple[str, ...]  # the name of each class by its number; none where values are predicted
+    left_out: Counter[str] = field(default_factory=Counter)  # rows that training does without, by reason
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model gives for a text."""
+        return len(self.classes) or 1
+
+    def describe(self) -> str:
+        """For example `3,667 examples of MRPC (train); 1 left out: no label`."""
+        return f"{len(self):,} examples of {self.name}{counted(self.left_out, 'left out')}"
+
+
+def counted(reasons: Counter[str], what: str) -> str:
+    """For example `; 3 left out: no label (2), no text (1)`; nothing where there are none."""
+    if not reasons:
+        return ""
+    each = ", ".join(reason if len(reasons) == 1 else f"{reason} ({count:,})" for reason, count in reasons.items())
+    return f"; {reasons.total():,} {what}: {each}"
+
+
+def find_split(where: TableConfig, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = ()) -> list[Path]:
+    """The files of a split, sorted by name; none where it is to be had from the Hub.
+
+    Args:
+        setting: what error lines call `where`, such as `evaluate.sources.dev`.
+        suffixes: of the files that are taken from a folder.
+        usual: folders below $DISTILL_DATA to look into, where `where` has no path.
+
+    Raises:
+        SettingError: there are none.
+    """
+    if where.path is not None:
+        found = find_files(where.path, f"{setting}.path", lambda folder: _of_split(folder, where.split, suffixes))
+        if not found:
+            names = ", ".join(f"{name}*{suffix}" for name in _names(where.split)[:1] for suffix in suffixes)
+            raise SettingError(
+                f"{setting}.path={where.path}: no file of the split {where.split} in this folder ({names}); give "
+                f"another folder, a file, or {setting}.split"
+            )
+        return found
+    data = data_folder()
+    for folder in [data / name for name in usual] if data is not None else []:
+        if folder.is_dir() and (found := _of_split(folder, where.split, suffixes)):
+            return found
+    if where.hub is None:
+        known = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
+        raise SettingError(
+            f"{setting}.path=null: no examples are known; give {setting}.path{known}, or name a data set as "
+            f"{setting}.hub"
+        )
+    return []
+
+
+def describe(where: TableConfig, files: Sequence[Path]) -> str:
+    """A few words for the banner."""
+    if not files:
+        return f"{where.hub} ({f'{where.subset}, ' if where.subset else ''}{where.split})"
+    return files[0].name if len(files) == 1 else f"{len(files):,} files in {files[0].parent.name}"
+
+
+def _of_split(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder that are called like the split; all of them where none is called like any split."""
+    files = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(suffixes) and path.is_file())
+    named = any(_is_called(path, name) for path in files for names in SPLITS.values() for name in names)
+    return [path for path in files if any(_is_called(path, name) for name in _names(split))] if named else files
+
+
+def _names(split: str) -> tuple[str, ...]:
+    return SPLITS.get(split, (split,))
+
+
+def _is_called(path: Path, name: str) -> bool:
+    stem = path.name.lower().split(".")[0]
+    return stem == name or stem.startswith((f"{name}-", f"{name}_"))

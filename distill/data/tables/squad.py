@@ -1,0 +1,212 @@
+"""Questions about paragraphs whose answers are stretches of these: SQuAD v1.1 and v2.0, and data in their forms.
+
+Read are the official JSON (articles, paragraphs, questions), a list of flat records under its key `data`, and flat
+records (id, context, question, answers {text, answer_start}) in JSONL and Parquet files and on the Hub. Rajpurkar et
+al. 2016, 2018.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distill.data import readers
+from distill.data.readers import Unreadable
+from distill.data.tables import TableConfig, counted, describe, find_split
+from distill.data.tables._rows import Row, kind_of, read_rows
+from distill.errors import SettingError
+
+HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
+SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet")
+COLUMNS = ("id", "context", "question", "answers")
+
+
+class Answer(NamedTuple):
+    """An answer that counts as right."""
+
+    text: str
+    place: tuple[int, int] | None  # its characters [begin, end) of the context; None: it is not in there
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context."""
+
+    id: str
+    context: str
+    question: str
+    answers: tuple[Answer, ...]  # none: the context does not answer it
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Where the first of its answers stands that is in the context."""
+        return next((answer.place for answer in self.answers if answer.place is not None), None)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The questions of a split."""
+
+    name: str  # as they describe themselves
+    version: str  # 1.1 or 2.0: whether some of them may have no answer, and by which script they are scored
+    questions: tuple[Question, ...]
+    moved: int = 0  # answers that stand elsewhere in their context than the data say
+    left_out: Counter[str] = field(default_factory=Counter)  # questions that training does without, by reason
+    lost: int = (
+        0  # questions of an evaluation set of whose answers none is in its context; they are scored all the same
+    )
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def describe(self) -> str:
+        """For example `4,371 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context`."""
+        moved = f"; {self.moved:,} answers found elsewhere in their context" if self.moved else ""
+        lost = f"; {self.lost:,} without an answer in their context, scored all the same" if self.lost else ""
+        end = f"{moved}{lost}{counted(self.left_out, 'left out')}"
+        return f"{len(self):,} questions of {self.name} (v{self.version}){end}"
+
+
+def read(where: TableConfig, version: str, setting: str, training: bool) -> Questions:
+    """The questions of a split.
+
+    Args:
+        version: 1.1 or 2.0; in the former every question has an answer.
+        setting: what error lines call `where`.
+        training: leave out, and count, questions that cannot be used or whose answers are not in their context. In
+            evaluation all of them count, and one that is no question at all is an error.
+
+    Raises:
+        SettingError: there are no such questions, or they do not fit `version`.
+    """
+    if version not in HUB:
+        raise SettingError(f"{setting}: version={version} is not known: choose 1.1 or 2.0")
+    where = TableConfig(where.path, where.hub or HUB[version], where.subset, where.split)
+    files = [path for path in find_split(where, setting, SUFFIXES, ("squad",)) if _fits(path, version)]
+    if where.path is not None and not files:
+        raise SettingError(f"{setting}.path={where.path}: only files of another version than {version} are there")
+    questions: list[Question] = []
+    left_out: Counter[str] = Counter()
+    moved = lost = 0
+    for place, record in _records(where, setting, files):
+        try:
+            question, found_elsewhere = _question(record, training)
+        except ValueError as error:
+            if not training:
+                raise SettingError(f"{setting}: {place}: {error}; mend it (every question is scored)") from error
+            left_out[str(error)] += 1
+            continue
+        questions.append(question)
+        moved += found_elsewhere
+        lost += bool(question.answers) and question.place is None
+    if not questions:
+        reasons = counted(left_out, "left out") or "; it is empty"
+        raise SettingError(f"{setting}: {describe(where, files)} has not one question to use{reasons}; check the files")
+    unanswered = sum(not question.answers for question in questions)
+    if version == "1.1" and unanswered:
+        raise SettingError(
+            f"{setting}: {unanswered:,} of {len(questions):,} questions have no answer, which only version 2.0 has; "
+            "set the version to 2.0, or give other files"
+        )
+    return Questions(describe(where, files), version, tuple(questions), moved, left_out, lost)
+
+
+def _fits(path: Path, version: str) -> bool:
+    """Whether a file's name names no other version."""
+    return not any(f"v{other}" in path.name for other in HUB if other != version)
+
+
+def _records(where: TableConfig, setting: str, files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every question as a flat record, and where it stands."""
+    fields = {f"{setting}.{column}": column for column in COLUMNS}
+    whole = [path for path in files if kind_of(path) == "json"]
+    for path in whole:
+        yield from _of_json(path, setting)
+    if whole and len(whole) == len(files):
+        return
+    for row in read_rows(where, setting, [path for path in files if path not in whole], fields):
+        yield _of_row(row)
+
+
+def _of_row(row: Row) -> tuple[str, dict[str, Any]]:
+    assert row.values is not None  # no file of separated fields is among them
+    answers = row.values["answers"]
+    if isinstance(answers, dict):  # columns of texts and places, turned into the official list of pairs
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    return row.place, {**row.values, "answers": answers}
+
+
+def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The questions of one JSON document."""
+    try:
+        content = json.loads("".join(readers.lines(path)))
+    except Unreadable as error:
+        raise SettingError(f"{setting}.path={path}: {error}; mend or remove that") from error
+    except ValueError as error:
+        raise SettingError(
+            f"{setting}.path={path}: not JSON ({error}); mend it, or call a file of one object a line *.jsonl"
+        ) from error
+    try:
+        for number, each in enumerate(content["data"], 1):
+            if "paragraphs" not in each:
+                yield _of_row(Row(f"{path.name}, question {number}", dict.fromkeys(COLUMNS) | each))
+                continue
+            for paragraph in each["paragraphs"]:
+                for question in paragraph["qas"]:
+                    place = f"{path.name}, question {question.get('id')}"
+                    yield place, dict.fromkeys(COLUMNS) | question | {"context": paragraph["context"]}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SettingError(
+            f"{setting}.path={path}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _question(record: dict[str, Any], training: bool) -> tuple[Question, int]:
+    """A question, and how many of its answers stand elsewhere than it says.
+
+    Raises:
+        ValueError: it cannot be used; with the reason.
+    """
+    context, question, given = record["context"], record["question"], record["answers"]
+    if record["id"] is None:
+        raise ValueError("no id")
+    for name, text in (("context", context), ("question", question)):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"no {name}")
+    if not isinstance(given, list) or not all(isinstance(answer, dict) for answer in given):
+        raise ValueError("its answers are no list of texts with their places")
+    if not all(isinstance(answer.get("text"), str) for answer in given):
+        raise ValueError("an answer without text")
+    impossible = record.get("is_impossible")
+    if training and impossible is not None and bool(impossible) == bool(given):
+        raise ValueError("is_impossible contradicts its answers")
+    answers = tuple(Answer(each["text"], find(each["text"], context, each.get("answer_start"))) for each in given)
+    if training and answers and all(answer.place is None for answer in answers):
+        raise ValueError("no answer in its context")
+    elsewhere = sum(
+        answer.place is not None and answer.place[0] != each.get("answer_start")
+        for answer, each in zip(answers, given, strict=True)
+    )
+    return Question(str(record["id"]), context, question, answers), elsewhere
+
+
+def find(text: str, context: str, start: Any) -> tuple[int, int] | None:
+    """The characters of the context that say the text: at `start`, else the nearest place where it stands.
+
+    White space, and after that the case of letters, may differ where it stands nowhere as it is. None: nowhere.
+    """
+    start = start if isinstance(start, int) and not isinstance(start, bool) else 0
+    if not text.strip():
+        return None
+    if start >= 0 and context.startswith(text, start):
+        return start, start + len(text)
+    pattern = r"\s+".join(map(re.escape, text.split()))
+    for flags in (re.NOFLAG, re.IGNORECASE):
+        if found := [match.span() for match in re.finditer(pattern, context, flags)]:
+            return min(found, key=lambda span: abs(span[0] - start))
+    return None

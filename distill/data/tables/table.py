@@ -1,0 +1,103 @@
+"""Any table of the user's: a column or two of text, and one of classes or of values."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distill.data.tables import LabelledTexts, TableConfig, describe, find_split
+from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
+from distill.errors import SettingError
+
+
+@dataclass
+class ColumnsConfig:
+    """What the columns of a table hold."""
+
+    text: str = "text"
+    second: str | None = None  # column of the other text, where the examples are pairs
+    label: str = "label"
+    regression: bool = False  # the label is a value, not the name of a class
+    quotes: bool | None = None  # whether fields may stand in quotation marks; null: in CSV files, not in TSV files
+
+
+def read(
+    columns: ColumnsConfig,
+    where: TableConfig,
+    columns_setting: str,
+    setting: str,
+    training: bool,
+    classes: tuple[str, ...] | None = None,
+) -> LabelledTexts:
+    """The examples of a split.
+
+    Args:
+        columns_setting: what error lines call `columns`.
+        setting: what error lines call `where`.
+        training: leave rows out that cannot be used, and count them; else each of them is an error.
+        classes: those of the training examples, where these are others; None: the classes that occur, sorted.
+
+    Raises:
+        SettingError: there are no such examples or columns, or a row cannot be used and `training` is false.
+    """
+    files = find_split(where, setting, SUFFIXES)
+    names = Columns(columns.text, columns.second, columns.label, columns_setting)
+    rows = read_rows(where, setting, files, names.fields, quotes=columns.quotes)
+    known = None if classes is None else set(classes)
+
+    def parse(value: Any) -> float | str:
+        if columns.regression:
+            return number(value)
+        name = class_of(value)
+        if known is not None and name not in known:
+            raise ValueError(f"its class {name} is none of training's ({', '.join(classes or ())})")
+        return name
+
+    found = collect(rows, names, parse, training)
+    if columns.regression:
+        labels, classes = np.array(found.labels, np.float64), ()
+    else:
+        classes = classes or _sorted(found.labels, columns, columns_setting)
+        numbers = {name: number for number, name in enumerate(classes)}
+        labels = np.array([numbers[name] for name in found.labels], np.int64)
+    return LabelledTexts(describe(where, files), found.first, found.second, labels, classes, found.left_out)
+
+
+def number(value: Any) -> float:
+    """The value of a field. Raises ValueError with the reason where it is no finite number."""
+    if value is None or value == "":
+        raise ValueError("no label")
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise ValueError("its label is no number") from None
+    if not math.isfinite(found):
+        raise ValueError("its label is not finite")
+    return found
+
+
+def class_of(value: Any) -> str:
+    """The name of the class that a field says, the same for 1, 1.0 and "1". Raises ValueError where it says none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = "" if value is None or value != value else str(value).strip()
+    if not name:
+        raise ValueError("no label")
+    return name
+
+
+def _sorted(names: list[str], columns: ColumnsConfig, setting: str) -> tuple[str, ...]:
+    """The classes that occur: by their value where all are whole numbers, else by name."""
+    found = set(names)
+    if len(found) < 2:
+        raise SettingError(f"{setting}.label={columns.label}: its only class is {found.pop()}; two are needed to learn")
+    if all(re.fullmatch(r"-?\d+", name) for name in found):
+        return tuple(sorted(found, key=lambda name: (int(name), name)))
+    if all(re.fullmatch(r"-?\d*\.?\d+([eE][-+]?\d+)?", name) for name in found):
+        raise SettingError(
+            f"{setting}.label={columns.label}: it holds numbers such as {min(found)}, not classes; set "
+            f"{setting}.regression=true"
+        )
+    return tuple(sorted(found))

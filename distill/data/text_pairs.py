@@ -1,0 +1,81 @@
+"""One or two texts in a row: ids without special tokens, and which of these a tokenizer puts around the texts."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distill.data.row_format import masked_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AT_ONCE = 1000  # texts that are tokenized together
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Special tokens of a row: `before` first `between` second `after`, or `before` text `after`."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]  # none in a row of one text
+    after: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+
+class TextEncoder:
+    """Tokenizes texts; a special token's name in a text is text.
+
+    Attributes:
+        pad_id: what fills up rows.
+        dtype: of rows: uint16 where the ids allow it, else uint32.
+
+    Raises:
+        SettingError: the tokenizer lacks a token that rows need.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        from tokenizers import Tokenizer
+
+        self._usual = masked_rows(tokenizer)
+        self.pad_id = self._usual.pad
+        self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
+        # A copy of the tokenizer's own, since whoever used that last may have left padding or truncation there.
+        self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True
+
+    def encode(self, texts: Sequence[str]) -> Iterator[Any]:
+        """The `tokenizers.Encoding` of each text, without special tokens; its offsets count characters."""
+        for start in range(0, len(texts), AT_ONCE):
+            yield from self._tokenizer.encode_batch(texts[start : start + AT_ONCE], add_special_tokens=False)
+
+    def surroundings(self, pairs: bool) -> Surroundings:
+        """What the tokenizer puts around one text, or around two; [CLS] and [SEP] where it has no rule of its own."""
+        probe = self._tokenizer.encode("a", "a") if pairs else self._tokenizer.encode("a")
+        parts, ids = probe.sequence_ids, probe.ids
+        first = [place for place, part in enumerate(parts) if part == 0]
+        last = [place for place, part in enumerate(parts) if part == int(pairs)]
+        found = Surroundings(
+            tuple(ids[: first[0]]), tuple(ids[first[-1] + 1 : last[0]]) if pairs else (), tuple(ids[last[-1] + 1 :])
+        )
+        if found.before:
+            return found
+        start, separator = self._usual.row_start, self._usual.row_end
+        assert start is not None and separator is not None
+        return Surroundings((start,), (separator,) if pairs else (), (separator,))
+
+
+def digest_of(*arrays: np.ndarray) -> str:
+    """sha256 of the arrays' contents, kinds and shapes."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,0 +1,118 @@
+"""Measures of classes and values, as GLUE (Wang et al. 2018) uses them, in percent.
+
+Shapes: N examples, C classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torchmetrics.functional.classification import binary_f1_score, multiclass_f1_score
+from torchmetrics.functional.regression import pearson_corrcoef
+
+from distill.data.class_rows import ClassRows
+from distill.data.tables import LabelledTexts
+from distill.evaluation.sets import EvaluationSet
+
+OF_TABLES = {True: ("accuracy", "macro_f1"), False: ("pearson", "spearman")}  # whether it has classes -> its measures
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSet(EvaluationSet):
+    """An evaluation set of labelled texts: its `rows`, and what their scores need."""
+
+    labels: np.ndarray  # [N] int64 numbers of classes, or float64 values
+    classes: tuple[str, ...]  # none where values are predicted
+    measures: tuple[str, ...]
+
+    def score(self, outputs: np.ndarray) -> dict[str, float]:
+        """Its measures by name, for a model's outputs [N, C], or [N] or [N, 1] where values are predicted.
+
+        Raises:
+            ValueError: an output is not finite, or the shapes do not fit.
+        """
+        if not np.isfinite(outputs).all():
+            raise ValueError("the model's outputs are not finite: nothing can be read from them")
+        if len(outputs) != len(self.labels) or (self.classes and outputs.shape[1:] != (len(self.classes),)):
+            raise ValueError(
+                f"outputs of shape {outputs.shape} for {len(self.labels)} rows of {len(self.classes)} classes"
+            )
+        found = outputs.argmax(1) if self.classes else outputs.reshape(len(self.labels)).astype(np.float64)
+        return {name: measure(name, found, self.labels) for name in self.measures}
+
+
+def class_set(name: str, texts: LabelledTexts, rows: ClassRows, measures: Sequence[str] = ()) -> ClassSet:
+    """The evaluation set of these texts; without `measures` those for tables of the user's."""
+    chosen = tuple(measures) or OF_TABLES[bool(texts.classes)]
+    return ClassSet(
+        name, texts.describe(), rows.rows, len(texts), labels=texts.labels, classes=texts.classes, measures=chosen
+    )
+
+
+def measure(name: str, found: np.ndarray, right: np.ndarray) -> float:
+    """A measure in percent: accuracy, f1 (of class 1), macro_f1 (mean of all classes), matthews, pearson or spearman.
+
+    Args:
+        found, right: [N] numbers of classes as int64, or values as float64.
+    """
+    return 100.0 * MEASURES[name](found, right)
+
+
+def accuracy(found: np.ndarray, right: np.ndarray) -> float:
+    """The share of rows whose class was found."""
+    return float((found == right).mean())
+
+
+def f1(found: np.ndarray, right: np.ndarray) -> float:
+    """Of class 1, "equivalent" or "duplicate"; 0 where it is neither found nor right anywhere."""
+    return float(
+        binary_f1_score(torch.from_numpy((found == 1).astype(int)), torch.from_numpy((right == 1).astype(int)))
+    )
+
+
+def macro_f1(found: np.ndarray, right: np.ndarray) -> float:
+    """The mean over the classes that are found or right somewhere."""
+    classes = max(2, int(max(found.max(), right.max())) + 1)
+    return float(multiclass_f1_score(torch.from_numpy(found), torch.from_numpy(right), classes, average="macro"))
+
+
+def matthews(found: np.ndarray, right: np.ndarray) -> float:
+    """Matthews correlation of two classes, which is Pearson's of their indicators; 0 where one of them is constant.
+
+    torchmetrics' own gives other values than 0 there.
+    """
+    value = pearson((found == 1).astype(np.float64), (right == 1).astype(np.float64))
+    return 0.0 if np.isnan(value) else value
+
+
+def pearson(found: np.ndarray, right: np.ndarray) -> float:
+    """Pearson's correlation, in float64; nan where one of the two is constant."""
+    if np.ptp(found) == 0 or np.ptp(right) == 0:
+        return float("nan")
+    return float(pearson_corrcoef(torch.from_numpy(found), torch.from_numpy(right)))
+
+
+def spearman(found: np.ndarray, right: np.ndarray) -> float:
+    """Spearman's correlation: Pearson's of ranks, equal values sharing their mean rank; nan as there.
+
+    torchmetrics' own computes ranks in float32 and adds 1e-6 to the denominator.
+    """
+    return pearson(_ranks(found), _ranks(right))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """[N] -> [N] float64, from 1."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[inverse]
+
+
+MEASURES = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+}

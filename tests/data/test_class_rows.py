@@ -1,0 +1,107 @@
+"""Labelled texts as rows: what the tokenizer itself makes of them, cut as published, and their batches."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vocabularies import vocabulary_of
+
+from distill.data.batches import Batches
+from distill.data.class_rows import class_rows, fitting
+from distill.data.collate.classes import Classes
+from distill.data.tables import LabelledTexts
+from distill.errors import SettingError
+
+FAMILIES = ["bert", "roberta", "albert", "xlm-roberta", "deberta-v2", "mpnet"]
+WORDS = ["the", "cat", "and", "dog", "of", "bank", "running"]
+
+
+def made(count: int = 30, pairs: bool = True, values: bool = False, longest: int = 12) -> LabelledTexts:
+    random = np.random.default_rng(0)
+    texts = [[" ".join(random.choice(WORDS, random.integers(1, longest))) for _ in range(count)] for _ in range(2)]
+    labels = random.random(count) * 5 if values else random.integers(0, 3, count)
+    return LabelledTexts("made", texts[0], texts[1] if pairs else None, labels, () if values else ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("room", [120, 28])  # even: of an odd one the published code and the tokenizers differ
+def test_rows_are_what_the_tokenizer_itself_makes(family: str, pairs: bool, room: int) -> None:
+    tokenizer, texts = vocabulary_of(family), made(pairs=pairs)
+    max_length = room + tokenizer.num_special_tokens_to_add(pairs)
+    rows = class_rows(texts, tokenizer, max_length, "glue.max_length")
+    others = texts.second or [None] * len(texts)
+    cut = 0
+    for number, (one, other) in enumerate(zip(texts.first, others, strict=True)):
+        whole = tokenizer(one, other)
+        if too_long := len(whole.input_ids) > max_length:
+            whole = tokenizer(one, other, truncation="longest_first", max_length=max_length)
+        cut += too_long
+        ids, parts = whole.input_ids, whole.sequence_ids(0)
+        assert rows.rows[number, : len(ids)].tolist() == ids
+        assert (rows.rows[number, len(ids) :] == tokenizer.pad_token_id).all()
+        first = parts.index(1) if pairs else len(ids)
+        assert np.flatnonzero(rows.segments[number]).tolist() == list(range(first, len(ids)))
+    assert rows.cut == cut and (cut > 0) == (room == 28)
+    assert np.array_equal(rows.labels, texts.labels)
+
+
+def test_tokens_are_taken_off_the_longer_text_one_by_one() -> None:
+    for first in range(20):
+        for second in range(20):
+            for room in range(1, 30):
+                one, other = first, second
+                while one + other > room:
+                    if one > other:
+                        one -= 1
+                    else:
+                        other -= 1
+                assert fitting(first, second, room) == (one, other)
+
+
+def test_the_digest_is_that_of_the_content() -> None:
+    tokenizer = vocabulary_of("bert")
+
+    def digest(texts: LabelledTexts, length: int = 64) -> str:
+        return class_rows(texts, tokenizer, length, "glue.max_length").digest
+
+    assert digest(made()) == digest(made())
+    other = made()
+    other.labels[0] += 1
+    assert (
+        len({digest(made()), digest(made(), 65), digest(made(pairs=False)), digest(made(values=True)), digest(other)})
+        == 5
+    )
+
+
+def test_rows_without_room_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"^glue\.max_length=4: no room for text; set 128 or so$"):
+        class_rows(made(), vocabulary_of("bert"), 4, "glue.max_length")
+
+
+def test_a_tokenizer_without_padding_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"\[PAD\]"):
+        class_rows(made(), vocabulary_of("gpt2"), 32, "glue.max_length")
+
+
+@pytest.mark.parametrize("segments", [True, False])
+@pytest.mark.parametrize("values", [True, False])
+def test_batches(values: bool, segments: bool) -> None:
+    texts = made(values=values)
+    rows = class_rows(texts, vocabulary_of("albert"), 128, "glue.max_length")
+    collator: Any = Classes(rows, segments)
+    seen = 0
+    for batch in Batches(rows.rows, collator, 4, 2, seed=1).window(0):
+        labels = batch.labels["class"]
+        assert labels.positions.tolist() == [0, 1, 2, 3]
+        assert labels.targets.dtype == (torch.float32 if values else torch.int64)
+        assert torch.equal(
+            labels.targets.double(), torch.from_numpy(texts.labels[batch.row_ids]).double().float().double()
+        )
+        assert batch.ids.shape[1] in (32, 64, 96, 128) and batch.ids.shape[1] - 32 < batch.num_valid
+        assert ("token_type_ids" in batch.inputs) == segments
+        longest = int((rows.rows[batch.row_ids] != rows.pad_id).sum(1).max())
+        assert longest <= batch.ids.shape[1] < longest + 32
+        seen += len(batch.row_ids)
+    assert seen == 8

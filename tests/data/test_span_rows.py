@@ -1,0 +1,234 @@
+"""Questions as rows: windows as published, answers where they stand, for every kind of tokenizer."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import questions as sample
+import torch
+from job import ROOT
+from transformers import AutoTokenizer
+from vocabularies import vocabulary_of
+
+from distill.data.batch import PADDING
+from distill.data.batches import Batches
+from distill.data.collate.spans import Spans
+from distill.data.span_rows import NO_ANSWER, SpanConfig, SpanRows, span_rows, tokens_of, window_begins
+from distill.data.tables.squad import Answer, Question, Questions
+from distill.errors import SettingError
+
+FAMILIES = ["bert", "roberta", "xlm-roberta", "albert", "deberta-v2", "mpnet", "modernbert", "camembert"]
+SMALL = SpanConfig(max_length=48, stride=7, max_query=6)
+
+
+def rows_of(questions: Questions, family: str = "bert", settings: SpanConfig = SMALL, scoring: bool = True) -> SpanRows:
+    return span_rows(questions, vocabulary_of(family), settings, "squad", scoring)
+
+
+def text_at(questions: Questions, windows: SpanRows, window: int) -> str:
+    """The text of the context between the positions that a window's labels name."""
+    assert windows.places is not None
+    offsets = windows.places.offsets[window]
+    begin, end = offsets[windows.starts[window], 0], offsets[windows.ends[window], 1]
+    return questions.questions[windows.questions[window]].context[begin:end]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_labels_name_the_answer_and_nothing_else(family: str) -> None:
+    """Answers of whole words come back letter by letter, without the blanks that some tokenizers count to a token."""
+    made = sample.made(60, longest=30, words=[*sample.WORDS, *sample.ODD])
+    windows = rows_of(made, family, SpanConfig(160, 25, 6))
+    assert windows.unreached == 0
+    for number, question in enumerate(made.questions):
+        own = np.flatnonzero(windows.questions == number)
+        texts = [text_at(made, windows, window) for window in own if windows.starts[window] != NO_ANSWER]
+        assert set(texts) <= {answer.text for answer in question.answers[:1]}
+        assert bool(texts) == bool(question.answers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_what_the_tokenizer_itself_makes_of_a_pair(family: str) -> None:
+    tokenizer = vocabulary_of(family)
+    made = sample.made(20, longest=8)
+    windows = rows_of(made, family, SpanConfig(128, 64, 64))
+    assert len(windows) == 20
+    for row, segments, question in zip(windows.rows, windows.segments, made.questions, strict=True):
+        encoded = tokenizer(question.question, question.context)
+        expected, parts = encoded.input_ids, encoded.sequence_ids(0)
+        if family == "modernbert":  # this one has no rule for pairs: [CLS] and [SEP] are put around them
+            between = parts.index(1)
+            cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+            expected = [cls, *expected[:between], sep, *expected[between:], sep]
+            parts = [None, *parts[:between], None, *parts[between:], None]
+        assert row[: len(expected)].tolist() == expected
+        assert (row[len(expected) :] == tokenizer.pad_token_id).all()
+        first = parts.index(1)
+        assert segments.tolist() == [0] * first + [1] * (len(expected) - first) + [0] * (128 - len(expected))
+
+
+def published_windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """The loop of BERT's published code, as its description says: (begin, length) of each window."""
+    found, begin = [], 0
+    while begin < tokens:
+        length = min(room, tokens - begin)
+        found.append((begin, length))
+        if begin + length == tokens:
+            break
+        begin += min(length, stride)
+    return found
+
+
+def test_windows_are_those_of_the_published_loop() -> None:
+    for tokens in range(1, 40):
+        for room in range(1, 15):
+            for stride in range(1, 18):
+                expected = published_windows(tokens, room, stride)
+                begins = list(window_begins(tokens, room, stride))
+                assert [(begin, min(room, tokens - begin)) for begin in begins] == expected
+    assert list(window_begins(0, 5, 2)) == [0]  # a context without a token still has its question scored
+
+
+def test_each_token_counts_in_the_window_with_most_context() -> None:
+    made = sample.made(30, longest=80)
+    windows = rows_of(made, "bert")
+    places = windows.places
+    assert places is not None and len(windows) > 200
+    for number in range(30):
+        own = np.flatnonzero(windows.questions == number)
+        seen: dict[int, list[tuple[float, int]]] = {}  # by begin of a token: score and window
+        for window in own:
+            inside = np.flatnonzero(places.offsets[window, :, 0] >= 0)
+            for position in inside:
+                left, right = position - inside[0], inside[-1] - position
+                score = min(left, right) + 0.01 * len(inside)
+                seen.setdefault(int(places.offsets[window, position, 0]), []).append((score, window))
+        for begin, scores in seen.items():
+            most = max(score for score, _ in scores)
+            best = next(window for score, window in scores if score == most)
+            for _, window in scores:
+                position = np.flatnonzero(places.offsets[window, :, 0] == begin)[0]
+                assert places.fullest[window, position] == (window == best)
+        assert places.fullest[own].sum() == len(seen)
+
+
+def test_a_window_that_holds_only_some_of_the_answer_has_none() -> None:
+    words = [f"{letter}{letter}" for letter in "abcdefghijklmnopqrstuvw"]
+    context = " ".join(words)
+    begin = context.index("hh")
+    question = Question("1", context, "a", (Answer("hh ii jj", (begin, begin + 8)),))
+    windows = rows_of(Questions("x", "2.0", (question,)), settings=SpanConfig(20, 5, 4))
+    holding = 0
+    for window in range(len(windows)):
+        assert windows.places is not None
+        offsets = windows.places.offsets[window]
+        inside = offsets[offsets[:, 0] >= 0]
+        holds = inside[0, 0] <= begin and inside[-1, 1] >= begin + 8
+        holding += holds
+        assert (windows.starts[window] != NO_ANSWER) == (windows.ends[window] != NO_ANSWER) == holds
+    assert 0 < holding < len(windows)
+    long = Question("2", context, "a", (Answer(context, (0, len(context))),))
+    assert rows_of(Questions("x", "2.0", (long,)), settings=SpanConfig(20, 5, 4)).unreached == 1
+
+
+def test_tokens_of_a_place() -> None:
+    offsets = np.array([[0, 3], [3, 3], [4, 6], [6, 9], [9, 9]])
+    assert tokens_of((0, 3), offsets) == (0, 0)
+    assert tokens_of((5, 7), offsets) == (2, 3)  # an answer that begins inside a token takes the whole token
+    assert tokens_of((3, 4), offsets) is None  # blanks alone
+
+
+def test_letters_of_several_tokens_stay_whole() -> None:
+    """Byte-level tokenizers cut a letter into bytes; all of them stand for the letter."""
+    context = "ein café 東京 !"
+    place = context.index("東"), context.index("東") + 2
+    question = Question("1", context, "wo", (Answer("東京", place),))
+    questions = Questions("x", "1.1", (question,))
+    windows = rows_of(questions, "roberta")
+    assert text_at(questions, windows, 0) == "東京"
+    assert windows.ends[0] - windows.starts[0] == 5
+
+
+def test_names_of_special_tokens_in_a_text_are_text() -> None:
+    tokenizer = vocabulary_of("bert")
+    question = Question("1", "the [SEP] and [MASK] of it", "[CLS] of", (Answer("of", (21, 23)),))
+    windows = rows_of(Questions("x", "1.1", (question,)))
+    row = windows.rows[0].tolist()
+    assert row.count(tokenizer.sep_token_id) == 2 and row.count(tokenizer.cls_token_id) == 1
+    assert tokenizer.mask_token_id not in row
+
+
+def test_the_digest_is_that_of_the_content() -> None:
+    made, other = sample.made(20), sample.made(20, seed=1)
+    assert rows_of(made).digest == rows_of(made).digest
+    shorter = SpanConfig(48, 8, 6)
+    digests = {rows_of(made).digest, rows_of(other).digest, rows_of(made, settings=shorter).digest}
+    digests |= {rows_of(made, "roberta").digest, rows_of(made, scoring=False).digest}
+    assert len(digests) == 5
+    plain, scored = rows_of(made, scoring=False), rows_of(made)
+    assert plain.places is None and np.array_equal(plain.rows, scored.rows)
+    assert np.array_equal(plain.starts, scored.starts)
+
+
+def test_the_tokenizer_is_left_as_it_was() -> None:
+    tokenizer = vocabulary_of("bert")
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    made = sample.made(5)
+    assert span_rows(made, tokenizer, SMALL, "squad", True).digest == rows_of(made).digest
+    assert tokenizer.backend_tokenizer.truncation is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"max_length": 9}, r"^squad\.max_length=9: no room for a context behind 6 tokens .* set it to 10 or more, or"),
+        ({"stride": 0}, r"^squad\.stride=0: windows have to move on"),
+        ({"max_query": 0}, r"^squad\.max_query=0: a question needs a token"),
+    ],
+)
+def test_settings_without_sense_are_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(SettingError, match=line):
+        rows_of(sample.made(2), settings=SpanConfig(**{**vars(SMALL), **changes}))
+
+
+@pytest.mark.parametrize("segments", [True, False])
+def test_batches(segments: bool) -> None:
+    made = sample.made(40, longest=12)
+    windows = rows_of(made, settings=SpanConfig(100, 30, 20), scoring=False)
+    collator = Spans(windows, segments)
+    batches = Batches(windows.rows, collator, 8, 1, seed=0)
+    met = []
+    for step in range(batches.steps_per_epoch):
+        for batch in batches.window(step):
+            width = batch.ids.shape[1]
+            rows = torch.from_numpy(windows.rows[batch.row_ids].astype(np.int64))
+            assert torch.equal(batch.ids, rows[:, :width]) and (rows[:, width:] == collator.pad_id).all()
+            assert width % 32 == 0 or width == 100
+            assert batch.documents is not None and batch.valid_positions is not None
+            assert torch.equal(batch.documents != PADDING, batch.ids != collator.pad_id)
+            assert torch.equal(batch.valid_positions, torch.nonzero(batch.ids.flatten() != collator.pad_id)[:, 0])
+            for name, positions in (("span_start", windows.starts), ("span_end", windows.ends)):
+                assert batch.labels[name].positions.tolist() == list(range(len(rows)))
+                assert batch.labels[name].targets.tolist() == positions[batch.row_ids].tolist()
+                assert int(batch.labels[name].targets.max()) < width
+            assert ("token_type_ids" in batch.inputs) == segments
+            if segments:
+                expected = windows.segments[batch.row_ids][:, :width]
+                assert np.array_equal(batch.inputs["token_type_ids"].numpy(), expected)
+            met += batch.row_ids.tolist()
+    assert sorted(met) == list(range(len(windows)))
+    assert collator.identity != Spans(windows, not segments).identity
+
+
+@sample.REAL
+def test_real_questions_take_seconds() -> None:
+    from distill.data.tables import TableConfig, squad
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/embedded")
+    questions = squad.read(TableConfig(split="train"), "2.0", "squad.train", True)
+    began = time.perf_counter()
+    windows = span_rows(questions, tokenizer, SpanConfig(), "squad", False)
+    assert time.perf_counter() - began < 20  # 1 s on a quiet core
+    assert windows.unreached == 0 and len(np.unique(windows.questions)) == len(questions)
+    answerable = np.array([bool(question.answers) for question in questions.questions])
+    assert np.array_equal(np.unique(windows.questions[windows.starts != NO_ANSWER]), np.flatnonzero(answerable))

@@ -1,0 +1,147 @@
+"""Questions are read from every form of SQuAD, answers are found where they stand, and nothing is passed over."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import questions as sample
+
+from distill.data.tables import TableConfig
+from distill.data.tables.squad import Questions, find, read
+from distill.errors import SettingError
+
+SETTING = "squad.train"
+
+
+def load(path: str | Path, version: str = "2.0", training: bool = True, **more: Any) -> Questions:
+    return read(TableConfig(path=str(path), **more), version, SETTING, training)
+
+
+def one(tmp_path: Path, training: bool = True, version: str = "2.0", **changes: Any) -> Questions:
+    """A good question and one with these changes."""
+    content = sample.official(sample.made(1, "1.1"))
+    paragraph = content["data"][0]["paragraphs"][0]
+    item = paragraph["qas"][0]
+    paragraph["qas"] += [item | {"id": "changed"} | changes]
+    return load(sample.write(tmp_path / "x.json", content), version, training)
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_all_forms_give_the_same(tmp_path: Path, version: str) -> None:
+    made = sample.made(50, version, words=[*sample.WORDS, *sample.ODD])
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(sample.flat(made)), tmp_path / "flat.parquet")
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub/train.jsonl").write_bytes(
+        Path(sample.write(tmp_path / "flat.jsonl", sample.flat(made))).read_bytes()
+    )
+    forms = [
+        load(sample.write(tmp_path / "nested.json", sample.official(made)), version),
+        load(sample.write(tmp_path / "data.json", {"data": sample.flat(made)}), version),
+        load(tmp_path / "flat.jsonl", version),
+        load(tmp_path / "flat.parquet", version),
+        read(TableConfig(hub=str(tmp_path / "hub")), version, SETTING, True),
+    ]
+    for found in forms:
+        assert found.questions == made.questions
+        assert (found.moved, found.left_out.total(), found.lost) == (0, 0, 0)
+
+
+def test_an_answer_is_looked_for_where_it_does_not_stand() -> None:
+    context = "A cat and\na dog, a cat and a  dog; A CAT."
+    assert find("cat", context, 2) == (2, 5)
+    assert find("cat", context, 30) == (19, 22) == find("cat", context, 18)  # the nearest of two
+    assert find("and a dog", context, 0) == (6, 15)  # another blank
+    assert find("Dog,", context, 0) == (12, 16)  # other letters
+    assert find("cat", context, None) == find("cat", context, -7) == (2, 5)
+    assert find("bird", context, 0) is None and find(" ", context, 1) is None
+
+
+def test_answers_are_mended_or_their_questions_left_out_in_training_alone(tmp_path: Path) -> None:
+    (good,) = sample.made(1, "1.1").questions
+    text, place = good.answers[0]
+    assert place is not None
+    found = one(tmp_path, answers=[{"text": text, "answer_start": place[0] + 1}])
+    assert len(found) == 2 and found.moved == 1
+    assert good.context[slice(*(found.questions[1].place or (0, 0)))] == text
+    lost = [{"text": "nowhere", "answer_start": 0}]
+    found = one(tmp_path, answers=lost)
+    assert len(found) == 1 and found.left_out == {"no answer in its context": 1}
+    assert found.describe().endswith("1 questions of x.json (v2.0); 1 left out: no answer in its context")
+    found = one(tmp_path, training=False, answers=lost)
+    assert len(found) == 2 and found.lost == 1 and found.questions[1].answers[0].text == "nowhere"
+    assert "1 without an answer in their context, scored all the same" in found.describe()
+    found = one(tmp_path, answers=[*lost, {"text": text, "answer_start": place[0]}])
+    assert found.questions[1].place == place
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"question": " "}, "no question"),
+        ({"question": 3}, "no question"),
+        ({"id": None}, "no id"),
+        ({"answers": "text"}, "its answers are no list of texts with their places"),
+        ({"answers": [{"answer_start": 3}]}, "an answer without text"),
+        ({"answers": {"text": ["a"], "answer_start": []}}, "its answers are no list of texts with their places"),
+    ],
+)
+def test_bad_questions_are_counted_in_training_and_refused_in_evaluation(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    assert one(tmp_path, **changes).left_out == {reason: 1}
+    with pytest.raises(SettingError, match=rf"^squad\.train: x\.json, question .*: {reason}; mend it [^\n]*$"):
+        one(tmp_path, training=False, **changes)
+
+
+def test_is_impossible_that_contradicts_the_answers(tmp_path: Path) -> None:
+    """Evaluation goes by the answers, as the official script does."""
+    assert one(tmp_path, is_impossible=True).left_out == {"is_impossible contradicts its answers": 1}
+    assert one(tmp_path, is_impossible=False, answers=[]).left_out.total() == 1
+    assert one(tmp_path, training=False, is_impossible=True).questions[1].answers
+
+
+def test_versions_are_kept_apart(tmp_path: Path) -> None:
+    for version in ("1.1", "2.0"):
+        sample.write(tmp_path / f"train-v{version}.json", sample.official(sample.made(30, version)))
+    assert load(tmp_path, "1.1").name == "train-v1.1.json"
+    assert load(tmp_path, "2.0").name == "train-v2.0.json"
+    plain = sample.write(tmp_path / "mine.json", sample.official(sample.made(30)))
+    with pytest.raises(SettingError, match=r"^squad\.train: \d+ of 30 questions have no answer, .* to 2\.0"):
+        load(plain, "1.1")
+    with pytest.raises(SettingError, match=r"^squad\.train: version=3 is not known: choose 1\.1 or 2\.0"):
+        load(plain, "3")
+    with pytest.raises(SettingError, match=r"only files of another version than 1\.1"):
+        load(tmp_path / "train-v2.0.json", "1.1")
+
+
+def test_what_is_no_squad_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "lines.json").write_text('{"id": 1}\n{"id": 2}\n')
+    sample.write(tmp_path / "other.json", {"rows": []})
+    sample.write(tmp_path / "empty.json", {"data": []})
+    sample.write(tmp_path / "short.jsonl", [{"id": "1", "context": "a", "question": "b"}])
+    pyarrow.parquet.write_table(pyarrow.table({"id": ["1"], "question": ["a"]}), tmp_path / "short.parquet")
+    for name, line in {
+        "broken.json": "broken.json: not JSON",
+        "lines.json": r"lines.json: not JSON .* \*\.jsonl",
+        "other.json": "not in SQuAD's form, data > paragraphs > qas",
+        "empty.json": "has not one question to use; it is empty",
+        "short.jsonl": r"answers=answers: short\.jsonl has no such field; it has id, context, question$",
+        "short.parquet": r"context=context: short\.parquet has no such field; it has id, question$",
+        "none.json": "no such file or folder",
+    }.items():
+        with pytest.raises(SettingError, match=line) as caught:
+            load(tmp_path / name)
+        assert str(caught.value).startswith("squad.train") and "\n" not in str(caught.value)
+
+
+@sample.REAL
+def test_real_questions() -> None:
+    for version, split, count in (
+        *(("1.1", "train", 4371), ("1.1", "validation", 10570)),
+        *(("2.0", "train", 4719), ("2.0", "validation", 6078)),
+    ):
+        found = read(TableConfig(split=split), version, SETTING, split == "train")
+        assert (len(found), found.moved, found.lost, found.left_out.total()) == (count, 0, 0, 0)

@@ -1,0 +1,188 @@
+"""Exact match and F1 of SQuAD against torchmetrics, an implementation of its own, and against the official rules."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import questions as sample
+from torchmetrics.functional.text import squad as torchmetrics_squad
+
+from distill.data.tables.squad import Answer, Question, Questions
+from distill.evaluation.answers import Answered, Candidate
+from distill.evaluation.squad import normalised, raw_scores, score, score_texts, tune
+
+
+def by_torchmetrics(questions: Questions, texts: list[str]) -> np.ndarray:
+    """[questions, 2] exact match and F1, question by question; without an answer the right text is an empty one.
+
+    It follows the script of v2.0: two texts that are empty once normalised have F1 1, and of v1.1 0.
+    """
+    found = []
+    for question, text in zip(questions.questions, texts, strict=True):
+        right = [answer.text for answer in question.answers]
+        if questions.version == "2.0":
+            right = [answer for answer in right if normalised(answer)] or [""]
+        target: Any = {"answers": {"text": right, "answer_start": [0] * len(right)}, "id": question.id}
+        values = torchmetrics_squad({"prediction_text": text, "id": question.id}, target)
+        found.append((float(values["exact_match"]), float(values["f1"])))
+    return np.array(found)
+
+
+def check_against_torchmetrics(questions: Questions) -> None:
+    texts = sample.predictions(questions)
+    expected, found = by_torchmetrics(questions, texts), 100 * raw_scores(questions, texts)
+    if questions.version == "1.1":
+        empty = [
+            not normalised(text) and any(not normalised(answer.text) for answer in question.answers)
+            for question, text in zip(questions.questions, texts, strict=True)
+        ]
+        assert (found[empty, 1] == 0).all()
+        expected[empty, 1] = 0
+    np.testing.assert_allclose(found, expected, atol=1e-4)  # torchmetrics rounds to float32
+    assert 20 < found[:, 0].mean() < found[:, 1].mean() < 80  # right, wrong and half right ones are among them
+    assert ((found[:, 1] > 0) & (found[:, 1] < 100)).sum() > 50
+    scores = score_texts(questions, texts)
+    assert scores.exact == pytest.approx(found[:, 0].mean()) and scores.f1 == pytest.approx(found[:, 1].mean())
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_made_predictions_score_as_in_torchmetrics(version: str) -> None:
+    check_against_torchmetrics(sample.made(1500, version, longest=20, words=[*sample.WORDS, *sample.ODD]))
+
+
+@sample.REAL
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_predictions_for_real_questions_score_as_in_torchmetrics(version: str) -> None:
+    questions = sample.real(version)
+    assert len(questions) > 6000
+    check_against_torchmetrics(questions)
+
+
+def asked(version: str, *answers: str) -> Questions:
+    return Questions("x", version, (Question("1", "context", "question", tuple(Answer(a, None) for a in answers)),))
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "exact", "f1"),
+    [
+        ("The  Cat.", ["cat"], 100, 100),
+        ("a cat and an owl", ["cat and owl"], 100, 100),
+        ("theatre", ["atre"], 0, 0),  # an article inside a word stays
+        ("cat dog", ["cat", "cat owl", "dog fox bird"], 0, 200 / 3),  # the best of several, not their mean
+        ("cat cat", ["cat"], 0, 200 / 3),  # a word counts as often as it is there
+        ("U.S.", ["us"], 100, 100),
+        ("co-operate", ["cooperate"], 100, 100),
+        ("\u2014cat", ["cat"], 0, 0),  # only punctuation of ASCII is removed
+        ("ÉCOLE", ["école"], 100, 100),
+        ("cat\u00a0\u2003dog", ["cat dog"], 100, 100),
+        ("", ["cat"], 0, 0),
+    ],
+)
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_rules_of_both_versions(version: str, text: str, answers: list[str], exact: float, f1: float) -> None:
+    scores = score_texts(asked(version, *answers), [text])
+    assert (scores.exact, scores.f1) == (exact, pytest.approx(f1))
+
+
+def test_where_the_versions_differ() -> None:
+    """The scripts treat answers of articles alone differently; only v2.0 knows questions without an answer."""
+    for version, expected in (("1.1", (100, 0)), ("2.0", (100, 100))):
+        scores = score_texts(asked(version, "the"), ["a"])
+        assert (scores.exact, scores.f1) == expected
+    assert score_texts(asked("2.0"), [""]).no_answer_exact == 100
+    assert score_texts(asked("2.0"), ["the"]).exact == 100  # normalised it says nothing
+    assert score_texts(asked("2.0"), ["cat"]).exact == 0
+    assert score_texts(asked("2.0", "the", "cat"), [""]).exact == 0  # "the" is no answer, "cat" is
+
+
+def answered(text: str, odds: float) -> Answered:
+    """An answer whose score is 0, so that its null score is its odds."""
+    return Answered((Candidate(text, 0.0, (0, len(text))),), odds)
+
+
+def predicted(count: int = 400, seed: int = 0, distinct: bool = True) -> tuple[Questions, list[Answered]]:
+    """What a model might say, more often with large odds where there is no answer."""
+    words = sorted({*sample.WORDS, *sample.ODD} - {"a", "an", "the", "!"})
+    made, random = sample.made(count, seed=seed, words=words), np.random.default_rng(seed)
+    has = np.array([bool(question.answers) for question in made.questions])
+    odds = random.normal(size=count) - has
+    odds = odds if distinct else odds.round()
+    texts = [text if normalised(text) else "cat" for text in sample.predictions(made)]
+    return made, [answered(*each) for each in zip(texts, odds.tolist(), strict=True)]
+
+
+def test_the_threshold_leaves_questions_unanswered() -> None:
+    made, said = predicted()
+    for threshold in (0.0, -0.7, 1.2):
+        texts = [each.text if each.null_odds <= threshold else "" for each in said]
+        plain, scores = score_texts(made, texts), score(made, said, threshold)
+        assert (scores.exact, scores.f1) == (plain.exact, plain.f1)
+        assert scores.no_answer_exact == plain.no_answer_exact
+    has = np.array([bool(question.answers) for question in made.questions])
+    raw = 100 * raw_scores(made, texts)
+    assert scores.has_answer_exact == pytest.approx(raw[has, 0].mean())
+    assert scores.has_answer_f1 == pytest.approx(raw[has, 1].mean())
+    assert scores.no_answer_exact == pytest.approx(raw[~has, 0].mean())
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tuned_threshold_is_the_best_of_all(seed: int, distinct: bool) -> None:
+    """Every possible threshold is tried; and the one that is reported gives the score that is reported."""
+    made, said = predicted(150, seed, distinct)
+    odds = sorted({each.null_odds for each in said})
+    everything = [score(made, said, threshold) for threshold in [odds[0] - 1, *odds]]
+    scores = score(made, said)
+    for name in ("exact", "f1"):
+        tuned = getattr(scores, f"best_{name}")
+        assert tuned.score == pytest.approx(max(getattr(each, name) for each in everything), abs=1e-9)
+        assert getattr(score(made, said, tuned.threshold), name) == pytest.approx(tuned.score, abs=1e-9)
+        assert tuned.score >= getattr(scores, name) - 1e-9
+        assert scores.by_name()[f"best_{name}_threshold"] == tuned.threshold
+
+
+def official_best(scores: np.ndarray, has: np.ndarray, texts: list[str], odds: np.ndarray) -> tuple[float, float]:
+    """The loop that the official script describes, over different odds: best score, and its threshold.
+
+    It takes a text such as "the" for an answer, which its scores take for none; there is no such text here.
+    """
+    current = best = float((~has).sum())
+    threshold = None
+    for number in np.argsort(odds):
+        current += scores[number] if has[number] else (-1.0 if texts[number] else 0.0)
+        if current > best:
+            best, threshold = current, odds[number]
+    assert threshold is not None
+    return 100 * best / len(scores), float(threshold)
+
+
+def test_the_tuned_threshold_is_the_official_one() -> None:
+    made, said = predicted(1000)
+    has = np.array([bool(question.answers) for question in made.questions])
+    texts, odds = [each.text for each in said], np.array([each.null_odds for each in said])
+    raw = raw_scores(made, texts)
+    scores = score(made, said)
+    for column, tuned in ((0, scores.best_exact), (1, scores.best_f1)):
+        assert tuned is not None
+        best, threshold = official_best(raw[:, column], has, texts, odds)
+        assert tuned.score == pytest.approx(best, abs=1e-9) and tuned.threshold == threshold
+
+
+def test_thresholds_at_the_ends() -> None:
+    one, nothing = np.ones(3), np.zeros(3)
+    odds = np.array([-1.0, 0.5, 2.0])
+    assert tune(one, nothing, odds).threshold == 2.0 and tune(one, nothing, odds).score == 100
+    none = tune(nothing, one, odds)
+    assert none.score == 100 and np.nextafter(-1.0, -2.0) == none.threshold < -1.0
+    silent = tune(one, one, np.array([np.inf, np.inf, np.inf]))  # not one question has a possible answer
+    assert silent.score == 100 and np.isfinite(silent.threshold)
+    for given, withheld in itertools.product([0.0, 1.0], repeat=2):
+        assert tune(np.array([given]), np.array([withheld]), np.array([0.0])).score == 100 * max(given, withheld)
+
+
+def test_version_1_1_has_no_threshold() -> None:
+    made = sample.made(20, "1.1")
+    said = [answered(question.answers[0].text, 1e9) for question in made.questions]
+    scores = score(made, said)
+    assert scores.exact == 100 and set(scores.by_name()) == {"exact", "f1"}
