@@ -141,6 +141,10 @@ def _check_task(config: Config, terms: dict[str, Term]) -> None:
                 f"objective.{name} is a term of objective.task={task_of(term.task)}, but objective.task="
                 f"{settings.task}: set objective.{name}.weight=0, or choose another objective"
             )
+    if not task.kind.vocabulary and settings.masking != MaskingConfig():
+        raise SettingError(
+            f"objective.masking masks words, and objective.task={settings.task} has labels of its own: leave it out"
+        )
     if task.kind.causal and settings.masking != MaskingConfig():
         raise SettingError(
             f"objective.masking masks words, and objective.task={settings.task} predicts the next one: leave it out"

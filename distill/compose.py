@@ -31,6 +31,7 @@ from distill.errors import SettingError
 from distill.ramp import Ramp
 
 SOURCES = "distill.data.sources"
+TABLES = "distill.data.tables"
 TERMS = "distill.objective.terms"
 REPLACED = "student.config"  # the setting whose dict is replaced as a whole
 OPTIMIZERS = "distill.optimizers"
@@ -160,10 +161,13 @@ def _source(setting: str, given: dict[str, Any]) -> SourceConfig | Component:
     if given.get("_target_") is not None:
         return component(setting, given, SOURCES, optional=tuple(each.name for each in fields(SourceConfig)))
     kind = str(given.get("kind"))
+    if kind in kinds(TABLES):
+        arguments = {name: value for name, value in given.items() if value is not None}
+        return component(setting, arguments, TABLES)
     if kind != HELDOUT and kind not in (known := kinds(SOURCES)):
         raise SettingError(
-            f"{setting}.kind={kind} is not known: choose one of {', '.join(known)}, or name a class of your own as "
-            f"{setting}._target_"
+            f"{setting}.kind={kind} is not known: choose one of {', '.join([*known, *kinds(TABLES)])}, or name a class "
+            f"of your own as {setting}._target_"
         )
     return _typed(SourceConfig, {name: value for name, value in given.items() if value is not None}, setting)
 

@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,8 @@ from distill.backends import Backend
 from distill.checkpoint import State
 from distill.checks import check
 from distill.config import Config
-from distill.data.batches import Batches, num_threads, subsample_rows
-from distill.data.tokens import Tokens, corpus_text, prepare
+from distill.data.batches import Batches
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import Scoring
-from distill.evaluation.sets import EvaluationSet, load_sets
 from distill.export.folder import export
 from distill.identity import run_identity
 from distill.jsonl import read_lines
@@ -33,7 +30,7 @@ from distill.report.use import origin_of
 from distill.run_folder import RunFolder
 from distill.schedule import make_schedule, total_steps
 from distill.setup import choose_precision, setup_student
-from distill.tasks import Task, find_task
+from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
@@ -44,16 +41,6 @@ OTHER_TOKENIZER = (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Text:
-    """The corpus as rows, and the sets that models are scored on."""
-
-    tokens: Tokens
-    batches: Batches
-    sets: list[EvaluationSet]
-    left_out: list[str]  # a line for each set that is not available
 
 
 def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> dict[str, Any]:
@@ -77,8 +64,9 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         configure_logging(backend.rank)
         terms = make_terms(config.objective)
         task = find_task(config.objective.task, terms.values())
+        task.read(config)
         models = load_models(config, terms, task, backend)
-        text = prepare_text(config, task, models.tokenizer, backend)
+        text = task.prepare(config, models.tokenizer, backend)
         steps = total_steps(config.train, text.batches.steps_per_epoch)
         digests = {**models.digests, "corpus": text.tokens.digest}
         identity = run_identity(config, digests, len(text.batches.rows), text.batches.rows_per_step, steps)
@@ -118,25 +106,6 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         return content
 
 
-def prepare_text(config: Config, task: Task, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Text:
-    """The corpus as rows, this rank's share of them in their order and with their targets, and the evaluation sets."""
-    corpus = config.corpus
-    tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", task.row_format)
-    sets, left_out = load_sets(config, tokenizer, task.row_format)
-    batches = Batches(
-        subsample_rows(tokens.rows, corpus.rows, "training rows"),
-        task.collator(config, tokenizer, tokens.counts),
-        config.train.batch_size,
-        config.train.accumulate,
-        config.seed,
-        backend.rank,
-        backend.size,
-        num_threads(config.train.workers, backend.local_size),
-        config.objective.masking.static,
-    )
-    return Text(tokens, batches, sets, left_out)
-
-
 def make_objective(
     config: Config, terms: dict[str, Term], batches: Batches, steps: int, vocab: int, backend: Backend
 ) -> Objective:
@@ -146,7 +115,7 @@ def make_objective(
 
 
 def cache_origin(
-    config: Config, tokenizer: PreTrainedTokenizerBase, text: Text, objective: Objective
+    config: Config, tokenizer: PreTrainedTokenizerBase, text: Prepared, objective: Objective
 ) -> dict[str, Any]:
     """Everything besides the teacher that decides what a teacher cache holds; what it was computed on is left out."""
     return {
@@ -160,17 +129,16 @@ def cache_origin(
 
 
 def make_evaluator(
-    config: Config, task: Task, tokenizer: PreTrainedTokenizerBase, text: Text, backend: Backend
+    config: Config, task: Task, tokenizer: PreTrainedTokenizerBase, text: Prepared, backend: Backend
 ) -> Evaluator:
     """What scores models, by the measures of the task."""
-    collator = task.scoring_collator(config, tokenizer, text.tokens.counts)
-    prompts = any(data.prompts for data in text.sets)
-    scoring = Scoring(collator, len(tokenizer), config.evaluate.batch_size, backend, prompts)
-    return Evaluator(config.evaluate, scoring, task.measures(scoring, config.evaluate, tokenizer), config.precision)
+    scoring = task.scoring(config, tokenizer, text, backend)
+    measures = task.measures(scoring, config.evaluate, tokenizer, text.sets)
+    return Evaluator(config.evaluate, scoring, measures, config.precision)
 
 
 def announce(
-    config: Config, recipe: str, models: Models, text: Text, objective: Objective, notes: list[str], state: State
+    config: Config, recipe: str, models: Models, text: Prepared, objective: Objective, notes: list[str], state: State
 ) -> None:
     """Say what is about to be trained, on what, and from where."""
     shown = {" ".join(filter(None, ["teacher", member.name])): member.model for member in models.teachers}
@@ -185,7 +153,7 @@ def announce(
 def results_of(
     config: Config,
     models: Models,
-    text: Text,
+    text: Prepared,
     training: Training,
     ending: dict[str, Any],
     monitor: Monitor,
@@ -259,7 +227,9 @@ def compare_models(
         blocks["twin"]["objective"] = twin.get("objective")
     return {
         **blocks,
-        "agreement": None if teacher is None else evaluator.agree(models.student, teacher, sets),
+        "agreement": evaluator.agree(models.student, teacher, sets)
+        if teacher is not None and models.kind.vocabulary
+        else None,
         "evaluation": {data.name: evaluator.describe(data) for data in sets},
     }
 

@@ -23,7 +23,7 @@ NO_ANSWER = 0  # position of [CLS], which stands for "this window has no answer"
 class SpanConfig:
     """How questions become rows."""
 
-    max_length: int = 384  # ids of a row
+    sequence_length: int = 384  # ids of a row
     stride: int = 128  # tokens from the beginning of one window to that of the next
     max_query: int = 64  # tokens of a question; the rest is cut off
 
@@ -90,7 +90,7 @@ def span_rows(
     around = encoder.surroundings(pairs=True)
     _check(settings, around, setting)
     windows, unreached = _windows(questions.questions, encoder, settings, around)
-    shape = (len(windows), settings.max_length)
+    shape = (len(windows), settings.sequence_length)
     rows, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
     labels = np.full((len(windows), 2), NO_ANSWER, np.int64)
     offsets = np.full((*shape, 2), -1, np.int32) if scoring else None
@@ -116,10 +116,10 @@ def span_rows(
 def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:
     if settings.max_query < 1:
         raise SettingError(f"{setting}.max_query={settings.max_query}: a question needs a token at least")
-    if (shortest := around.count + settings.max_query + 1) > settings.max_length:
+    if (shortest := around.count + settings.max_query + 1) > settings.sequence_length:
         raise SettingError(
-            f"{setting}.max_length={settings.max_length}: no room for a context behind {settings.max_query} tokens of "
-            f"a question; set it to {shortest} or more, or {setting}.max_query lower"
+            f"{setting}.sequence_length={settings.sequence_length}: no room for a context behind {settings.max_query} "
+            f"tokens of a question; set it to {shortest} or more, or {setting}.max_query lower"
         )
     if settings.stride < 1:
         raise SettingError(f"{setting}.stride={settings.stride}: windows have to move on; set 128 or so")
@@ -141,7 +141,7 @@ def _windows(
         context = contexts[question.context]
         query = np.asarray(encoded.ids[: settings.max_query], encoder.dtype)
         answer = None if question.place is None else tokens_of(question.place, context.offsets)
-        room = settings.max_length - around.count - len(query)
+        room = settings.sequence_length - around.count - len(query)
         own = [
             _Window(number, query, context, begin, min(begin + room, len(context.ids)), answer)
             for begin in window_begins(len(context.ids), room, settings.stride)

@@ -85,36 +85,40 @@ class Evaluator:
             "description": data.description,
             "documents": data.documents,
             "rows": data.num_rows,
-            "tokens": int((data.rows != self.scoring.collator.pad_id).sum()),
+            "tokens": int((data.rows != self.scoring.collator_of(data).pad_id).sum()),
             "positions": positions[self.own[0].name],
             "pseudo_positions": positions.get("pseudo_perplexity", 0),
         }
 
     def tokens_per_second(self, models: list[Any], data: EvaluationSet) -> list[float]:
-        """Positions per second of the whole forward, hidden states and head at every position, on one batch.
+        """Positions per second of the whole forward, hidden states and heads at every position, on one batch.
 
         The models take turns and the median round counts, so that what else the machine does meets them alike. All are
         laid out as for scoring: what training has made of the student's kernels gives it no advantage.
         """
         packed = [pack(model, self.precision, self.backend.device) for model in models]
         ids = np.resize(data.rows.astype(np.int64), (self.settings.batch_size, data.rows.shape[1]))
-        numbers = np.arange(len(ids))
-        batch = self.scoring.collator.collate(ids, numbers.astype(np.uint64), numbers).to(self.backend.device)
+        numbers = np.arange(len(ids)) % data.num_rows
+        collator = self.scoring.collator_of(data)
+        batch = collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(self.backend.device)
         seconds: list[list[float]] = [[] for _ in models]
         for _ in range(SPEED_ROUNDS + 1):
             for model, times in zip(packed, seconds, strict=True):
                 with _evaluating(model):
                     self._wait()
                     began = time.perf_counter()
-                    self._logits(reader(model, self.precision), batch)
+                    self._run(reader(model, self.precision), batch)
                     self._wait()
                     times.append(time.perf_counter() - began)
         return [ids.size / float(np.median(times[1:])) for times in seconds]  # the first round warms up
 
-    def _logits(self, model: LanguageModel, batch: Batch) -> torch.Tensor:
-        """[B * S, V] at all positions of the batch."""
-        rows = model(batch.inputs, batch.documents, OutputSpec(True)).head_rows
-        return model.logits(rows, self.scoring.vocab)
+    def _run(self, model: LanguageModel, batch: Batch) -> None:
+        """Everything that a model computes for a batch."""
+        if self.scoring.heads:
+            model(batch.inputs, batch.documents, OutputSpec(extra=self.scoring.heads))
+        else:
+            rows = model(batch.inputs, batch.documents, OutputSpec(True)).head_rows
+            model.logits(rows, self.scoring.vocab)
 
     @contextmanager
     def _progress(self, label: str, total: int, unit: str) -> Iterator[ProgressCallback]:

@@ -26,7 +26,7 @@ class ClassSet(EvaluationSet):
     classes: tuple[str, ...]  # none where values are predicted
     measures: tuple[str, ...]
 
-    def score(self, outputs: np.ndarray) -> dict[str, float]:
+    def scores(self, outputs: np.ndarray) -> dict[str, float]:
         """Its measures by name, for a model's outputs [N, C], or [N] or [N, 1] where values are predicted.
 
         Raises:

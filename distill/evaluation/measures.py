@@ -70,16 +70,21 @@ class Scoring:
     batch_size: int
     backend: Backend
     prompts: bool = False  # whether a set has tokens that are no targets
+    heads: tuple[str, ...] = ()  # that are scored in place of that over the vocabulary
+
+    def collator_of(self, data: EvaluationSet) -> Collator:
+        return data.collator or self.collator
 
     def batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
         """This rank's rows, masked as evaluation always does, longest first and cut to the longest of their batch."""
-        lengths = (data.rows != self.collator.pad_id).sum(1)
+        collator = self.collator_of(data)
+        lengths = (data.rows != collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.backend.rank :: self.backend.size]
         for start in range(0, len(order), self.batch_size):
             numbers = order[start : start + self.batch_size]
             ids = data.rows[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
             keys = key(SEED, "evaluation mask", numbers)
-            yield self.collator.collate(ids, keys, numbers).to(self.backend.device)
+            yield collator.collate(ids, keys, numbers).to(self.backend.device)
             done(len(numbers))
 
     def num_targets(self, data: EvaluationSet) -> int:

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.component import Component
 from distill.config import Config, MaskingConfig, Missing
-from distill.data.batches import sample_rows
+from distill.data.batches import Collator, sample_rows
 from distill.data.row_format import RowFormatOf, masked_rows
 from distill.data.tokens import Tokens, corpus_text, prepare, set_text
 from distill.errors import SettingError
@@ -29,6 +29,7 @@ class EvaluationSet:
     text: np.ndarray | None = None  # [M, S] all rows of the text in their order, where `rows` are some of them
     numbers: np.ndarray | None = None  # [num_rows] which these are
     prompts: bool = False  # whether some of its tokens are no targets
+    collator: Collator | None = None  # of its rows, where that of all sets does not know them
 
     def before(self, row: int) -> np.ndarray | None:
         """The row of the text before a row of the set; None before the first one."""

@@ -8,7 +8,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -59,6 +59,18 @@ class SquadSet(EvaluationSet):
 
     questions: Questions
     windows: SpanRows
+    settings: AnswerConfig = field(default_factory=AnswerConfig)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Those of its scores that stand in reports; the first decides which of two models is better."""
+        if self.questions.version == "1.1":
+            return ("f1", "exact")
+        return ("f1", "exact", "best_f1", "best_exact", "has_answer_f1", "no_answer_exact")
+
+    def scores(self, outputs: np.ndarray) -> dict[str, float]:
+        """Its scores by name, for the logits of first and last tokens [W, S, 2]."""
+        return self.score(outputs[..., 0], outputs[..., 1], self.settings).by_name()
 
     def answers(self, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> list[Answered]:
         """What a model with these logits [W, S] says to each question."""

@@ -36,12 +36,12 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
     try:
         with torch.no_grad():
             whole = model(input_ids=ids, attention_mask=None, **states)
-            logits = _word_logits(whole)[0]
             reader = LanguageModel(model)
-            found = reader({"input_ids": ids}, None, OutputSpec(True, None, layers, extra=kind.heads))
-            assert found.head_rows is not None
-            pairs = [(reader.logits(found.head_rows, logits.shape[-1]), logits)]
-            pairs += [(found.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
+            found = reader({"input_ids": ids}, None, OutputSpec(kind.vocabulary, None, layers, extra=kind.heads))
+            pairs = [(found.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
+            if found.head_rows is not None:
+                logits = _word_logits(whole)[0]
+                pairs.append((reader.logits(found.head_rows, logits.shape[-1]), logits))
             _run_both_ways(model)
     except UNFIT as error:
         raise SettingError(
@@ -155,7 +155,8 @@ def check_vocabulary(teacher: Any | None, student: Any, tokenizer: PreTrainedTok
     for name, model in (("teacher", teacher), ("student", student)):
         if model is None:
             continue
-        known = model.get_output_embeddings().weight.shape[0]
+        layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        known = (model.get_input_embeddings() if layer is None else layer).weight.shape[0]
         if known < len(tokenizer):
             raise SettingError(
                 f"{name}: it knows {known} tokens, but the tokenizer has {len(tokenizer)}; choose a fitting pair"

@@ -1,13 +1,22 @@
 """The kinds of language models: which class of transformers a task wants, and which way its positions look."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
 from distill.errors import SettingError
@@ -23,6 +32,8 @@ class ModelKind:
     objective: str  # a group option that learns from such models, for messages
     mapping: Any  # transformers' names of the classes by model type
     heads: tuple[str, ...] = ()  # beside that over the vocabulary, by their names in `language_model.HEADS`
+    vocabulary: bool = True  # whether it has that one; else it is fine-tuned from models that have
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of its configuration, such as the number of classes
 
     def classes(self, model_type: str) -> tuple[str, ...]:
         """The classes of a family that are of this kind; none for a family without."""
@@ -45,6 +56,24 @@ ORDERED = ModelKind(
     {"albert": "AlbertForPreTraining", "bert": "BertForPreTraining"},
     ("sop",),
 )
+SPANS = ModelKind(
+    "question answering model",
+    AutoModelForQuestionAnswering,
+    False,
+    "objective=spans",
+    MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    ("span",),
+    vocabulary=False,
+)
+CLASSES = ModelKind(
+    "model for classes of texts",
+    AutoModelForSequenceClassification,
+    False,
+    "objective=classes",
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    ("class",),
+    vocabulary=False,
+)
 
 
 def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
@@ -65,6 +94,9 @@ def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
             f"{setting} was saved as a {saved}, which transformers does not have: name what makes it, as "
             f"{group}=custom {group}._target_=package.module.callable"
         )
+    if not kind.vocabulary:
+        _refuse_unfit(setting, config, kind)
+        return
     own = saved in kind.classes(config.model_type) if saved else bool(kind.classes(config.model_type))
     if kind is ORDERED and not own:
         weights = "objective.soft_sop.weight=0" if setting.startswith("teacher") else "the weights of both to 0"
@@ -80,3 +112,17 @@ def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
                 f"{setting} is a {other.noun} ({saved or config.model_type}), and this objective learns from a "
                 f"{kind.noun}: choose {other.objective}, or another model"
             )
+
+
+def _refuse_unfit(setting: str, config: Any, kind: ModelKind) -> None:
+    """Refuse to fine-tune a model of a family that has none of this kind, or one with as many classes as do not fit."""
+    if not kind.classes(config.model_type):
+        raise SettingError(
+            f"{setting} is a {config.model_type}, of which transformers has no {kind.noun}: choose another model"
+        )
+    saved, wanted = (getattr(config, "architectures", None) or [""])[0], len(kind.fields.get("id2label", ()))
+    if wanted and saved in kind.classes(config.model_type) and config.num_labels != wanted:
+        raise SettingError(
+            f"{setting} gives {config.num_labels} numbers for a text, and these examples want {wanted}, one for each "
+            "class or value: choose another model, or a pre-trained one that has not been fine-tuned"
+        )

@@ -27,8 +27,13 @@ from distill.models.recorded_attention import QKV, recorded
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
 MEAN = "mean"  # pooled: the mean of a row's last hidden states, without padding
 CLS = "cls"  # pooled: the last hidden state of a row's first position
-# Heads beside that over the vocabulary, and the names that transformers' models give their logits.
-HEADS = {"sop": ("sop_logits", "seq_relationship_logits")}
+# Heads beside that over the vocabulary, and the names that transformers' models give their logits: of the order of
+# segments, and of classes or a value, [B, C], and of the first and last tokens of an answer, [B, S, 2].
+HEADS = {
+    "sop": (("sop_logits",), ("seq_relationship_logits",)),
+    "class": (("logits",),),
+    "span": (("start_logits", "end_logits"),),
+}
 
 
 class OutputSpec(NamedTuple):
@@ -64,7 +69,7 @@ class Outputs(NamedTuple):
     hidden: dict[int, Tensor]  # [B, S, H] by layer number, as in `OutputSpec.layers`
     qkv: Mapping[int, QKV] = MappingProxyType({})  # by block number
     pooled: Mapping[str, Tensor] = MappingProxyType({})  # [B, H] by kind
-    extra: Mapping[str, Tensor] = MappingProxyType({})  # [B, classes] by head
+    extra: Mapping[str, Tensor] = MappingProxyType({})  # logits of other heads, in at least fp32, by name
 
     def of_rows(self, rows: slice) -> "Outputs":
         """What belongs to some of the rows of the batch, without the head's input."""
@@ -206,9 +211,10 @@ def _known(inputs: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
 
 def _logits_of(head: str, output: Any, model: Any) -> Tensor:
     """The logits of a head beside that over the vocabulary, in at least fp32."""
-    for name in HEADS[head]:
-        if (logits := getattr(output, name, None)) is not None:
-            return at_least_fp32(logits)
+    for names in HEADS[head]:
+        found = [logits for name in names if (logits := getattr(output, name, None)) is not None]
+        if len(found) == len(names):
+            return at_least_fp32(found[0] if len(found) == 1 else torch.stack(found, -1))
     raise ValueError(f"{type(model).__name__} has no head {head}")
 
 

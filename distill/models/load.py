@@ -1,6 +1,9 @@
 """Reads models and tokenizers from folders or the Hub, and refuses what does not fit the task."""
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from distill.errors import SettingError, first_line
 from distill.models.check import check_model
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
+
+logger = logging.getLogger(__name__)
 
 # DeBERTa as its authors published it, v1 to v3: its head stands under other names and in another class of transformers,
 # which computes the same. (The class that the configuration names by legacy=false has no output embedding to read.)
@@ -29,9 +35,18 @@ def model_folder(path: str) -> str:
 
 
 def load_pretrained(
-    setting: str, path: str, kind: ModelKind = MASKED, revision: str | None = None, trust_remote_code: bool = False
+    setting: str,
+    path: str,
+    kind: ModelKind = MASKED,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    new_heads: bool = False,
 ) -> Any:
     """A language model of a kind in fp32, from safetensors.
+
+    Args:
+        new_heads: whether heads that the saved model lacks, with the pooler before them, may begin at random, drawn
+            from torch's generator.
 
     Raises:
         SettingError: nothing loadable at `path`, or not with all its weights; the message names `setting`.
@@ -45,23 +60,43 @@ def load_pretrained(
         names = {}
         if config.model_type in DEBERTA:
             config.legacy, names = True, DEBERTA_HEAD
-        model, found = kind.auto_class.from_pretrained(
-            folder,
-            **hub,
-            config=config,
-            key_mapping=names or None,
-            use_safetensors=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
+        for name, value in kind.fields.items():
+            setattr(config, name, value)
+        with _quietly() if new_heads else nullcontext():
+            model, found = kind.auto_class.from_pretrained(
+                folder,
+                **hub,
+                config=config,
+                key_mapping=names or None,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
     except SettingError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise SettingError(f"{setting}={path} does not load as a {kind.noun}: {first_line(error)}") from error
-    if missing := sorted(found["missing_keys"]):  # transformers has filled them with random numbers
+    missing = sorted(found["missing_keys"])  # transformers has filled them with random numbers
+    encoder = f"{model.base_model_prefix}."
+    if any(name.startswith(encoder) and not name.startswith(f"{encoder}pooler") for name in missing) or (
+        missing and not new_heads
+    ):
         raise SettingError(f"{setting}={path} lacks weights of a {kind.noun}, such as {missing[0]}")
+    if missing:
+        logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
     check_model(model, f"{setting}={path}", kind)
     return model
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' table of the weights that a model lacks, which are expected to be missing."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def _is_generic(folder: Path) -> bool:

@@ -146,7 +146,7 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
     except ValueError as error:
         raise SettingError(f"student.architecture={architecture} is no transformers model type") from error
     refuse_other_kind(f"student.architecture={architecture}", known, kind)
-    fields = {**fields, **_changes(known, settings, kind)}
+    fields = {**fields, **kind.fields, **_changes(known, settings, kind)}
     fields.pop("model_type", None)
     try:
         return kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
@@ -174,7 +174,13 @@ def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase
     # Its own, whatever student.tokenizer says: the ids of its embeddings mean what that one makes of them.
     own = load_tokenizer("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
     check_tokenizers(tokenizer, own, f"student.path={_path(settings)}")
-    return load_pretrained("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
+    return load_pretrained(
+        "student.path",
+        _path(settings),
+        kind,
+        trust_remote_code=settings.trust_remote_code,
+        new_heads=not kind.vocabulary,
+    )
 
 
 def _custom(settings: StudentConfig, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:

@@ -37,7 +37,7 @@ def load_teacher(settings: TeacherConfig, kind: ModelKind = MASKED) -> tuple[Any
     if settings.kind == "embedded" and kind is not MASKED:
         raise SettingError(
             f"teacher.kind=embedded is a {MASKED.noun}, and this objective learns from a {kind.noun}: give one as "
-            "teacher=pretrained teacher.path=FOLDER (gpt2_pretrain makes one)"
+            "teacher=pretrained teacher.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
     hub = (settings.revision, settings.trust_remote_code)
     model = load_pretrained("teacher.path", path, kind, *hub)

@@ -2,7 +2,11 @@
 
 from typing import Any, NamedTuple
 
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
 
 FOLDER = "."  # the card lies in the model's folder
 
@@ -22,7 +26,7 @@ class Use(NamedTuple):
         if self.own_code:
             return self.own_code
         return f"""
-from transformers import {self.auto_class}, AutoTokenizer, pipeline
+from transformers import {self.auto_class}, AutoTokenizer{", pipeline" if "pipeline(" in self.example else ""}
 
 folder = "."  # this folder
 model = {self.auto_class}.from_pretrained(folder)
@@ -46,6 +50,29 @@ CAUSAL = Use(
     "AutoModelForCausalLM",
     """go_on = pipeline("text-generation", model=model, tokenizer=tokenizer)
 print(go_on("It was a long time before", max_new_tokens=20))""",
+)
+SPANS = Use(
+    "question-answering",
+    "extractive-question-answering",
+    "It finds the answer to a question in a text.",
+    "AutoModelForQuestionAnswering",
+    """inputs = tokenizer("Where did they stay?", "They stayed at an inn by the sea.", return_tensors="pt")
+outputs = model(**inputs)
+start, end = int(outputs.start_logits.argmax()), int(outputs.end_logits.argmax())
+print(tokenizer.decode(inputs.input_ids[0, start : end + 1]))""",
+)
+CLASSES = Use(
+    "text-classification",
+    "text-classification",
+    "It says which class a text is of, or gives a value for it.",
+    "AutoModelForSequenceClassification",
+    """classify = pipeline("text-classification", model=model, tokenizer=tokenizer)
+print(classify("A text to be classified."))""",
+)
+OF_CLASSES = (
+    (CAUSAL, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    (SPANS, MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES),
+    (CLASSES, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
 )
 
 
@@ -91,5 +118,5 @@ def use_of_student(origin: dict[str, Any] | None, name: str) -> Use:
 
 
 def use_of(model_class: str) -> Use:
-    """The use of a class of transformers: CAUSAL where AutoModelForCausalLM loads it, MASKED for any other name."""
-    return CAUSAL if model_class in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() else MASKED
+    """The use of a class of transformers, by the Auto class that loads it; MASKED for any other name."""
+    return next((use for use, names in OF_CLASSES if model_class in names.values()), MASKED)

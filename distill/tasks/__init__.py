@@ -2,18 +2,21 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from distill.backends import Backend
 from distill.component import class_name, kinds
 from distill.config import Config, CorpusConfig, EvaluateConfig
-from distill.data.batches import Collator
-from distill.data.row_format import RowFormat
+from distill.data.batches import Batches, Collator, num_threads
+from distill.data.tokens import Tokens
 from distill.errors import SettingError
 from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import ModelKind
 from distill.objective.terms import Term
 
@@ -21,8 +24,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+@dataclass
+class Prepared:
+    """What a run learns from as rows, and the sets that models are scored on."""
+
+    tokens: Tokens
+    batches: Batches  # of this rank, in their order and with their targets
+    sets: list[EvaluationSet]
+    left_out: list[str]  # a line for each set that is not available
+
+
 class Task(ABC):
-    """How text becomes micro-batches for a kind of language model, and how a model is scored.
+    """What becomes micro-batches for a kind of model, and how a model is scored.
 
     Attributes:
         kind: the models that it trains.
@@ -41,25 +54,47 @@ class Task(ABC):
         """The models that it takes for teachers, for a student of this kind (`student.kind`)."""
         return self.kind
 
-    @abstractmethod
-    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
-        """What surrounds text in a row. Raises SettingError where the tokenizer lacks a token for that."""
+    def read(self, config: Config) -> None:  # noqa: B027
+        """Read what decides which models are wanted, such as the classes of labelled examples."""
 
     @abstractmethod
     def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
         """A tokenizer trained on the corpus, for a pair that brings none."""
 
     @abstractmethod
-    def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
-        """What makes the micro-batches of training; `counts` [V]: how often each token occurs in the corpus."""
+    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
+        """What a run learns from and is scored on. Raises SettingError where it is not available or does not fit."""
 
     @abstractmethod
-    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
-        """What makes the micro-batches of evaluation, which no setting changes: runs stay comparable."""
+    def scoring(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, prepared: Prepared, backend: Backend
+    ) -> Scoring:
+        """What the measures share."""
 
     @abstractmethod
-    def measures(self, scoring: Scoring, settings: EvaluateConfig, tokenizer: PreTrainedTokenizerBase) -> list[Measure]:
-        """How models are scored; the first of them says which of two models is better."""
+    def measures(
+        self,
+        scoring: Scoring,
+        settings: EvaluateConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        sets: Sequence[EvaluationSet] = (),
+    ) -> list[Measure]:
+        """How models are scored on these sets; the first of them says which of two models is better."""
+
+
+def make_batches(config: Config, rows: np.ndarray, collator: Collator, backend: Backend) -> Batches:
+    """This rank's share of the rows [N, S] in their order."""
+    return Batches(
+        rows,
+        collator,
+        config.train.batch_size,
+        config.train.accumulate,
+        config.seed,
+        backend.rank,
+        backend.size,
+        num_threads(config.train.workers, backend.local_size),
+        config.objective.masking.static,
+    )
 
 
 def find_task(name: str, terms: Iterable[Term] = ()) -> Task:

@@ -1,5 +1,6 @@
 """Causal language modelling: every word is predicted from those before it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,15 +11,16 @@ from distill.data import byte_bpe
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import RowFormat, causal_rows
 from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.sliding_window import BitsPerByte, SlidingPerplexity, token_bytes
 from distill.models.kind import CAUSAL, ModelKind
-from distill.tasks import Task
+from distill.tasks._text import TextTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-class Clm(Task):
+class Clm(TextTask):
     """Targets shifted by one, documents of a row kept apart; perplexity by a sliding window, and bits per byte."""
 
     kind: ModelKind = CAUSAL
@@ -36,6 +38,12 @@ class Clm(Task):
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> CausalLM:
         return self.collator(config, tokenizer, counts)
 
-    def measures(self, scoring: Scoring, settings: EvaluateConfig, tokenizer: PreTrainedTokenizerBase) -> list[Measure]:
+    def measures(
+        self,
+        scoring: Scoring,
+        settings: EvaluateConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        sets: Sequence[EvaluationSet] = (),
+    ) -> list[Measure]:
         perplexity = SlidingPerplexity(scoring, settings.stride, token_bytes(tokenizer))
         return [perplexity, BitsPerByte(perplexity)]

@@ -1,5 +1,6 @@
 """Masked language modelling: some words of a row are hidden and predicted from both sides."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,15 +14,15 @@ from distill.data.row_format import RowFormat, masked_rows
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.perplexity import Perplexity
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
-from distill.evaluation.sets import MASKING
+from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.models.kind import MASKED, ModelKind
-from distill.tasks import Task
+from distill.tasks._text import TextTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-class Mlm(Task):
+class Mlm(TextTask):
     """Masks drawn anew in every epoch; perplexity at a fixed mask, and pseudo-perplexity."""
 
     kind: ModelKind = MASKED
@@ -39,7 +40,13 @@ class Mlm(Task):
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
         return masked_lm(MASKING, tokenizer, counts)
 
-    def measures(self, scoring: Scoring, settings: EvaluateConfig, tokenizer: PreTrainedTokenizerBase) -> list[Measure]:
+    def measures(
+        self,
+        scoring: Scoring,
+        settings: EvaluateConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        sets: Sequence[EvaluationSet] = (),
+    ) -> list[Measure]:
         measures: list[Measure] = [Perplexity(scoring)]
         if settings.pseudo_perplexity.share > 0:
             measures.append(PseudoPerplexity(scoring, settings.pseudo_perplexity))

@@ -1,6 +1,6 @@
 """Masked words and the order of two segments, as ALBERT is trained (Lan et al. 2020)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.data.row_format import RowFormat, paired_rows
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.order_accuracy import OrderAccuracy
-from distill.evaluation.sets import MASKING
+from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.models.kind import MASKED, ORDERED, ModelKind
 from distill.objective.terms import Term
 from distill.tasks.mlm import Mlm
@@ -49,9 +49,15 @@ class MlmSop(Mlm):
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
         return self._paired(masked_lm(MASKING, tokenizer, counts), tokenizer)
 
-    def measures(self, scoring: Scoring, settings: EvaluateConfig, tokenizer: PreTrainedTokenizerBase) -> list[Measure]:
+    def measures(
+        self,
+        scoring: Scoring,
+        settings: EvaluateConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        sets: Sequence[EvaluationSet] = (),
+    ) -> list[Measure]:
         order: list[Measure] = [OrderAccuracy(scoring)] if self.kind is ORDERED else []
-        return super().measures(scoring, settings, tokenizer) + order
+        return super().measures(scoring, settings, tokenizer, sets) + order
 
     def _paired(self, words: MaskedLM, tokenizer: PreTrainedTokenizerBase) -> MaskedLMAndOrder:
         separator = paired_rows(tokenizer).separator

@@ -19,7 +19,7 @@ from distill.data.tables.squad import Answer, Question, Questions
 from distill.errors import SettingError
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "albert", "deberta-v2", "mpnet", "modernbert", "camembert"]
-SMALL = SpanConfig(max_length=48, stride=7, max_query=6)
+SMALL = SpanConfig(sequence_length=48, stride=7, max_query=6)
 
 
 def rows_of(questions: Questions, family: str = "bert", settings: SpanConfig = SMALL, scoring: bool = True) -> SpanRows:
@@ -181,7 +181,10 @@ def test_the_tokenizer_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"max_length": 9}, r"^squad\.max_length=9: no room for a context behind 6 tokens .* set it to 10 or more, or"),
+        (
+            {"sequence_length": 9},
+            r"^squad\.sequence_length=9: no room for a context behind 6 tokens .* set it to 10 or more, or",
+        ),
         ({"stride": 0}, r"^squad\.stride=0: windows have to move on"),
         ({"max_query": 0}, r"^squad\.max_query=0: a question needs a token"),
     ],

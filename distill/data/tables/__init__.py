@@ -1,9 +1,11 @@
 """Labelled examples for fine-tuning: where they lie, and what every kind of them gives. One file for each kind."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
@@ -49,9 +51,37 @@ class LabelledTexts:
         """How many numbers a model gives for a text."""
         return len(self.classes) or 1
 
+    def take(self, numbers: np.ndarray) -> Self:
+        """Those of these numbers, in that order."""
+        second = None if self.second is None else [self.second[number] for number in numbers]
+        return replace(self, first=[self.first[n] for n in numbers], second=second, labels=self.labels[numbers])
+
     def describe(self) -> str:
         """For example `3,667 examples of MRPC (train); 1 left out: no label`."""
         return f"{len(self):,} examples of {self.name}{counted(self.left_out, 'left out')}"
+
+
+class Split(ABC):
+    """One split of labelled examples, as settings name it: a file of this package by `kind`."""
+
+    def __init__(
+        self, path: str | None = None, hub: str | None = None, subset: str | None = None, split: str = "train"
+    ) -> None:
+        """As in TableConfig."""
+        self.where = TableConfig(path, hub, subset, split)
+
+    @abstractmethod
+    def read(self, setting: str, training: bool, like: Any | None = None) -> Any:
+        """The examples.
+
+        Args:
+            setting: what error lines call these settings, such as `corpus`.
+            training: leave out, and count, what cannot be used; in evaluation that is an error.
+            like: the examples of training, whose classes these have to have; None: these are them.
+
+        Raises:
+            SettingError: there are none, or they do not fit.
+        """
 
 
 def counted(reasons: Counter[str], what: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.data.tables import LabelledTexts, TableConfig, describe, find_split
+from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split
 from distill.data.tables._rows import SUFFIXES, Columns, collect, kind_of, read_rows
 from distill.data.tables.table import class_of, number
 from distill.errors import SettingError
@@ -84,14 +84,37 @@ TASKS = {
 }
 
 
+class Glue(Split):
+    """One split of one of the tasks."""
+
+    def __init__(
+        self,
+        task: str,
+        path: str | None = None,
+        hub: str | None = None,
+        subset: str | None = None,
+        split: str = "train",
+    ) -> None:
+        """`task`: one of TASKS."""
+        super().__init__(path, hub, subset, split)
+        self.task = find_task(task, "task")
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        return self.task.measures
+
+    def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
+        return read(self.task, self.where, setting, training)
+
+
 def find_task(name: str, setting: str) -> GlueTask:
     """The task of that name.
 
     Raises:
-        SettingError: there is none; `setting` is what named it.
+        ValueError: there is none; `setting` is what named it.
     """
     if name not in TASKS:
-        raise SettingError(f"{setting}={name} is no task of GLUE here: choose one of {', '.join(TASKS)}")
+        raise ValueError(f"{setting}={name} is no task of GLUE here: choose one of {', '.join(TASKS)}")
     return TASKS[name]
 
 

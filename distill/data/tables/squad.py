@@ -9,13 +9,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from distill.data import readers
 from distill.data.readers import Unreadable
-from distill.data.tables import TableConfig, counted, describe, find_split
+from distill.data.tables import Split, TableConfig, counted, describe, find_split
 from distill.data.tables._rows import Row, kind_of, read_rows
 from distill.errors import SettingError
 
@@ -62,12 +64,42 @@ class Questions:
     def __len__(self) -> int:
         return len(self.questions)
 
+    def take(self, numbers: np.ndarray) -> Self:
+        """Those of these numbers, in that order."""
+        return replace(self, questions=tuple(self.questions[number] for number in numbers))
+
     def describe(self) -> str:
         """For example `4,371 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context`."""
         moved = f"; {self.moved:,} answers found elsewhere in their context" if self.moved else ""
         lost = f"; {self.lost:,} without an answer in their context, scored all the same" if self.lost else ""
         end = f"{moved}{lost}{counted(self.left_out, 'left out')}"
         return f"{len(self):,} questions of {self.name} (v{self.version}){end}"
+
+
+class Squad(Split):
+    """Questions of either version, and how their contexts are cut into windows."""
+
+    def __init__(
+        self,
+        path: str | None = None,
+        hub: str | None = None,
+        subset: str | None = None,
+        split: str = "train",
+        version: str = "1.1",
+        stride: int = 128,
+        max_query: int = 64,
+    ) -> None:
+        """
+        Args:
+            version: 1.1, or 2.0 with questions that the context does not answer.
+            stride: tokens from the beginning of one window of a context to that of the next.
+            max_query: tokens of a question; the rest is cut off.
+        """
+        super().__init__(path, hub, subset, split)
+        self.version, self.stride, self.max_query = version, stride, max_query
+
+    def read(self, setting: str, training: bool, like: Any | None = None) -> Questions:
+        return read(self.where, self.version, setting, training)
 
 
 def read(where: TableConfig, version: str, setting: str, training: bool) -> Questions:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.data.tables import LabelledTexts, TableConfig, describe, find_split
+from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split
 from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
 from distill.errors import SettingError
 
@@ -21,6 +21,32 @@ class ColumnsConfig:
     label: str = "label"
     regression: bool = False  # the label is a value, not the name of a class
     quotes: bool | None = None  # whether fields may stand in quotation marks; null: in CSV files, not in TSV files
+
+
+class Table(Split):
+    """One split of a table of the user's."""
+
+    measures: tuple[str, ...] = ()  # those for classes, or for values
+
+    def __init__(
+        self,
+        path: str | None = None,
+        hub: str | None = None,
+        subset: str | None = None,
+        split: str = "train",
+        text: str = "text",
+        second: str | None = None,
+        label: str = "label",
+        regression: bool = False,
+        quotes: bool | None = None,
+    ) -> None:
+        """As in ColumnsConfig."""
+        super().__init__(path, hub, subset, split)
+        self.columns = ColumnsConfig(text, second, label, regression, quotes)
+
+    def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
+        classes = None if like is None else like.classes or None
+        return read(self.columns, self.where, setting, setting, training, classes)
 
 
 def read(

@@ -1,0 +1,28 @@
+"""Classes and values of texts: the cross-entropy of the class, or the squared error of the value."""
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+
+from distill.data.batch import Batch
+from distill.models.language_model import Outputs, OutputSpec
+from distill.objective.terms import Term
+from distill.teacher.signal import Signal
+
+
+class Classes(Term):
+    """Cross-entropy in nats where targets are the numbers of classes, (output - target)^2 where they are values."""
+
+    title = "Class"
+    task = "class"
+    needs_teacher = False
+    student_reads = OutputSpec(extra=("class",))
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.labels["class"].targets)
+
+    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+        rows, targets = batch.labels["class"]
+        outputs = student.extra["class"][rows]
+        if targets.is_floating_point():
+            return mse_loss(outputs[:, 0], targets.to(outputs.dtype), reduction="sum")
+        return cross_entropy(outputs, targets, reduction="sum")

@@ -1,0 +1,31 @@
+"""Soft targets for classes and values of texts: the teacher's probabilities, or its value."""
+
+from torch import Tensor
+
+from distill.data.batch import Batch
+from distill.models.language_model import Outputs, OutputSpec
+from distill.objective import losses
+from distill.objective.terms import Term
+from distill.teacher.signal import Signal
+
+
+class SoftClasses(Term):
+    """T^2 KL(teacher || student) over the classes of each row (Hinton et al. 2015); of values their squared difference.
+
+    The teacher may be all there is: rows without a class count too.
+    """
+
+    title = "Soft class"
+    student_reads = teacher_reads = OutputSpec(extra=("class",))
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.ids)
+
+    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+        own, other = student.extra["class"], teacher.outputs.extra["class"]
+        if own.shape[-1] == 1:
+            return (own - other).square().sum()
+        return losses.soft(own, other, self.temperature).sum()

@@ -1,0 +1,32 @@
+"""Soft targets for answers: the teacher's probabilities of the first and of the last token."""
+
+import torch
+from torch import Tensor
+
+from distill.data.batch import Batch
+from distill.models.language_model import Outputs, OutputSpec
+from distill.objective import losses
+from distill.objective.terms import Term
+from distill.objective.terms.span import text_logits
+from distill.teacher.signal import Signal
+
+
+class SoftSpan(Term):
+    """The mean over first and last token of T^2 KL(teacher || student), over the positions of each row.
+
+    As DistilBERT was fine-tuned with a second teacher (Sanh et al. 2019, section 4); see `losses.soft`.
+    """
+
+    title = "Soft answer"
+    student_reads = teacher_reads = OutputSpec(extra=("span",))
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.ids)
+
+    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+        own, other = (text_logits(each["span"], batch) for each in (student.extra, teacher.outputs.extra))
+        parts = [losses.soft(own[..., end], other[..., end], self.temperature).sum() for end in (0, 1)]
+        return torch.stack(parts).mean()

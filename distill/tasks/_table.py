@@ -1,0 +1,118 @@
+"""Tasks whose targets come from labelled examples: models are fine-tuned on rows of a table."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from distill.backends import Backend
+from distill.component import Component
+from distill.config import Config, CorpusConfig, EvaluateConfig
+from distill.data.batches import Collator, sample_rows
+from distill.data.tables import Split
+from distill.data.tokens import Tokens
+from distill.errors import SettingError
+from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.table_measures import table_measures
+from distill.tasks import Prepared, Task, make_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class TableTask(Task):
+    """How labelled examples become micro-batches.
+
+    Attributes:
+        noun: what such examples are, for messages.
+        corpora: options of the group `corpus` that hold such examples.
+        examples: those of training; `read` sets them.
+    """
+
+    noun: ClassVar[str]
+    corpora: ClassVar[tuple[str, ...]]
+    examples: Any
+
+    def read(self, config: Config) -> None:
+        self.split = self._split(config.corpus.source, "corpus")
+        self.examples = _some(self.split.read("corpus", training=True), config.corpus.rows, "training examples")
+
+    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+        raise SettingError(
+            "student.tokenizer=null, and there is no model to take one from: give student.path of a pre-trained model, "
+            "or the folder of a tokenizer"
+        )
+
+    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
+        rows = self.rows(self.split, self.examples, tokenizer, config, scoring=False)
+        tokens = Tokens(
+            rows=rows.rows,
+            counts=np.zeros(len(tokenizer), np.int64),
+            digest=rows.digest,
+            name=self.examples.describe(),
+            documents=len(self.examples),
+            tokens=int((rows.rows != rows.pad_id).sum()),
+            seconds=0.0,
+            tokens_per_second=0.0,
+            skipped=(),
+        )
+        sets = [self._set(name, config, tokenizer) for name in config.evaluate.sets]
+        return Prepared(tokens, make_batches(config, rows.rows, self.collator(rows), backend), sets, [])
+
+    def scoring(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, prepared: Prepared, backend: Backend
+    ) -> Scoring:
+        collator = prepared.batches.collator
+        return Scoring(collator, len(tokenizer), config.evaluate.batch_size, backend, heads=self.kind.heads)
+
+    def measures(
+        self,
+        scoring: Scoring,
+        settings: EvaluateConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        sets: Sequence[EvaluationSet] = (),
+    ) -> list[Measure]:
+        (head,) = self.kind.heads
+        return table_measures(scoring, head, sets)
+
+    @abstractmethod
+    def rows(self, split: Any, examples: Any, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool) -> Any:
+        """The examples as rows; `scoring`: with what turns outputs into scores."""
+
+    @abstractmethod
+    def collator(self, rows: Any) -> Collator:
+        """What makes micro-batches of just these rows."""
+
+    @abstractmethod
+    def evaluation_set(self, name: str, split: Any, examples: Any, rows: Any) -> EvaluationSet:
+        """Rows to score."""
+
+    def _set(self, name: str, config: Config, tokenizer: PreTrainedTokenizerBase) -> EvaluationSet:
+        setting = f"evaluate.sources.{name}"
+        if (source := config.evaluate.sources.get(name)) is None:
+            known = ", ".join(sorted(config.evaluate.sources))
+            raise SettingError(f"evaluate.sets: {name} has no source; choose from {known} or add {setting}")
+        split = self._split(source, setting)
+        examples = _some(
+            split.read(setting, training=False, like=self.examples), config.evaluate.rows, f"examples of {name}"
+        )
+        return self.evaluation_set(name, split, examples, self.rows(split, examples, tokenizer, config, scoring=True))
+
+    def _split(self, source: Any, setting: str) -> Split:
+        split = source() if isinstance(source, Component) else None
+        if not isinstance(split, Split) or type(split).__module__.rpartition(".")[2] not in self.corpora:
+            kind = source.path if isinstance(source, Component) else source.kind
+            raise SettingError(
+                f"{setting}.kind={kind} holds no {self.noun}, which this objective learns: choose one of "
+                f"{', '.join(self.corpora)}"
+            )
+        return split
+
+
+def _some(examples: Any, most: int | None, purpose: str) -> Any:
+    """At most so many of the examples, a seeded choice."""
+    numbers = sample_rows(len(examples), most, purpose)
+    return examples if numbers is None else examples.take(numbers)

@@ -1,0 +1,54 @@
+"""Tasks whose targets come from the text itself: rows of token ids with words that are to be predicted."""
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from distill.backends import Backend
+from distill.config import Config, CorpusConfig
+from distill.data.batches import Collator, subsample_rows
+from distill.data.row_format import RowFormat
+from distill.data.tokens import corpus_text, prepare
+from distill.evaluation.measures import Scoring
+from distill.evaluation.sets import load_sets
+from distill.tasks import Prepared, Task, make_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class TextTask(Task):
+    """How text becomes micro-batches for a kind of language model."""
+
+    @abstractmethod
+    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
+        """What surrounds text in a row. Raises SettingError where the tokenizer lacks a token for that."""
+
+    @abstractmethod
+    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+        """A tokenizer trained on the corpus, for a pair that brings none."""
+
+    @abstractmethod
+    def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
+        """What makes the micro-batches of training; `counts` [V]: how often each token occurs in the corpus."""
+
+    @abstractmethod
+    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
+        """What makes the micro-batches of evaluation, which no setting changes: runs stay comparable."""
+
+    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
+        corpus = config.corpus
+        tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
+        sets, left_out = load_sets(config, tokenizer, self.row_format)
+        rows = subsample_rows(tokens.rows, corpus.rows, "training rows")
+        batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), backend)
+        return Prepared(tokens, batches, sets, left_out)
+
+    def scoring(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, prepared: Prepared, backend: Backend
+    ) -> Scoring:
+        collator = self.scoring_collator(config, tokenizer, prepared.tokens.counts)
+        prompts = any(data.prompts for data in prepared.sets)
+        return Scoring(collator, len(tokenizer), config.evaluate.batch_size, backend, prompts)

@@ -1,0 +1,50 @@
+"""Classes and values of texts: fine-tuning on GLUE and on tables of the user's."""
+
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from distill.config import Config
+from distill.data.class_rows import ClassRows, class_rows
+from distill.data.collate import classes
+from distill.data.tables import LabelledTexts
+from distill.data.tables.glue import Glue
+from distill.data.tables.table import Table
+from distill.evaluation.glue import ClassSet, class_set
+from distill.models.kind import CLASSES, ModelKind
+from distill.tasks._table import TableTask
+
+
+class Classes(TableTask):
+    """Rows of one text or two; the measures of GLUE's task, or those for classes or for values."""
+
+    kind: ModelKind = CLASSES
+    labels: tuple[str, ...] = ("class",)
+    noun = "labelled texts"
+    corpora = ("glue", "table")
+
+    def read(self, config: Config) -> None:
+        super().read(config)
+        names = self.examples.classes
+        fields = {
+            "id2label": dict(enumerate(names or ("value",))),
+            "label2id": {name: number for number, name in enumerate(names or ("value",))},
+            "problem_type": "single_label_classification" if names else "regression",
+        }
+        self.kind = replace(CLASSES, fields=fields)
+
+    def rows(
+        self,
+        split: Glue | Table,
+        examples: LabelledTexts,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Config,
+        scoring: bool,
+    ) -> ClassRows:
+        return class_rows(examples, tokenizer, config.corpus.tokens.sequence_length, "corpus.sequence_length")
+
+    def collator(self, rows: ClassRows) -> classes.Classes:
+        return classes.Classes(rows, segments=True)
+
+    def evaluation_set(self, name: str, split: Glue | Table, examples: LabelledTexts, rows: ClassRows) -> ClassSet:
+        return replace(class_set(name, examples, rows, split.measures), collator=self.collator(rows))

@@ -1,0 +1,34 @@
+"""Answers to questions as spans of a context: fine-tuning on SQuAD and data in its forms."""
+
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from distill.config import Config
+from distill.data.collate import spans
+from distill.data.span_rows import SpanConfig, SpanRows, span_rows
+from distill.data.tables.squad import Questions, Squad
+from distill.evaluation.squad import SquadSet, squad_set
+from distill.models.kind import SPANS, ModelKind
+from distill.tasks._table import TableTask
+
+
+class Spans(TableTask):
+    """Windows of a context with the question before each; exact match and F1 as officially."""
+
+    kind: ModelKind = SPANS
+    labels: tuple[str, ...] = ("span_start", "span_end")
+    noun = "questions with answers"
+    corpora = ("squad",)
+
+    def rows(
+        self, split: Squad, examples: Questions, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
+    ) -> SpanRows:
+        settings = SpanConfig(config.corpus.tokens.sequence_length, split.stride, split.max_query)
+        return span_rows(examples, tokenizer, settings, "corpus", scoring)
+
+    def collator(self, rows: SpanRows) -> spans.Spans:
+        return spans.Spans(rows, segments=True)
+
+    def evaluation_set(self, name: str, split: Squad, examples: Questions, rows: SpanRows) -> SquadSet:
+        return replace(squad_set(name, examples, rows), collator=self.collator(rows))

@@ -1,0 +1,205 @@
+"""Fine-tuning end to end on made-up questions and tables: spans, classes, values, from a teacher, on two ranks."""
+
+import csv
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from job import NOUNS, TINY, Shelf, assert_alike, assert_same, command, distill, metrics, results
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, pipeline
+
+SMALL = ["corpus.sequence_length=32", "train.batch_size=8", "train.accumulate=2", "train.save_every=2"]
+SMALL += ["train.log_every=1", "precision=fp32", "optimizer.lr=2e-3"]
+
+
+def squad(folder: Path) -> Path:
+    """Questions whose answer is the noun after the colour that they name; a fifth of them has no answer in v2.0."""
+    folder.mkdir()
+    for name, seed, count in (("train", 0, 40), ("dev", 1, 12)):
+        for version in ("1.1", "2.0"):
+            draw, paragraphs = random.Random(seed), []
+            for number in range(count):
+                first, second = draw.sample(NOUNS, 2)
+                context = f"The old {first} stood by the sea. The bright {second} was in the valley."
+                answers = [{"text": second, "answer_start": context.index(f"bright {second}") + 7}]
+                question = {"id": f"{name}{number}", "question": "What was bright?", "answers": answers}
+                if version == "2.0":
+                    question["is_impossible"] = number % 5 == 0
+                    if number % 5 == 0:
+                        question |= {"question": "What was narrow?", "answers": []}
+                paragraphs.append({"context": context, "qas": [question]})
+            content = {"version": version, "data": [{"title": "made up", "paragraphs": paragraphs}]}
+            (folder / f"{name}-v{version}.json").write_text(json.dumps(content))
+    return folder
+
+
+def table(folder: Path, values: bool = False) -> Path:
+    """Texts whose class is whether a ship is in them, or whose value is how often."""
+    folder.mkdir()
+    for name, seed, count in (("train", 0, 60), ("validation", 1, 20)):
+        draw = random.Random(seed)
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["review", "stars"])
+            for _ in range(count):
+                ships = draw.randrange(3)
+                words = [*draw.choices(NOUNS[:10], k=6), *["ship"] * ships]
+                draw.shuffle(words)
+                writer.writerow([" ".join(words), ships if values else "yes" if ships else "no"])
+    return folder
+
+
+def to(folder: Path) -> str:
+    return f"hydra.run.dir={folder}"
+
+
+@pytest.fixture(scope="module")
+def questions(shelf: Shelf) -> Path:
+    return squad(shelf.root / "squad")
+
+
+@pytest.fixture(scope="module")
+def reviews(shelf: Shelf) -> list[str]:
+    """The settings of a table."""
+    folder = table(shelf.root / "reviews")
+    return [f"corpus.path={folder}", "corpus.text=review", "corpus.label=stars"]
+
+
+def spans(shelf: Shelf, questions: Path, folder: Path, *more: str) -> list[str]:
+    path = [f"student.path={shelf.teacher}", f"corpus.path={questions}", "corpus.stride=12", "corpus.max_query=8"]
+    return ["+recipe=squad", *path, *SMALL, "train.epochs=3", to(folder), *more]
+
+
+@pytest.fixture(scope="module")
+def answerer(shelf: Shelf, questions: Path) -> Path:
+    folder = shelf.root / "answerer"
+    assert distill(*spans(shelf, questions, folder)) == 0
+    return folder
+
+
+def test_answers_are_learned_and_scored(answerer: Path) -> None:
+    content, lines = results(answerer), metrics(answerer)
+    assert lines[-1]["loss/span"] < lines[0]["loss/span"]
+    assert 0 <= content["student"]["exact"]["dev"] <= content["student"]["f1"]["dev"] <= 100
+    assert content["agreement"] is None and content["measures"]["f1"]["lower_is_better"] is False
+    model = AutoModelForQuestionAnswering.from_pretrained(answerer / "student")
+    assert model.config.num_hidden_layers == 4
+    card = (answerer / "student" / "README.md").read_text()
+    assert "question-answering" in card and "AutoModelForQuestionAnswering" in card
+    report = (answerer / "report.md").read_text()
+    assert "Exact match" in report and "F1" in report
+
+
+def test_questions_without_answers(shelf: Shelf, questions: Path) -> None:
+    folder = shelf.root / "unanswerable"
+    assert distill(*spans(shelf, questions, folder, "corpus.version='2.0'", "train.steps=2")) == 0
+    scores = results(folder)["student"]
+    assert scores["best_f1"]["dev"] >= scores["f1"]["dev"]
+    assert set(scores) >= {"exact", "best_exact", "has_answer_f1", "no_answer_exact"}
+
+
+def test_it_resumes_bitwise(shelf: Shelf, questions: Path, answerer: Path) -> None:
+    folder = shelf.root / "answerer-resumed"
+    shutil.copytree(answerer, folder)
+    (folder / "results.json").unlink()
+    shutil.rmtree(sorted((folder / "checkpoints").glob("step-*"))[-1])
+    assert distill(*spans(shelf, questions, folder)) == 0
+    assert_same(folder, answerer)
+
+
+def test_two_ranks_give_the_same_scores(shelf: Shelf, questions: Path, answerer: Path) -> None:
+    folder = shelf.root / "answerer-ranks"
+    ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
+    process = command(*spans(shelf, questions, folder, *ranks))
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert_alike(folder, answerer)
+    one, two = (results(each)["student"]["f1"]["dev"] for each in (answerer, folder))
+    assert one == pytest.approx(two, abs=9)  # a question of the twelve, where logits are close
+
+
+def test_a_teacher_helps_with_hidden_states_too(shelf: Shelf, questions: Path, answerer: Path) -> None:
+    folder = shelf.root / "smaller"
+    pair = [
+        "objective=distil_spans",
+        "teacher=pretrained",
+        f"teacher.path={answerer}",
+        "+objective.hidden_mse.weight=1",
+    ]
+    layers = ["student=layers", "student.path=null", "student.layers=first", "student.dropout=0"]
+    assert distill(*spans(shelf, questions, folder, *pair, *layers)) == 0
+    content = results(folder)
+    assert content["training"]["final_loss"].keys() == {"total", "span", "soft_span", "hidden_mse"}
+    assert content["teacher"]["f1"] == results(answerer)["student"]["f1"]
+
+
+def classify(shelf: Shelf, reviews: list[str], folder: Path, *more: str) -> list[str]:
+    return ["+recipe=table", f"student.path={shelf.teacher}", *reviews, *SMALL, "train.epochs=4", to(folder), *more]
+
+
+def test_classes_of_a_table_and_a_student_of_them(shelf: Shelf, reviews: list[str]) -> None:
+    folder = shelf.root / "classifier"
+    assert distill(*classify(shelf, reviews, folder)) == 0
+    scores = results(folder)["student"]
+    assert scores["accuracy"]["dev"] >= 60 and "macro_f1" in scores
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "student")
+    assert model.config.id2label == {0: "no", 1: "yes"} and model.config.problem_type == "single_label_classification"
+    label = pipeline("text-classification", str(folder / "student"))("the old ship")[0]["label"]
+    assert label in ("no", "yes")
+    smaller = shelf.root / "smaller-classifier"
+    pair = ["objective=distil_classes", "teacher=pretrained", f"teacher.path={folder}", "train.epochs=1"]
+    layers = ["student=layers", "student.path=null", "student.num_layers=2", "student.layers=even"]
+    assert distill(*classify(shelf, reviews, smaller, *pair, *layers)) == 0
+    assert results(smaller)["training"]["final_loss"].keys() == {"total", "classes", "soft_classes"}
+
+
+def test_values_of_a_table(shelf: Shelf) -> None:
+    data = table(shelf.root / "values", values=True)
+    given = [f"corpus.path={data}", "corpus.text=review", "corpus.label=stars", "corpus.regression=true"]
+    folder = shelf.root / "regression"
+    assert distill(*classify(shelf, given, folder)) == 0
+    assert results(folder)["student"]["pearson"]["dev"] > 0
+    config = AutoModelForSequenceClassification.from_pretrained(folder / "student").config
+    assert config.num_labels == 1 and config.problem_type == "regression"
+
+
+def test_random_weights_with_a_tokenizer_of_another(shelf: Shelf, reviews: list[str]) -> None:
+    folder = shelf.root / "from-scratch"
+    student = ["student=bert", "student.path=null", TINY, "student.start=random", f"student.tokenizer={shelf.teacher}"]
+    assert distill(*classify(shelf, reviews, folder, *student, "train.steps=2")) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["corpus.text=nothing"], ("corpus.text=nothing", "review")),
+        (["objective=spans"], ("corpus.kind=", "questions", "squad")),
+        (["objective=mlm"], ("corpus",)),
+        (["student.path=null"], ("student.path",)),
+        (["evaluate.sets=[other]"], ("evaluate.sets: other has no source",)),
+        (["objective.masking.share=0.2"], ("objective.masking", "leave it out")),
+        (["objective=distil_classes"], ("teacher.kind=none", "objective.soft_classes")),
+        (["teacher=embedded", "objective=distil_classes"], ("teacher.kind=embedded", "classes of texts")),
+    ],
+)
+def test_what_is_refused(
+    shelf: Shelf, reviews: list[str], tmp_path: Path, more: list[str], words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert distill(*classify(shelf, reviews, tmp_path / "run", *more)) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert all(word in lines[-1] for word in words), lines[-1]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_teacher_with_other_classes_is_refused(
+    shelf: Shelf, reviews: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = table(tmp_path / "values", values=True)
+    other = [f"corpus.path={data}", "corpus.text=review", "corpus.label=stars"]  # three classes: 0, 1 and 2
+    assert distill(*classify(shelf, other, tmp_path / "three", "train.steps=1")) == 0
+    pair = ["objective=distil_classes", "teacher=pretrained", f"teacher.path={tmp_path / 'three'}"]
+    assert distill(*classify(shelf, reviews, tmp_path / "run", *pair)) == 2
+    assert "gives 3 numbers for a text, and these examples want 2" in capsys.readouterr().err
