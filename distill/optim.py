@@ -10,7 +10,8 @@ from distill.errors import SettingError
 def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer of everything in `model` that is trained.
 
-    Weight decay acts on matrices (embeddings included); biases and the gains of norms are left alone.
+    Weight decay, and the adaptation of a step to the size of its parameter, are for matrices (embeddings included);
+    biases and the gains of norms are left alone.
 
     Raises:
         SettingError: settings that the optimizer does not take, or a callable that gives none.
@@ -18,8 +19,8 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2]},
-        # An optimizer that knows no weight decay does not look at it.
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        # An optimizer that knows no weight decay, or adapts no step to its parameter, does not look at these.
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
     ]
     optimizer = settings.make(params=groups, lr=settings.lr)
     where = f"optimizer._target_={settings.make.path}"
