@@ -1,9 +1,9 @@
 """A step of LAMB beside one of AdamW in torch's fused kernel, for the parameters of ALBERT-base and BERT-base.
 
 Both get the groups of a run and the same gradients, and take turns in one process; medians. The bar is 1.3 times
-AdamW's step. `by traffic` is the ratio of what the formulas cannot do without, in passes over all parameters: AdamW reads
-weight, gradient and both moments and writes three of them back, 7 passes; LAMB has to keep the updates until the norms
-are known, and to read them and the weights then, 10 passes.
+AdamW's step. `by traffic` is the ratio of what the formulas cannot do without, in passes over all parameters: AdamW
+reads weight, gradient and both moments and writes three of them back, 7 passes; LAMB reads the weights for their norms,
+keeps the updates until the norms are known, and then reads the updates and reads and writes the weights, 10 passes.
 """
 
 import argparse
