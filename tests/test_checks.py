@@ -173,7 +173,7 @@ def test_values_at_the_edge_pass(setting: str, value: Any) -> None:
 
 def test_a_rise_in_steps_needs_a_length_in_steps() -> None:
     config = make()
-    config.schedule.arguments.update(warmup=None, warmup_steps=100)
+    config.schedule.arguments.update(warmup=0.0, warmup_steps=100)
     check(config)  # with epochs, whose steps the corpus will say
     config.train.steps = 99
     assert "schedule.warmup_steps=100 must be from 0 to 99" in refused(config)

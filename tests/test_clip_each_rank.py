@@ -79,7 +79,7 @@ def test_ranks_clip_their_own_gradients(tmp_path: Path) -> None:
 ALBERTS = (
     "optimizer=lamb", "optimizer.lr=1.76e-3", "optimizer.clip=0.5", "optimizer.clip_each_rank=true",
     "schedule=polynomial",
-    "schedule.warmup=null", "schedule.warmup_steps=3", "schedule.end_lr=1e-4",
+    "schedule.warmup=0", "schedule.warmup_steps=3", "schedule.end_lr=1e-4",
     "optimizer.scale_lr=sqrt", "optimizer.base_batch=4",
 )  # fmt: skip
 

@@ -91,7 +91,7 @@ def test_with_a_constant_schedule_the_length_is_left_out() -> None:
     assert identity(*constant, "train.epochs=3", steps=30) == identity(*constant, "train.epochs=5", steps=50)
     risen = ("schedule=constant", "schedule.warmup=0.1")  # rises over a share of the run: another length, another rise
     assert identity(*risen, "train.epochs=3", steps=30) != identity(*risen, "train.epochs=5", steps=50)
-    counted = ("schedule=constant", "schedule.warmup=null", "schedule.warmup_steps=3")
+    counted = ("schedule=constant", "schedule.warmup=0", "schedule.warmup_steps=3")
     assert identity(*counted, "train.epochs=3", steps=30) == identity(*counted, "train.epochs=5", steps=50)
     assert identity(*counted, "train.epochs=3", steps=30) == identity(*risen, "train.epochs=3", steps=30)
 

@@ -14,16 +14,16 @@ class Warmup(ABC):
     """A linear rise from 0 to 1, then `after`."""
 
     def __init__(
-        self, warmup: float | None = 0.05, warmup_steps: int | None = None, *, total_steps: int | None = None
+        self, warmup: float = 0.05, warmup_steps: int | None = None, *, total_steps: int | None = None
     ) -> None:
-        """How long the rise is: `warmup` as a share of the run, or `warmup_steps`; with neither there is none.
+        """How long the rise is: `warmup` as a share of the run, or with `warmup` 0 `warmup_steps`.
 
         Raises:
             ValueError: a value out of range, both of them, or steps in a run whose length in steps is not known.
         """
         if warmup_steps is not None:
             warmup = _share_of_steps(warmup, warmup_steps, total_steps)
-        self.warmup = _share("warmup", warmup or 0.0)
+        self.warmup = _share("warmup", warmup)
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -40,15 +40,15 @@ class Decay(Warmup):
 
     def __init__(
         self,
-        warmup: float | None = 0.05,
+        warmup: float = 0.05,
         warmup_steps: int | None = None,
-        floor: float | None = 0.0,
+        floor: float = 0.0,
         end_lr: float | None = None,
         *,
         total_steps: int | None = None,
         peak_lr: float = 1.0,
     ) -> None:
-        """What is left at the end of the run: `floor` as a share of the learning rate, or `end_lr`, a rate itself.
+        """What is left at the end: `floor` as a share of the learning rate, or with `floor` 0 `end_lr`, a rate itself.
 
         Raises:
             ValueError: a value out of range, both of them, or an end value above the learning rate.
@@ -56,7 +56,7 @@ class Decay(Warmup):
         super().__init__(warmup, warmup_steps, total_steps=total_steps)
         if end_lr is not None:
             floor = _share_of_rate(floor, end_lr, peak_lr)
-        self.floor = _share("floor", floor or 0.0)
+        self.floor = _share("floor", floor)
 
     def after(self, progress: float) -> float:
         return self.floor + (1.0 - self.floor) * max(self.height(progress), 0.0)
@@ -66,9 +66,9 @@ class Decay(Warmup):
         """From 1 at `progress` 0 to 0 at 1."""
 
 
-def _share_of_steps(warmup: float | None, warmup_steps: int, total_steps: int | None) -> float:
-    if warmup is not None:
-        raise ValueError(f"warmup_steps={warmup_steps} and warmup={warmup} are both given: set one to null")
+def _share_of_steps(warmup: float, warmup_steps: int, total_steps: int | None) -> float:
+    if warmup:
+        raise ValueError(f"warmup_steps={warmup_steps} and warmup={warmup} are both given: set warmup=0")
     if total_steps is None:
         raise ValueError(
             f"warmup_steps={warmup_steps} needs a run whose length is known in steps, and train.minutes may end this "
@@ -79,9 +79,9 @@ def _share_of_steps(warmup: float | None, warmup_steps: int, total_steps: int | 
     return warmup_steps / total_steps
 
 
-def _share_of_rate(floor: float | None, end_lr: float, peak_lr: float) -> float:
+def _share_of_rate(floor: float, end_lr: float, peak_lr: float) -> float:
     if floor:
-        raise ValueError(f"end_lr={end_lr} and floor={floor} are both given: set one to null")
+        raise ValueError(f"end_lr={end_lr} and floor={floor} are both given: set floor=0")
     if not 0 <= end_lr <= peak_lr:
         raise ValueError(f"end_lr={end_lr} must be from 0 to {peak_lr:g}, the learning rate that is to fall")
     return end_lr / peak_lr

@@ -8,9 +8,9 @@ from distill.schedules import Decay
 class Polynomial(Decay):
     def __init__(
         self,
-        warmup: float | None = 0.05,
+        warmup: float = 0.05,
         warmup_steps: int | None = None,
-        floor: float | None = 0.0,
+        floor: float = 0.0,
         end_lr: float | None = None,
         power: float = 1.0,
         *,

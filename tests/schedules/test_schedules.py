@@ -41,7 +41,7 @@ def test_schedules(kind: str, warmup: float, floor: float) -> None:
 def test_a_rise_in_steps_is_the_same_as_its_share(kind: str) -> None:
     by_share, by_steps = (
         make({"kind": kind, "warmup": 0.25}),
-        make({"kind": kind, "warmup": None, "warmup_steps": 5}, 20),
+        make({"kind": kind, "warmup": 0.0, "warmup_steps": 5}, 20),
     )
     for step in range(20):
         progress = progress_of(step, 20, 0.0, math.inf)
@@ -49,15 +49,13 @@ def test_a_rise_in_steps_is_the_same_as_its_share(kind: str) -> None:
         if step < 5:
             assert by_steps(progress) == pytest.approx((step + 0.5) / 5)
     assert (
-        make({"kind": kind, "warmup": None})(0.0)
-        == make({"kind": kind, "warmup": None, "warmup_steps": 0}, 20)(0.0)
-        == 1
+        make({"kind": kind, "warmup": 0.0})(0.0) == make({"kind": kind, "warmup": 0.0, "warmup_steps": 0}, 20)(0.0) == 1
     )
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"constant"}))
 def test_an_end_value_as_a_rate(kind: str) -> None:
-    schedule = make({"kind": kind, "floor": None, "end_lr": 3e-5}, peak_lr=1.76e-3)
+    schedule = make({"kind": kind, "floor": 0.0, "end_lr": 3e-5}, peak_lr=1.76e-3)
     assert 1.76e-3 * schedule(1.0) == pytest.approx(3e-5) and schedule(0.05) == pytest.approx(1.0)
 
 
@@ -91,10 +89,10 @@ def test_a_run_that_is_all_warmup() -> None:
         ({"warmup": 1.1}, ["schedule.warmup=1.1", "from 0 to 1"]),
         ({"floor": -0.1}, ["schedule.floor=-0.1", "from 0 to 1"]),
         ({"warmup": "soon"}, ["schedule.warmup", "soon"]),
-        ({"warmup_steps": 5}, ["schedule.warmup_steps=5 and warmup=0.05 are both given", "null"]),
-        ({"warmup": None, "warmup_steps": 41}, ["schedule.warmup_steps=41", "from 0 to 40"]),
-        ({"warmup": None, "warmup_steps": -1}, ["schedule.warmup_steps=-1", "from 0 to 40"]),
-        ({"floor": 0.1, "end_lr": 1e-5}, ["schedule.end_lr=1e-05 and floor=0.1 are both given", "null"]),
+        ({"warmup_steps": 5}, ["schedule.warmup_steps=5 and warmup=0.05 are both given", "warmup=0"]),
+        ({"warmup": 0.0, "warmup_steps": 41}, ["schedule.warmup_steps=41", "from 0 to 40"]),
+        ({"warmup": 0.0, "warmup_steps": -1}, ["schedule.warmup_steps=-1", "from 0 to 40"]),
+        ({"floor": 0.1, "end_lr": 1e-5}, ["schedule.end_lr=1e-05 and floor=0.1 are both given", "floor=0"]),
         ({"end_lr": 0.6}, ["schedule.end_lr=0.6", "from 0 to 0.5"]),
         ({"end_lr": -0.6}, ["schedule.end_lr=-0.6", "from 0 to 0.5"]),
         ({"kind": "polynomial", "power": 0}, ["schedule.power=0.0", "above 0"]),
@@ -117,4 +115,4 @@ def test_schedules_that_cannot_be_are_refused(settings: dict[str, Any], words: l
 
 def test_steps_in_a_run_that_the_clock_ends_are_refused() -> None:
     with pytest.raises(SettingError, match=r"^schedule\.warmup_steps=5 .*train\.minutes.*share$"):
-        make({"warmup": None, "warmup_steps": 5}, None)
+        make({"warmup": 0.0, "warmup_steps": 5}, None)
