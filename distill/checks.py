@@ -16,7 +16,7 @@ from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import mixing_temperature
 from distill.ramp import Ramp
-from distill.schedule import make_schedule
+from distill.schedule import ENDLESS, length_in_steps, make_schedule
 from distill.tasks import find_task, task_of
 from distill.teacher.members import ONLY, errors_of, settings_by_member
 
@@ -33,7 +33,6 @@ def check(config: Config) -> None:
     for name in ("student", "teacher", "evaluate"):
         formats = (*FORMATS, "int8") if name == "teacher" else FORMATS
         _choose(f"precision.{name}", getattr(config.precision, name), formats)
-    make_schedule(config.schedule)
     _choose("teacher.kind", config.teacher.kind, ("embedded", "pretrained", "several", "none", "custom"))
     _choose("student.kind", config.student.kind, ("layers", "config", "pretrained", "custom"))
     _check_unused(config)
@@ -252,11 +251,33 @@ def _check_training(config: Config) -> None:
     _above_zero("train.minutes", settings.minutes)
     if settings.epochs is None and settings.steps is None and settings.minutes is None:
         raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
-    _above_zero("optimizer.lr", config.optimizer.lr)
-    _above_zero("optimizer.clip", config.optimizer.clip)
-    optimizer_state(*optim.try_out(config.optimizer))
+    _check_optimizer(config)
     _share("student.dropout", config.student.dropout)
     _choose("student.start", config.student.start, ("random", "neighbours"))
+
+
+def _check_optimizer(config: Config) -> None:
+    """And its schedule, as far as it can be known before the corpus says how many steps an epoch has."""
+    settings = config.optimizer
+    _above_zero("optimizer.lr", settings.lr)
+    _above_zero("optimizer.clip", settings.clip)
+    _choose("optimizer.scale_lr", settings.scale_lr, ("none", "linear", "sqrt"))
+    _at_least("optimizer.base_batch", settings.base_batch, 1)
+    if (settings.scale_lr == "none") != (settings.base_batch is None):
+        raise SettingError(
+            f"optimizer.scale_lr={settings.scale_lr} with optimizer.base_batch={settings.base_batch}: give linear or "
+            "sqrt and the rows a step that optimizer.lr is meant for, or none and null"
+        )
+    if settings.clip_each_rank and settings.clip is None:
+        raise SettingError("optimizer.clip_each_rank=true, but optimizer.clip=null: give clip a norm")
+    if settings.clip_each_rank and config.backend.sync == "every":
+        raise SettingError(
+            "optimizer.clip_each_rank=true clips once, before the only exchange of a step, but backend.sync=every "
+            "exchanges after each micro-batch: set backend.sync=window"
+        )
+    optimizer_state(*optim.try_out(settings))
+    scaled = settings.scale_lr != "none"  # by the rows of a step, which the backend knows
+    make_schedule(config.schedule, length_in_steps(config.train, ENDLESS), math.inf if scaled else settings.lr)
 
 
 def _check_evaluation(config: Config) -> None:

@@ -36,6 +36,7 @@ TERMS = "distill.objective.terms"
 REPLACED = "student.config"  # the setting whose dict is replaced as a whole
 OPTIMIZERS = "distill.optimizers"
 SCHEDULES = "distill.schedules"
+NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 HELDOUT = "heldout"  # the kind of an evaluation set that is a part of the corpus
 
 Settings = TypeVar("Settings")
@@ -248,6 +249,7 @@ def optimizer_config(given: dict[str, Any]) -> OptimizerConfig:
 
 def schedule_config(given: dict[str, Any]) -> Component:
     """The group `schedule`: the settings of what gives the learning rate over the run."""
+    given = {name: value for name, value in given.items() if value is not None or name not in NOT_GIVEN}
     return component("schedule", given, SCHEDULES, kind="linear")
 
 

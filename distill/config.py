@@ -201,7 +201,12 @@ class OptimizerFlags:
     """What is set of every optimizer."""
 
     lr: float = 5e-4
+    # What becomes of lr where a step has other rows than base_batch. linear: it grows with them; sqrt: with their root.
+    scale_lr: str = "none"
+    base_batch: int | None = None  # rows a step, of all ranks together, that lr is meant for
     clip: float | None = 5.0  # largest norm of the whole gradient
+    # Each rank clips the gradient of its own rows before the exchange, which then cannot begin during backward.
+    clip_each_rank: bool = False
 
 
 @dataclass
@@ -259,7 +264,9 @@ class BackendConfig:
     hosts: str | None = None  # machines and their ranks, e.g. a:8,b:8
     rings: str = "1"  # an integer, or auto
     sync: str = "window"  # exchange gradients once per window, or after every micro-batch
-    compression: str = "none"  # of gradients on the wire: none, bf16
+    # Of gradients on the wire: none, bf16, or fp16, which has more digits and less range: a gradient with an element
+    # above 64 becomes infinite, and its step is skipped on all ranks.
+    compression: str = "none"
     timeout: float = 300.0  # seconds without an answer from another rank
 
 

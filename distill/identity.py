@@ -3,6 +3,7 @@
 from typing import Any
 
 from distill.config import Config
+from distill.data.batches import Batches
 from distill.errors import SettingError
 from distill.ramp import Ramp, is_zero
 from distill.teacher.members import settings_by_member, shares
@@ -24,14 +25,12 @@ CONSTANT = "distill.schedules.constant.Constant"
 LENGTH = ("train.epochs", "train.steps", "train.minutes")
 
 
-def run_identity(
-    config: Config, digests: dict[str, str | None], num_rows: int, rows_per_step: int, total_steps: int
-) -> dict[str, Any]:
+def run_identity(config: Config, digests: dict[str, str | None], batches: Batches, total_steps: int) -> dict[str, Any]:
     """Everything that the trained student depends on, flat, by the names of the settings.
 
     Micro-batch, accumulation and ranks stand there by their product, because the same rows in one step give the same
-    step. How long the run is stands there only where the learning rate of its steps depends on that, or a weight or
-    temperature of the objective.
+    step; the ranks themselves only where each of them clips a gradient of its own. How long the run is stands there
+    only where the learning rate of its steps depends on that, or a weight or temperature of the objective.
 
     Args:
         digests: of the corpus's rows, each teacher, and the student's start where that is a model of the user's.
@@ -58,8 +57,9 @@ def run_identity(
         **kept,
         **{f"{name}.digest": digest for name, digest in digests.items()},
         **_teachers(config),
-        "corpus.num_rows": num_rows,
-        "train.rows_per_step": rows_per_step,
+        "corpus.num_rows": len(batches.rows),
+        "train.rows_per_step": batches.rows_per_step,
+        **({"backend.ranks": batches.size} if config.optimizer.clip_each_rank else {}),
     }
 
 

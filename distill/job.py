@@ -28,7 +28,7 @@ from distill.progress import configure_logging
 from distill.report import report, results, summary
 from distill.report.use import origin_of
 from distill.run_folder import RunFolder
-from distill.schedule import make_schedule, total_steps
+from distill.schedule import Schedule, length_in_steps, make_schedule, total_steps
 from distill.setup import choose_precision, setup_student
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
@@ -68,8 +68,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         models = load_models(config, terms, task, backend)
         text = task.prepare(config, models.tokenizer, backend)
         steps = total_steps(config.train, text.batches.steps_per_epoch)
-        digests = {**models.digests, "corpus": text.tokens.digest}
-        identity = run_identity(config, digests, len(text.batches.rows), text.batches.rows_per_step, steps)
+        schedule = choose_schedule(config, text.batches)
+        identity = run_identity(config, {**models.digests, "corpus": text.tokens.digest}, text.batches, steps)
         folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend.rank == 0))
         length = {name: getattr(config.train, name) for name in ("epochs", "steps", "minutes")}
         if (finished := folder.finished(steps, length)) is not None:
@@ -94,7 +94,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         held.callback(monitor.progress.close)  # also where the training ends early
         training = Training(
             trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
-            make_schedule(config.schedule), config.optimizer, folder.checkpoints, monitor,
+            schedule, config.optimizer, folder.checkpoints, monitor,
         )  # fmt: skip
         ending = {"ended_by": train(training), "length": length}
         monitor.close()
@@ -104,6 +104,12 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             write_outputs(folder, content, models, resolved)
         backend.barrier()
         return content
+
+
+def choose_schedule(config: Config, batches: Batches) -> Schedule:
+    """The schedule of a run over these batches. Raises SettingError where it does not fit the run's length."""
+    steps = length_in_steps(config.train, batches.steps_per_epoch)
+    return make_schedule(config.schedule, steps, optim.peak_lr(config.optimizer, batches.rows_per_step))
 
 
 def make_objective(
@@ -176,6 +182,7 @@ def results_of(
         "corpus": results.corpus_block(text.tokens, text.batches),
         **compared,
         "objective": results.objective_block(training.objective),
+        "optimizer": results.optimizer_block(config, text.batches),
         "measures": results.measures_block(monitor.evaluator.measures),
         "training": results.training_block(training.state, text.batches, monitor.history(), metrics) | ending,
         "precision": asdict(config.precision),

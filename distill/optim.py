@@ -1,16 +1,19 @@
 """The optimizer of a run from its settings, its groups of parameters, and clipping."""
 
+import math
+
 import torch
 from torch import nn
 
-from distill.config import OptimizerConfig
+from distill.config import OptimizerConfig, OptimizerFlags
 from distill.errors import SettingError
 
 
 def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer of everything in `model` that is trained.
 
-    Weight decay acts on matrices (embeddings included); biases and the gains of norms are left alone.
+    Weight decay, and the adaptation of a step to the size of its parameter, are for matrices (embeddings included);
+    biases and the gains of norms are left alone.
 
     Raises:
         SettingError: settings that the optimizer does not take, or a callable that gives none.
@@ -18,8 +21,8 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2]},
-        # An optimizer that knows no weight decay does not look at it.
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        # An optimizer that knows no weight decay, or adapts no step to its parameter, does not look at these.
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
     ]
     optimizer = settings.make(params=groups, lr=settings.lr)
     where = f"optimizer._target_={settings.make.path}"
@@ -50,6 +53,29 @@ def try_out(settings: OptimizerConfig) -> tuple[nn.Module, torch.optim.Optimizer
         text = " ".join(str(error).split())
         raise SettingError(f"optimizer._target_={settings.make.path} fails in a step of its own: {text}") from error
     return model, optimizer
+
+
+def peak_lr(settings: OptimizerFlags, rows_per_step: int) -> float:
+    """The learning rate of which the schedule takes a share: `optimizer.lr` as `scale_lr` changes it for so many rows.
+
+    "linear" is the rule of Goyal et al., "Accurate, Large Minibatch SGD" (2017), "sqrt" that of LAMB's paper.
+    """
+    if settings.scale_lr == "none" or settings.base_batch is None:
+        return settings.lr
+    growth = rows_per_step / settings.base_batch
+    return settings.lr * (growth if settings.scale_lr == "linear" else math.sqrt(growth))
+
+
+def bound_of_rank(settings: OptimizerFlags, ranks: int) -> float | None:
+    """The largest norm of a rank's own gradient with `clip_each_rank`; None: the whole gradient alone is clipped.
+
+    Where ranks clip, they usually clip the mean over their own positions at `clip`, and then take the mean over the
+    ranks. Here a rank's gradient is a sum over its positions, divided by the number of those of all ranks: that mean
+    divided by `ranks`, and so is its bound. What the ranks sum up to is then within `clip`, too.
+    """
+    if not settings.clip_each_rank or settings.clip is None or ranks == 1:
+        return None
+    return settings.clip / ranks
 
 
 def clip(model: nn.Module, largest: float | None) -> torch.Tensor:

@@ -9,7 +9,7 @@ from distill.errors import SettingError
 
 ENDLESS = 10**9  # steps of a run that only the clock ends
 
-Schedule = Callable[[float], float]  # progress from 0 to 1 -> share of `optimizer.lr`
+Schedule = Callable[[float], float]  # progress from 0 to 1 -> share of the learning rate
 
 
 def total_steps(settings: TrainConfig, steps_per_epoch: int) -> int:
@@ -22,6 +22,11 @@ def total_steps(settings: TrainConfig, steps_per_epoch: int) -> int:
     return min(limits, default=ENDLESS)
 
 
+def length_in_steps(settings: TrainConfig, steps_per_epoch: int) -> int | None:
+    """The number of steps of the run; None where the clock may end it."""
+    return None if settings.minutes is not None else total_steps(settings, steps_per_epoch)
+
+
 def progress_of(step: int, steps: int, seconds: float, minutes: float) -> float:
     """How far the middle of a step is in the run, from 0 to 1, by steps or by the clock: whichever ends it first.
 
@@ -32,13 +37,17 @@ def progress_of(step: int, steps: int, seconds: float, minutes: float) -> float:
     return min(max((step + 0.5) / steps, seconds / (60 * minutes)), 1.0)
 
 
-def make_schedule(settings: Component) -> Schedule:
+def make_schedule(settings: Component, total_steps: int | None, peak_lr: float) -> Schedule:
     """The schedule that the settings name.
+
+    Args:
+        total_steps: the length of the run, as `length_in_steps` gives it.
+        peak_lr: the learning rate of which it gives the share.
 
     Raises:
         SettingError: settings that it does not take, or something that gives no share of a learning rate.
     """
-    schedule = settings()
+    schedule = settings(total_steps=total_steps, peak_lr=peak_lr)
     where = f"schedule._target_={settings.path}"
     if not callable(schedule):
         raise SettingError(
@@ -56,7 +65,7 @@ def make_schedule(settings: Component) -> Schedule:
 
 
 def share(schedule: Schedule, progress: float) -> float:
-    """The share of `optimizer.lr` in force at `progress`. Raises SettingError where that is no share."""
+    """The share of the learning rate in force at `progress`. Raises SettingError where that is no share."""
     value = float(schedule(progress))
     if not 0 <= value < math.inf:
         raise SettingError(f"the schedule gives {value} at progress {progress:g}: give a number that is at least 0")

@@ -20,7 +20,7 @@ from distill.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
 from distill.objective.tally import TOKENS, Tally
 from distill.objective.trainable import Trainable
-from distill.optim import clip, set_learning_rate
+from distill.optim import bound_of_rank, clip, peak_lr, set_learning_rate
 from distill.schedule import Schedule, progress_of, share, total_steps
 from distill.seed import key
 from distill.teacher.signal import Teacher
@@ -69,12 +69,14 @@ def accumulate_gradients(
     counts: torch.Tensor,
     backend: Backend,
     dropout_keys: Callable[[Batch], list[int]],
+    overlap: bool = True,
 ) -> torch.Tensor:
     """Forward and backward of every micro-batch of a window; the gradients add up in the backend's bucket.
 
     Args:
         counts: positions of each term over the whole step and all ranks, as `Objective.count` gives them.
         dropout_keys: what names the stream of dropout of each row of a batch.
+        overlap: let the exchange begin during the last backward.
 
     Returns:
         The sums of the terms on this rank, [T].
@@ -85,7 +87,7 @@ def accumulate_gradients(
     with model.student.weight_cast_cache():
         signals = teacher.signals(window, objective.teacher_spec)
         for number, (batch, teacher_signal) in enumerate(zip(window, signals, strict=True)):
-            with backend.sync(last=number == len(window) - 1), keyed_by_row(dropout_keys(batch)):
+            with backend.sync(number == len(window) - 1, overlap), keyed_by_row(dropout_keys(batch)):
                 loss, parts = objective(model, teacher_signal, batch, scales)
                 loss.backward()
             sums += parts
@@ -105,6 +107,8 @@ def train(run: Training) -> str:
     settings, observer = run.settings, run.observer
     steps = total_steps(settings, batches.steps_per_epoch)
     minutes = settings.minutes or float("inf")
+    peak = peak_lr(run.optimizer_settings, batches.rows_per_step)
+    own_bound = bound_of_rank(run.optimizer_settings, backend.size)
     since_log, log_waited, log_began = Tally(), 0.0, state.seconds
     windows = batches.stream(state.step, steps, backend.device, run.teacher.read_ahead)
     over = state.step >= steps or state.seconds >= 60 * minutes
@@ -123,8 +127,10 @@ def train(run: Training) -> str:
             objective.begin_step(progress_of(state.step, steps, clock, minutes))
             sums = accumulate_gradients(
                 model, run.teacher, objective, window, counts, backend,
-                lambda batch: batches.dropout_keys(batch, state.step),
+                lambda batch: batches.dropout_keys(batch, state.step), own_bound is None,
             )  # fmt: skip
+            if own_bound is not None:
+                clip(model, own_bound)
             waiting = time.monotonic()
             upcoming = next(windows, [])
             waited = time.monotonic() - waiting
@@ -139,7 +145,7 @@ def train(run: Training) -> str:
             step_sums = objective.by_name(reduced[: len(sums)])
             step_counts = objective.by_name(counts.tolist())
             next_counts, (stopped, clock) = reduced[len(sums) : -2], reduced[-2:]
-            lr = run.optimizer_settings.lr * share(run.schedule, progress_of(state.step, steps, clock, minutes))
+            lr = peak * share(run.schedule, progress_of(state.step, steps, clock, minutes))
             finite = math.isfinite(sum(step_sums.values())) and math.isfinite(float(norm))
             if finite:
                 set_learning_rate(run.optimizer, lr)

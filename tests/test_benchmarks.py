@@ -44,6 +44,14 @@ def test_sync(tmp_path: Path) -> None:
         }
 
 
+def test_optimizers(tmp_path: Path) -> None:
+    printed, (result,) = script("optimizers.py", tmp_path, "--models", "tiny", "--rounds", "2", "--device", "cpu")
+    assert (
+        result["ratio"] == pytest.approx(result["seconds"]["lamb"] / result["seconds"]["adamw"]) and "tiny" in printed
+    )
+    assert all(len(taken) == 2 for taken in result["all"].values())
+
+
 def test_rings(tmp_path: Path) -> None:
     _, results = script("rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1", "--autos", "1")
     for measured in results:

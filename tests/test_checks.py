@@ -86,10 +86,16 @@ BAD = [
     ("optimizer.lr", math.nan),
     ("optimizer.eps", 0.0),
     ("optimizer.clip", 0.0),
+    ("optimizer.scale_lr", "cubic"),
+    ("optimizer.scale_lr", "linear"),
+    ("optimizer.base_batch", 0),
+    ("optimizer.base_batch", 256),
     ("optimizer.weight_decay", -0.1),
     ("optimizer.betas", (0.9, 1.0)),
     ("schedule.warmup", 1.1),
     ("schedule.floor", -0.1),
+    ("schedule.warmup_steps", 100),
+    ("schedule.end_lr", 1e-3),
     ("student.dropout", 1.5),
     ("precision.student", "fp8"),
     ("precision.student", "int8"),
@@ -163,6 +169,35 @@ def test_values_at_the_edge_pass(setting: str, value: Any) -> None:
     if setting == "train.epochs":
         config.train.steps = 5
     check(config)
+
+
+def test_a_rise_in_steps_needs_a_length_in_steps() -> None:
+    config = make()
+    config.schedule.arguments.update(warmup=0.0, warmup_steps=100)
+    check(config)  # with epochs, whose steps the corpus will say
+    config.train.steps = 99
+    assert "schedule.warmup_steps=100 must be from 0 to 99" in refused(config)
+    config.train.steps, config.train.minutes = 200, 5.0
+    assert all(word in refused(config) for word in ("schedule.warmup_steps=100", "train.minutes"))
+
+
+def test_a_learning_rate_that_grows_needs_a_batch_that_it_is_meant_for() -> None:
+    config = make()
+    config.optimizer.scale_lr, config.optimizer.base_batch = "sqrt", 256
+    change(config, "schedule.end_lr", 1.0)  # whether that is too much depends on the rows of a step
+    check(config)
+    config.optimizer.scale_lr = "none"
+    assert all(word in refused(config) for word in ("optimizer.scale_lr=none", "optimizer.base_batch=256"))
+
+
+def test_ranks_clip_by_a_norm_and_once() -> None:
+    config = make()
+    config.optimizer.clip_each_rank = True
+    check(config)
+    config.backend.sync = "every"
+    assert all(word in refused(config) for word in ("clip_each_rank=true", "backend.sync=window"))
+    config.backend.sync, config.optimizer.clip = "window", None
+    assert all(word in refused(config) for word in ("clip_each_rank=true", "optimizer.clip=null"))
 
 
 def test_a_run_without_an_end_is_refused() -> None:

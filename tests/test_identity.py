@@ -4,18 +4,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from job import Shelf, assert_same, composed, metrics, results
 from safetensors.torch import load_file, save_file
 
+from distill.data.batches import Batches
 from distill.errors import SettingError
 from distill.identity import refuse_other_settings, run_identity
 
 DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
+COLLATOR: Any = None  # no batch is made
 
 
-def identity(*overrides: str, steps: int = 100) -> dict[str, Any]:
-    return run_identity(composed("+recipe=distilbert_gutenberg", *overrides), dict(DIGESTS), 5000, 32, steps)
+def identity(*overrides: str, steps: int = 100, ranks: int = 2) -> dict[str, Any]:
+    batches = Batches(np.zeros((5000, 4)), COLLATOR, 16 // ranks, 2, seed=0, size=ranks)
+    return run_identity(composed("+recipe=distilbert_gutenberg", *overrides), dict(DIGESTS), batches, steps)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +64,15 @@ def test_what_cannot_change_the_student_is_left_out(override: str) -> None:
         "student.dropout=0.3",
         "student.layers=[1,3]",
         "optimizer.lr=1",
+        "optimizer=lamb",
+        "optimizer.scale_lr=sqrt",
+        "optimizer.base_batch=64",
+        "optimizer.clip_each_rank=true",
         "schedule=cosine",
         "schedule.floor=0.1",
+        "schedule=polynomial",
+        "schedule.warmup_steps=10",
+        "schedule.end_lr=1e-5",
         "+optimizer._target_=my_optimizers.Lion",
         "+schedule._target_=my_schedules.Triangle",
         "objective.soft.weight={start: 5.0, end: 5.0}",
@@ -80,6 +91,15 @@ def test_with_a_constant_schedule_the_length_is_left_out() -> None:
     assert identity(*constant, "train.epochs=3", steps=30) == identity(*constant, "train.epochs=5", steps=50)
     risen = ("schedule=constant", "schedule.warmup=0.1")  # rises over a share of the run: another length, another rise
     assert identity(*risen, "train.epochs=3", steps=30) != identity(*risen, "train.epochs=5", steps=50)
+    counted = ("schedule=constant", "schedule.warmup=0", "schedule.warmup_steps=3")
+    assert identity(*counted, "train.epochs=3", steps=30) == identity(*counted, "train.epochs=5", steps=50)
+    assert identity(*counted, "train.epochs=3", steps=30) == identity(*risen, "train.epochs=3", steps=30)
+
+
+def test_the_number_of_ranks_is_in_where_each_of_them_clips() -> None:
+    assert identity(ranks=2) == identity(ranks=4)
+    clipping = "optimizer.clip_each_rank=true"
+    assert identity(clipping, ranks=2) != identity(clipping, ranks=4)
 
 
 @pytest.mark.parametrize(

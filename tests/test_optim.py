@@ -10,8 +10,9 @@ from torch import nn
 
 from distill.checkpoint import optimizer_state
 from distill.compose import optimizer_config
+from distill.config import OptimizerConfig
 from distill.errors import SettingError
-from distill.optim import build, clip, set_learning_rate, try_out
+from distill.optim import bound_of_rank, build, clip, peak_lr, set_learning_rate, try_out
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "modernbert", "albert"])
@@ -26,6 +27,7 @@ def test_matrices_decay_and_nothing_else(family: str) -> None:
     for name, parameter in model.named_parameters():
         plain = id(parameter) in norms or name.endswith("bias")
         assert decay[id(parameter)] == (0.0 if plain else 0.3), name
+    assert [group.get("adapt", True) for group in optimizer.param_groups] == [True, False]
 
 
 def test_the_learning_rate_is_set_in_every_group() -> None:
@@ -58,6 +60,18 @@ def test_clip_is_of_the_whole_gradient() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_clip_tells_of_gradients_that_are_not_finite(bad: float) -> None:
     assert not math.isfinite(float(clip(with_gradients([[1.0], [bad]]), 5.0)))
+
+
+@pytest.mark.parametrize(("how", "growth"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_learning_rate_grows_with_the_rows_of_a_step(how: str, growth: float) -> None:
+    base = None if how == "none" else 64
+    assert peak_lr(OptimizerConfig(lr=0.3, scale_lr=how, base_batch=base), 256) == pytest.approx(0.3 * growth)
+
+
+def test_the_bound_of_a_rank_is_its_part_of_the_whole() -> None:
+    assert bound_of_rank(OptimizerConfig(clip=1.0, clip_each_rank=True), 4) == 0.25
+    assert bound_of_rank(OptimizerConfig(clip=1.0, clip_each_rank=True), 1) is None
+    assert bound_of_rank(OptimizerConfig(clip=1.0), 4) is None
 
 
 def test_an_optimizer_of_torch_needs_no_code() -> None:

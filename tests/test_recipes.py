@@ -8,6 +8,7 @@ from job import TINY, Shelf, composed, distill, metrics, results, save_model, sa
 
 from distill.checks import check
 from distill.config import CONF, RECIPES, Config
+from distill.schedule import length_in_steps, make_schedule, progress_of
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
@@ -61,6 +62,29 @@ def test_paper_scale_is_the_benchmarks() -> None:
     objective = config.objective
     weights = {name: term.weight for name, term in objective.terms.items()}
     assert weights == {"soft": 5.0, "mlm": 2.0, "cosine": 1.0} and objective.temperature == 2.0
+
+
+@pytest.mark.parametrize("name", ["aws", "albert_paper"])
+def test_scales_of_albert(name: str) -> None:
+    """ALBERT-base, 125,000 steps of 4,096 rows on 64 ranks; what differs between the two is in their heads."""
+    config = composed("+recipe=albert_pretrain", f"scale={name}", "corpus.path=x")
+    check(config)
+    assert config.scale == name and config.objective.task == composed("+recipe=albert_pretrain").objective.task
+    student, train, optimizer = config.student, config.train, config.optimizer
+    shape = ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    assert student.architecture == "albert" and [student.config[each] for each in shape] == [128, 768, 12, 12, 3072]
+    assert train.batch_size * train.accumulate * 64 == 4096 and (train.epochs, train.steps) == (None, 125_000)
+    assert config.corpus.tokens.sequence_length == 512 and config.corpus.tokens.vocab_size == 30_000
+    assert optimizer.make.path.endswith("Lamb") and optimizer.make.arguments["weight_decay"] == 0.01
+    aws = name == "aws"
+    assert (optimizer.lr, optimizer.clip, optimizer.clip_each_rank) == (1.76e-3, 1.0, aws)
+    assert config.backend.compression == ("fp16" if aws else "none")
+    assert student.dropout == (0.0 if aws else 0.1) and config.objective.masking.most == (None if aws else 20)
+    schedule = make_schedule(config.schedule, length_in_steps(train, 0), optimizer.lr)
+    rates = [optimizer.lr * schedule(progress_of(step, 125_000, 0.0, 1.0)) for step in (0, 3124, 3125, 124_999)]
+    slope = (optimizer.lr - (3e-5 if aws else 0.0)) / (125_000 - 3125)  # a step
+    rise, end = optimizer.lr / 3125, optimizer.lr - (125_000 - 3125) * slope
+    assert rates == pytest.approx([rise / 2, 3124.5 * rise, optimizer.lr - slope / 2, end + slope / 2])
 
 
 def test_every_option_of_every_group_composes() -> None:

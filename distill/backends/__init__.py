@@ -1,6 +1,6 @@
 """The ranks of a run: one process, torch.distributed, or Horovod, behind the interface `Backend`."""
 
-from distill.backends.interface import Backend, RankLost
+from distill.backends.interface import WIRE, Backend, RankLost
 from distill.backends.rank import rank_from_env
 from distill.backends.rings import parse_rings
 from distill.config import BackendConfig
@@ -31,8 +31,8 @@ def _check(settings: BackendConfig) -> None:
     parse_rings(settings.rings)
     if settings.sync not in ("window", "every"):
         raise SettingError(f"backend.sync={settings.sync}: choose window or every")
-    if settings.compression not in ("none", "bf16"):
-        raise SettingError(f"backend.compression={settings.compression}: choose none or bf16")
+    if settings.compression not in ("none", *WIRE):
+        raise SettingError(f"backend.compression={settings.compression}: choose none, {' or '.join(WIRE)}")
     if not settings.timeout > 0:
         raise SettingError(f"backend.timeout={settings.timeout}: give a number of seconds above 0")
     info = rank_from_env()

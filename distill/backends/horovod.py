@@ -42,7 +42,7 @@ class Horovod(Backend):
             raise SettingError(f"backend.device={settings.device}: Horovod was built without NCCL; run `{INSTALL}`")
         if settings.compression == "bf16" and info.size > 1 and (self._nccl or requested == 1):
             raise SettingError(
-                "backend.compression=bf16: Horovod's own allreduce has no bfloat16; choose none, backend=ddp, or "
+                "backend.compression=bf16: Horovod's own allreduce has no bfloat16; choose fp16, none, backend=ddp, or "
                 "on the CPU backend.rings=2"
             )
         _tune(settings, requested or 1, self._nccl)

@@ -15,13 +15,14 @@ import transformers
 import distill
 from distill.backends import Backend
 from distill.checkpoint import State
-from distill.config import HERE, Config
+from distill.config import HERE, Config, OptimizerConfig
 from distill.data.batches import Batches
 from distill.data.tokens import Tokens
 from distill.errors import SettingError
 from distill.evaluation.measures import Measure
 from distill.models.load import size
 from distill.objective.objective import Objective
+from distill.optim import peak_lr
 from distill.ramp import Ramp
 from distill.schedule import ENDLESS, total_steps
 from distill.teacher.members import settings_by_member
@@ -80,9 +81,19 @@ def banner(
             f"  rows     {len(batches.rows):,} of {length} tokens from {tokens.documents:,} documents",
             f"  steps    {batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks = "
             f"{batches.rows_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
+            *_rate(config.optimizer, batches.rows_per_step),
             *(f"  {note}" for note in notes),
         ]
     )
+
+
+def _rate(settings: OptimizerConfig, rows: int) -> list[str]:
+    """How the learning rate comes from the rows of a step, where it does."""
+    if settings.scale_lr == "none":
+        return []
+    share = f"{rows:,} / {settings.base_batch:,} rows"
+    growth = f"sqrt({share})" if settings.scale_lr == "sqrt" else share
+    return [f"  rate     {settings.lr:g} x {growth} = {peak_lr(settings, rows):g}"]
 
 
 def epoch_line(line: dict[str, Any], measures: list[Measure]) -> str:
@@ -169,6 +180,19 @@ def objective_block(objective: Objective) -> dict[str, Any]:
             | ({"temperature": _shown(objective.temperatures[name])} if name in objective.temperatures else {})
             for name, term in objective.terms.items()
         },
+    }
+
+
+def optimizer_block(config: Config, batches: Batches) -> dict[str, Any]:
+    """The optimizer, and the learning rate of which the schedule took a share."""
+    settings = config.optimizer
+    return {
+        "name": settings.make.path.rpartition(".")[2],
+        "peak_lr": peak_lr(settings, batches.rows_per_step),
+        "lr": settings.lr,
+        "scale_lr": settings.scale_lr,
+        "base_batch": settings.base_batch,
+        "rows_per_step": batches.rows_per_step,
     }
 
 

@@ -1,18 +1,28 @@
 """Learning rates over a run: one file each, found by its name as `schedule.kind`.
 
-A schedule is called with the progress of the run, from 0 to 1, and gives the share of `optimizer.lr` that is in force
-there. One of your own is a class whose objects can be called so, or a function that gives such a function, named as
-`schedule._target_`; the settings beside it are its arguments. The whole curve is its own, a warm-up included.
+A schedule is called with the progress of the run, from 0 to 1, and gives the share of the learning rate that is in
+force there. One of your own is a class whose objects can be called so, or a function that gives such a function, named
+as `schedule._target_`; the settings beside it are its arguments. Where it takes them it also gets `total_steps`, the
+length of the run, None where the clock may end it, and `peak_lr`, the learning rate of which it gives the share. The
+whole curve is its own, a warm-up included.
 """
 
 from abc import ABC, abstractmethod
 
 
 class Warmup(ABC):
-    """A linear rise from 0 to 1 over the first `warmup` of the run, then `after`."""
+    """A linear rise from 0 to 1, then `after`."""
 
-    def __init__(self, warmup: float = 0.05) -> None:
-        """`warmup`: share of the run. Raises ValueError where it is none."""
+    def __init__(
+        self, warmup: float = 0.05, warmup_steps: int | None = None, *, total_steps: int | None = None
+    ) -> None:
+        """How long the rise is: `warmup` as a share of the run, or with `warmup` 0 `warmup_steps`.
+
+        Raises:
+            ValueError: a value out of range, both of them, or steps in a run whose length in steps is not known.
+        """
+        if warmup_steps is not None:
+            warmup = _share_of_steps(warmup, warmup_steps, total_steps)
         self.warmup = _share("warmup", warmup)
 
     def __call__(self, progress: float) -> float:
@@ -26,11 +36,26 @@ class Warmup(ABC):
 
 
 class Decay(Warmup):
-    """The same, then a fall from 1 to `floor` in the shape of `height`."""
+    """The same, then a fall from 1 to an end value in the shape of `height`."""
 
-    def __init__(self, warmup: float = 0.05, floor: float = 0.0) -> None:
-        """`floor`: share that is left at the end of the run."""
-        super().__init__(warmup)
+    def __init__(
+        self,
+        warmup: float = 0.05,
+        warmup_steps: int | None = None,
+        floor: float = 0.0,
+        end_lr: float | None = None,
+        *,
+        total_steps: int | None = None,
+        peak_lr: float = 1.0,
+    ) -> None:
+        """What is left at the end: `floor` as a share of the learning rate, or with `floor` 0 `end_lr`, a rate itself.
+
+        Raises:
+            ValueError: a value out of range, both of them, or an end value above the learning rate.
+        """
+        super().__init__(warmup, warmup_steps, total_steps=total_steps)
+        if end_lr is not None:
+            floor = _share_of_rate(floor, end_lr, peak_lr)
         self.floor = _share("floor", floor)
 
     def after(self, progress: float) -> float:
@@ -39,6 +64,27 @@ class Decay(Warmup):
     @abstractmethod
     def height(self, progress: float) -> float:
         """From 1 at `progress` 0 to 0 at 1."""
+
+
+def _share_of_steps(warmup: float, warmup_steps: int, total_steps: int | None) -> float:
+    if warmup:
+        raise ValueError(f"warmup_steps={warmup_steps} and warmup={warmup} are both given: set warmup=0")
+    if total_steps is None:
+        raise ValueError(
+            f"warmup_steps={warmup_steps} needs a run whose length is known in steps, and train.minutes may end this "
+            "one: set train.minutes to null, or give warmup as a share"
+        )
+    if not 0 <= warmup_steps <= total_steps:
+        raise ValueError(f"warmup_steps={warmup_steps} must be from 0 to {total_steps}, the steps of the run")
+    return warmup_steps / total_steps
+
+
+def _share_of_rate(floor: float, end_lr: float, peak_lr: float) -> float:
+    if floor:
+        raise ValueError(f"end_lr={end_lr} and floor={floor} are both given: set floor=0")
+    if not 0 <= end_lr <= peak_lr:
+        raise ValueError(f"end_lr={end_lr} must be from 0 to {peak_lr:g}, the learning rate that is to fall")
+    return end_lr / peak_lr
 
 
 def _share(name: str, value: float) -> float:
