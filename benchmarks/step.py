@@ -74,7 +74,7 @@ class CallAfterStep:
     def log_metrics(self, metrics: dict[str, float]) -> None:
         self.after_step()
 
-    def end_of_epoch(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         return None
 
 

@@ -17,7 +17,7 @@ from distill.files import atomic, remove
 from distill.identity import refuse_other_settings
 from distill.objective.tally import Tally
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 GROUPS = "groups."  # before the number of a group of parameters
 
@@ -32,7 +32,7 @@ class State:
     syncs: int = 0  # exchanges of gradients
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    epoch: Tally = field(default_factory=Tally)  # of the loss terms, since the epoch began
+    tally: Tally = field(default_factory=Tally)  # of the loss terms, since the last point of the history
 
 
 class Checkpoints:
@@ -92,7 +92,7 @@ class Checkpoints:
                 tensor.copy_(tensors[name])
         _restore_optimizer(model, optimizer, load_file(path / OPTIMIZER), record["optimizer"])
         state = record["state"]
-        return State(**{**state, "epoch": Tally(**state["epoch"])})
+        return State(**{**state, "tally": Tally(**state["tally"])})
 
 
 def read_record(path: Path) -> dict[str, Any]:

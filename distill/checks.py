@@ -263,6 +263,7 @@ def _check_evaluation(config: Config) -> None:
             f"evaluate.stride={settings.stride} has to be less than a row of corpus.sequence_length="
             f"{config.corpus.tokens.sequence_length}: lower it"
         )
+    _at_least("evaluate.every_steps", settings.every_steps, 1)
     _at_least("evaluate.rows", settings.rows, 1)
     _at_least("evaluate.batch_size", settings.batch_size, 1)
     _share("evaluate.pseudo_perplexity.share", settings.pseudo_perplexity.share)

@@ -243,7 +243,10 @@ class EvaluateConfig:
     missing: Missing = Missing.stop  # a set that is not available: stop, or leave it out and say so
     rows: int | None = None  # at most this many rows of a set, a seeded choice
     batch_size: int = 32
-    every_epoch: bool = True  # false: at the end of the run only
+    # The student is scored at the end of the run, after every so many steps, and after every epoch; every_epoch null:
+    # after every epoch where every_steps is null.
+    every_steps: int | None = None
+    every_epoch: bool | None = None
     stride: int | None = None  # of causal models: tokens that the window of perplexity moves on; null: half a row
     pseudo_perplexity: PseudoPerplexityConfig = field(default_factory=PseudoPerplexityConfig)
     measures: dict[str, Any] = field(default_factory=dict)  # of the user's: Component by name

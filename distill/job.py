@@ -106,7 +106,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         held.callback(monitor.progress.close)  # also where the training ends early
         training = Training(
             trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
-            make_schedule(config.schedule), config.optimizer, folder.checkpoints, monitor,
+            make_schedule(config.schedule), config.optimizer, folder.checkpoints, monitor, monitor.points,
         )  # fmt: skip
         ending = {"ended_by": train(training), "length": length}
         monitor.close()
@@ -213,6 +213,7 @@ def results_of(
         "precision": asdict(config.precision),
         "backend": results.backend_block(training.backend, config, training.state),
         "environment": results.environment(training.backend.device),
+        "history_by": "epoch" if monitor.points.every_steps is None else "step",
         "history": monitor.history(),
     }
 

@@ -49,7 +49,7 @@ class RunFolder:
 
     @property
     def history_path(self) -> Path:
-        """One line for each evaluation: the mean losses since the epoch began, and the scores."""
+        """One line for each evaluation: the mean losses since the one before, and the scores."""
         return self.path / "history.jsonl"
 
     def finished(self, total_steps: int, length: dict[str, Any]) -> dict[str, Any] | None:

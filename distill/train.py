@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,6 +21,7 @@ from distill.objective.objective import Objective
 from distill.objective.tally import TOKENS, Tally
 from distill.objective.trainable import Trainable
 from distill.optim import clip, set_learning_rate
+from distill.points import Points
 from distill.schedule import Schedule, progress_of, share, total_steps
 from distill.seed import key
 from distill.teacher.signal import Teacher
@@ -33,12 +34,12 @@ class Observer(Protocol):
         """The metrics of every `log_every`-th step."""
         ...
 
-    def end_of_epoch(self, state: State, epochs: float, losses: dict[str, float]) -> None:
-        """After each epoch and at the end of the run, and once more for the same step after a resume from there.
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+        """At each point of the history (`Points`), and once more for the same step after a resume from there.
 
         Args:
             epochs: how many are done.
-            losses: `total` and the mean of each term since the epoch began.
+            losses: `total` and the mean of each term since the point before.
         """
         ...
 
@@ -59,6 +60,7 @@ class Training:
     optimizer_settings: OptimizerFlags
     checkpoints: Checkpoints
     observer: Observer
+    points: Points = field(default_factory=Points)
 
 
 def accumulate_gradients(
@@ -108,9 +110,9 @@ def train(run: Training) -> str:
     since_log, log_waited, log_began = Tally(), 0.0, state.seconds
     windows = batches.stream(state.step, steps, backend.device, run.teacher.read_ahead)
     over = state.step >= steps or state.seconds >= 60 * minutes
-    if state.step and (state.step % batches.steps_per_epoch == 0 or over):
-        # Interrupted between this epoch's checkpoint and the end of its evaluation.
-        _close_epoch(run)
+    if state.step and (run.points.after(state.step, batches.steps_per_epoch) or over):
+        # Interrupted between this point's checkpoint and the end of its evaluation.
+        _reach_point(run)
     ended_by = "epochs" if settings.epochs and steps == settings.epochs * batches.steps_per_epoch else "steps"
     window: list[Batch] = next(windows, [])
     counts = backend.sum(objective.count(window))
@@ -155,9 +157,9 @@ def train(run: Training) -> str:
             log_waited += waited
             if finite:
                 since_log.add(step_sums, step_counts, objective.weights)
-                state.epoch.add(step_sums, step_counts, objective.weights)
+                state.tally.add(step_sums, step_counts, objective.weights)
             window, counts = upcoming, torch.tensor(next_counts, dtype=torch.float64)
-            ends_epoch = state.step % batches.steps_per_epoch == 0
+            at_point = run.points.after(state.step, batches.steps_per_epoch)
             over = state.step >= steps or clock >= 60 * minutes
             diverged = state.skipped_in_a_row >= settings.max_nonfinite
 
@@ -179,24 +181,24 @@ def train(run: Training) -> str:
                     }
                 )
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
-            due = state.step % settings.save_every == 0 or ends_epoch or over or stopped or diverged
+            due = state.step % settings.save_every == 0 or at_point or over or stopped or diverged
             if due and backend.rank == 0:
                 run.checkpoints.save(state, model, run.optimizer)
             if diverged:
                 raise Diverged(_diverged(run))
             if stopped:
                 raise _interrupted(state, stop_signal())
-            if ends_epoch or over:
-                _close_epoch(run)
+            if at_point or over:
+                _reach_point(run)
         if backend.sum(torch.tensor(stop_signal())):  # during the last evaluation
             raise _interrupted(state, stop_signal())
     return ended_by if state.step >= steps else "minutes"
 
 
-def _close_epoch(run: Training) -> None:
-    losses = run.state.epoch.means(run.objective.names)
-    run.observer.end_of_epoch(run.state, run.state.step / run.batches.steps_per_epoch, losses)
-    run.state.epoch = Tally()
+def _reach_point(run: Training) -> None:
+    losses = run.state.tally.means(run.objective.names)
+    run.observer.at_point(run.state, run.state.step / run.batches.steps_per_epoch, losses)
+    run.state.tally = Tally()
 
 
 def _interrupted(state: State, number: int) -> Interrupted:

@@ -26,6 +26,7 @@ from distill.models.student import dropout_names
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.points import Points
 from distill.schedule import Schedule
 from distill.schedules.constant import Constant
 from distill.schedules.linear import Linear
@@ -258,6 +259,7 @@ class Fit:
     identity: dict[str, Any] = field(default_factory=lambda: {"run": "tiny"})
     backend: Any = None  # None: one process
     keyed_dropout: bool = False  # as on the CPU in a real run
+    points: Points = field(default_factory=Points)
     on_log: Any = None  # called with this object and the metrics
     logs: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
@@ -308,6 +310,7 @@ class Fit:
                 self.optimizer_settings,
                 self.checkpoints,
                 self,
+                self.points,
             )
         )
 
@@ -327,7 +330,7 @@ class Fit:
         if self.on_log is not None:
             self.on_log(self, metrics)
 
-    def end_of_epoch(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         self.epochs.append((state.step, epochs, losses))
 
 

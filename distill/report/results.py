@@ -85,7 +85,7 @@ def banner(
     )
 
 
-def epoch_line(line: dict[str, Any], measures: list[Measure]) -> str:
+def history_line(line: dict[str, Any], measures: list[Measure]) -> str:
     """One line of history in words."""
     losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
     scores = [
