@@ -245,6 +245,9 @@ def _check_training(config: Config) -> None:
     for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "epochs", "steps"):
         _at_least(f"train.{name}", getattr(settings, name), 1)
     _at_least("train.workers", settings.workers, 0)
+    _at_least("train.milestone_every", settings.milestone_every, 1)
+    if min(settings.milestones or [1]) < 1:
+        raise SettingError(f"train.milestones={settings.milestones} counts steps from 1: give 1 or more")
     _above_zero("train.minutes", settings.minutes)
     if settings.epochs is None and settings.steps is None and settings.minutes is None:
         raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")

@@ -225,6 +225,9 @@ class TrainConfig:
     log_every: int = 1  # steps
     save_every: int = 100  # steps
     keep: int = 2  # checkpoints
+    # Steps after which the student is kept as a model folder: these, and every so many.
+    milestones: list[int] | None = None
+    milestone_every: int | None = None
     max_nonfinite: int = 10  # skipped steps in a row before the run stops
     workers: int | None = None  # threads that prepare batches ahead; 0: none, in the loop; null: by this rank's cores
 

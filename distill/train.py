@@ -17,6 +17,7 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.errors import Diverged, Interrupted
 from distill.kernels.dropout import keyed_by_row
+from distill.milestones import Milestones
 from distill.objective.objective import Objective
 from distill.objective.tally import TOKENS, Tally
 from distill.objective.trainable import Trainable
@@ -61,6 +62,7 @@ class Training:
     checkpoints: Checkpoints
     observer: Observer
     points: Points = field(default_factory=Points)
+    milestones: Milestones | None = None
 
 
 def accumulate_gradients(
@@ -181,6 +183,8 @@ def train(run: Training) -> str:
                     }
                 )
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
+            if run.milestones is not None and backend.rank == 0:
+                run.milestones.save(state)
             due = state.step % settings.save_every == 0 or at_point or over or stopped or diverged
             if due and backend.rank == 0:
                 run.checkpoints.save(state, model, run.optimizer)

@@ -260,6 +260,7 @@ class Fit:
     backend: Any = None  # None: one process
     keyed_dropout: bool = False  # as on the CPU in a real run
     points: Points = field(default_factory=Points)
+    milestones: Any = None
     on_log: Any = None  # called with this object and the metrics
     logs: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
@@ -311,6 +312,7 @@ class Fit:
                 self.checkpoints,
                 self,
                 self.points,
+                self.milestones,
             )
         )
 

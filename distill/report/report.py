@@ -177,6 +177,7 @@ def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Blo
         ("Throughput", _with_unit(training.get("tokens_per_second"), "tokens/s")),
         ("Waiting for data", _waiting(training.get("data_wait"))),
         ("Final loss", ", ".join(losses)),
+        ("Milestones", _milestones(results.get("milestones"))),
         ("Skipped steps", _skipped(training.get("skipped_steps"))),
         ("Backend", ", ".join(filter(None, [backend.get("name"), _with_unit(backend.get("ranks"), "rank(s)")]))),
         ("Rows per step", _rows(backend)),
@@ -206,6 +207,10 @@ def _skipped(count: Any) -> str | None:
     if not usable(count):
         return None
     return f"{number(count)}: loss or gradient not finite, weights left as they were" if count else "none"
+
+
+def _milestones(steps: Any) -> str | None:
+    return f"milestones/step-N for N = {', '.join(map(str, steps))}" if steps else None
 
 
 def _rows(backend: dict[str, Any]) -> str | None:
