@@ -15,6 +15,7 @@ from torch import nn
 from distill.errors import SettingError
 from distill.files import atomic, remove
 from distill.identity import refuse_other_settings
+from distill.loss_scale import LossScale
 from distill.objective.tally import Tally
 
 FORMAT = 4
@@ -33,6 +34,8 @@ class State:
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
     tally: Tally = field(default_factory=Tally)  # of the loss terms, since the last point of the history
+    overflows: int = 0  # further steps left out, whose gradient overflowed by the loss scale
+    loss_scale: LossScale = field(default_factory=LossScale)
 
 
 class Checkpoints:
@@ -92,7 +95,8 @@ class Checkpoints:
                 tensor.copy_(tensors[name])
         _restore_optimizer(model, optimizer, load_file(path / OPTIMIZER), record["optimizer"])
         state = record["state"]
-        return State(**{**state, "tally": Tally(**state["tally"])})
+        parts = {"tally": Tally(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
+        return State(**{**state, **parts})
 
 
 def read_record(path: Path) -> dict[str, Any]:

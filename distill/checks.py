@@ -20,7 +20,7 @@ from distill.schedule import make_schedule
 from distill.tasks import find_task, task_of
 from distill.teacher.members import ONLY, errors_of, settings_by_member
 
-FORMATS = ("fp32", "bf16", "auto")
+FORMATS = ("fp32", "bf16", "fp16", "auto")
 
 
 def check(config: Config) -> None:
@@ -187,7 +187,7 @@ def _check_teachers(config: Config) -> None:
             raise SettingError(f"{own}.path={member.path} with kind={member.kind}: give a path, or kind=embedded alone")
         _above_zero(f"{own}.weight", member.weight)
         if member.precision is not None:
-            _choose(f"{own}.precision", member.precision, ("fp32", "bf16", "int8"))
+            _choose(f"{own}.precision", member.precision, ("fp32", "bf16", "fp16", "int8"))
     for number, (name, alone) in enumerate((settings_by_member(config) or {ONLY: config}).items()):
         with errors_of(name):
             _check_teacher_cache(alone, first=number == 0)

@@ -110,7 +110,7 @@ class MemberConfig:
     tokenizer: str | None = None  # folder or name on the Hub; null: it lies beside the model
     custom: Component | None = None  # of kind=custom
     weight: float = 1.0  # in the mean of all; they are divided by their sum
-    precision: str | None = None  # of its forward in training: fp32, bf16 or int8; null: precision.teacher
+    precision: str | None = None  # of its forward in training: fp32, bf16, fp16 or int8; null: precision.teacher
     micro_batches: int | None = None  # null: teacher.micro_batches
     cache: TeacherCacheConfig | None = None  # null: teacher.cache
 
@@ -271,8 +271,9 @@ class BackendConfig:
 
 @dataclass
 class PrecisionConfig:
-    """Number format of each model's forward: fp32, bf16 (autocast), or auto. Weights stay in fp32.
+    """Number format of each model's forward: fp32, bf16 or fp16 (autocast), or auto. Weights stay in fp32.
 
+    fp16 is for GPUs that have no bf16; a student in it has its loss scaled (`distill.loss_scale`).
     auto is bf16 where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when
     it is resumed; else fp32. The teacher in training can be int8 too (`distill.kernels.int8`); as an evaluated model it
     never is.

@@ -73,18 +73,21 @@ def accumulate_gradients(
     counts: torch.Tensor,
     backend: Backend,
     dropout_keys: Callable[[Batch], list[int]],
+    loss_scale: float = 1.0,
 ) -> torch.Tensor:
     """Forward and backward of every micro-batch of a window; the gradients add up in the backend's bucket.
 
     Args:
         counts: positions of each term over the whole step and all ranks, as `Objective.count` gives them.
         dropout_keys: what names the stream of dropout of each row of a batch.
+        loss_scale: what the loss, and so every gradient, is multiplied by.
 
     Returns:
-        The sums of the terms on this rank, [T].
+        The sums of the terms on this rank, without the scale, [T].
     """
     backend.zero_gradients()
-    scales = objective.scales(counts, backend.device)
+    # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
+    scales = objective.scales(counts, backend.device) * loss_scale
     sums = torch.zeros_like(scales)
     with model.student.weight_cast_cache():
         signals = teacher.signals(window, objective.teacher_spec)
@@ -118,6 +121,8 @@ def train(run: Training) -> str:
     ended_by = "epochs" if settings.epochs and steps == settings.epochs * batches.steps_per_epoch else "steps"
     window: list[Batch] = next(windows, [])
     counts = backend.sum(objective.count(window))
+    loss_scale = state.loss_scale
+    loss_scale.begin(model.student.precision == "fp16")
     clock = state.seconds  # of rank 0, the same on all ranks
     with _stopping() as stop_signal:
         while not over:
@@ -127,7 +132,7 @@ def train(run: Training) -> str:
             objective.begin_step(progress_of(state.step, steps, clock, minutes))
             sums = accumulate_gradients(
                 model, run.teacher, objective, window, counts, backend,
-                lambda batch: batches.dropout_keys(batch, state.step),
+                lambda batch: batches.dropout_keys(batch, state.step), loss_scale.factor,
             )  # fmt: skip
             waiting = time.monotonic()
             upcoming = next(windows, [])
@@ -138,13 +143,17 @@ def train(run: Training) -> str:
             own = [*objective.count(upcoming).tolist(), float(stop_signal()), clock]
             stats = backend.sum_gradients(torch.cat([sums, sums.new_tensor(own)]))
             assert stats is not None
+            loss_scale.unscale(backend.gradients)
             norm = clip(model, run.optimizer_settings.clip)
             reduced = stats.tolist()
             step_sums = objective.by_name(reduced[: len(sums)])
             step_counts = objective.by_name(counts.tolist())
             next_counts, (stopped, clock) = reduced[len(sums) : -2], reduced[-2:]
             lr = run.optimizer_settings.lr * share(run.schedule, progress_of(state.step, steps, clock, minutes))
-            finite = math.isfinite(sum(step_sums.values())) and math.isfinite(float(norm))
+            loss_is_finite = math.isfinite(sum(step_sums.values()))
+            finite = loss_is_finite and math.isfinite(float(norm))
+            scaling = {} if loss_scale.value is None else {"loss_scale": loss_scale.value}
+            overflow = loss_scale.update(loss_is_finite, finite)
             if finite:
                 set_learning_rate(run.optimizer, lr)
                 run.optimizer.step()
@@ -153,8 +162,10 @@ def train(run: Training) -> str:
             state.tokens += int(step_counts[TOKENS])
             state.seconds += time.monotonic() - began
             state.syncs += max(1, backend.num_syncs - syncs)
-            state.skipped += not finite
-            state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
+            state.overflows += overflow
+            if not overflow:  # the scale falls to its level, which is no sign of divergence
+                state.skipped += not finite
+                state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
             since_log.tokens += int(step_counts[TOKENS])
             log_waited += waited
             if finite:
@@ -180,6 +191,7 @@ def train(run: Training) -> str:
                         "tokens_per_second": since_log.tokens / span,
                         "data_wait": log_waited / span,
                         "skipped": state.skipped,
+                        **(scaling and scaling | {"overflows": state.overflows}),
                     }
                 )
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds

@@ -96,7 +96,7 @@ BAD = [
     ("student.dropout", 1.5),
     ("precision.student", "fp8"),
     ("precision.student", "int8"),
-    ("precision.teacher", "fp16"),
+    ("precision.teacher", "fp8"),
     ("precision.evaluate", "int8"),
     ("precision.evaluate", "half"),
     ("tracker.mode", "telepathy"),

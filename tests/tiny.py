@@ -261,6 +261,7 @@ class Fit:
     keyed_dropout: bool = False  # as on the CPU in a real run
     points: Points = field(default_factory=Points)
     milestones: Any = None
+    precision: str = "fp32"  # of both models
     on_log: Any = None  # called with this object and the metrics
     logs: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
@@ -272,7 +273,7 @@ class Fit:
             replace_dropout(self.student)
         self.backend = self.backend or Single(conf.BackendConfig(device="cpu"))
         self.terms = make_objective(self.objective, self.student, self.teacher)
-        self.model = Trainable(LanguageModel(self.student), self.terms.modules())
+        self.model = Trainable(LanguageModel(self.student, self.precision), self.terms.modules())
         self.backend.prepare(self.model)
         self.made = (
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
@@ -300,7 +301,7 @@ class Fit:
         return train(
             Training(
                 self.model,
-                LiveTeacher(LanguageModel(self.teacher)) if asks else NoTeacher(),
+                LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
                 self.batches,
                 self.terms,
                 self.made,

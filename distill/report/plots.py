@@ -151,7 +151,7 @@ def _skipped(metrics: list[dict[str, Any]]) -> list[float]:
 
 
 def _optimizer(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
-    titles = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping"}
+    titles = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping", "loss_scale": "Loss scale"}
     curves = {key: _points(metrics, "step", key) for key in titles}
     shown = [key for key in titles if curves[key][0]]
     if not shown:
@@ -163,13 +163,16 @@ def _optimizer(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
             axes.plot(x, y, color=MODELS["student"], marker="o" if len(x) == 1 else None)
             axes.yaxis.set_major_formatter("{x:g}")
             axes.set_ylim(bottom=0)
+        elif key == "loss_scale":
+            axes.step(x, y, color=SERIES[2], where="post", marker="o" if len(x) == 1 else None)
+            axes.set_yscale("log", base=2)
         else:
             _curve(axes, x, y, SERIES[1])
             if min(y) > 0 and max(y) > 20 * sorted(y)[len(y) // 2]:
                 axes.set_yscale("log")
         axes.set_title(titles[key])
         axes.set_xlabel("step")
-    return figure, "Learning rate and the norm of the whole gradient by step."
+    return figure, f"{', '.join(titles[key] for key in shown).capitalize()}, by step."
 
 
 def _throughput(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:

@@ -179,6 +179,7 @@ def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Blo
         ("Final loss", ", ".join(losses)),
         ("Milestones", _milestones(results.get("milestones"))),
         ("Skipped steps", _skipped(training.get("skipped_steps"))),
+        ("Left out for the loss scale", _left_out(training.get("overflow_steps"))),
         ("Backend", ", ".join(filter(None, [backend.get("name"), _with_unit(backend.get("ranks"), "rank(s)")]))),
         ("Rows per step", _rows(backend)),
         ("Gradient syncs", number(backend.get("syncs"))),
@@ -207,6 +208,10 @@ def _skipped(count: Any) -> str | None:
     if not usable(count):
         return None
     return f"{number(count)}: loss or gradient not finite, weights left as they were" if count else "none"
+
+
+def _left_out(count: Any) -> str | None:
+    return f"{number(count)} steps, whose gradient overflowed in fp16" if usable(count) and count else None
 
 
 def _milestones(steps: Any) -> str | None:

@@ -157,6 +157,7 @@ def training_block(
         "threads": batches.threads,
         "final_loss": history[-1]["loss"] if history else {},
         "skipped_steps": state.skipped,
+        "overflow_steps": state.overflows,
     }
 
 
