@@ -7,7 +7,7 @@ The step is that of `distill.train`: masked words alone, no teacher, clipping, A
 it: torch's kernels in fp32; matrix products in 16 bits, in fp16 with a loss scale; the encoder through torch.compile;
 the objective in chunks, compiled, which keeps no logits of the vocabulary. The last one stands beside them: Distill's
 kernels and objective without torch.compile on the encoder. Every rung has its own process, all take turns, times are
-medians. The memory of a CPU is the whole process, compiler included. fp32 products on a GPU are in full fp32, without TF32.
+medians. Memory on a CPU is that of the whole process, compiler included. fp32 on a GPU is without TF32.
 """
 
 import argparse

@@ -114,8 +114,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         ending = {"ended_by": train(training), "length": length}
         monitor.close()
         content = facts | results_of(config, models, text, training, ending, monitor, twin, caches)
-        if backend.rank == 0:
-            write_outputs(folder, content, models, resolved)
+        write_outputs(folder, content, models, resolved)
         backend.barrier()
         return content
 
@@ -319,7 +318,9 @@ def compare_models(
 
 
 def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, resolved: str) -> None:
-    """Write student, report and, last of all, results.json, which makes the run a finished one."""
+    """Write student, report and, last of all, results.json, which makes the run a finished one; rank 0 does."""
+    if not folder.writes:
+        return
     path = folder.path
     export(models.student, models.tokenizer, path / "student", report.model_card(content))
     report.write(path, content, read_lines(folder.metrics_path), resolved)
