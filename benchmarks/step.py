@@ -21,6 +21,7 @@ import resource
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -74,7 +75,7 @@ class CallAfterStep:
     def log_metrics(self, metrics: dict[str, float]) -> None:
         self.after_step()
 
-    def end_of_epoch(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         return None
 
 
@@ -133,7 +134,19 @@ class Over(Exception):
 
 
 def serve(calls: Connection, shape: Shape, variant: Variant, options: argparse.Namespace) -> None:
-    """One variant in a process of its own, as its user would run it: answers each call with a step's seconds."""
+    """One variant in a process of its own, as its user would run it."""
+    device = torch.device(options.device)
+    loop = train_plainly if variant.plain else train_with_distill
+
+    def train_for(steps: int, after_step: AfterStep) -> None:
+        pair = make_teacher(shape, device), make_student(shape, device)
+        loop(batches(shape, options.accumulate, steps), pair, variant, steps, after_step)
+
+    answer(calls, options, train_for)
+
+
+def answer(calls: Connection, options: argparse.Namespace, train_for: Callable[[int, AfterStep], None]) -> None:
+    """Answer each call with a step's seconds, and the last with the peak of memory in bytes."""
     device = torch.device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -150,26 +163,30 @@ def serve(calls: Connection, shape: Shape, variant: Variant, options: argparse.N
                 raise Over
         began = time.perf_counter()
 
-    pair = make_teacher(shape, device), make_student(shape, device)
-    loop, steps_at_most = train_plainly if variant.plain else train_with_distill, WARM_UP + options.rounds + 1
     with contextlib.suppress(Over):
-        loop(batches(shape, options.accumulate, steps_at_most), pair, variant, steps_at_most, after_step)
+        train_for(WARM_UP + options.rounds + 1, after_step)
     on_gpu = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     calls.send(on_gpu or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def measure(shape: Shape, rows: str, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    """All variants take turns, and between the rounds the matrix rate is measured."""
-    chosen = [v for v in variants(rows, device, options.compile) if re.search(options.only, v.name)]
+def start(target: Callable[..., None], arguments: list[tuple[Any, ...]]) -> tuple[list[Connection], list[Any]]:
+    """A process for each variant, one after the other until it is warm; they get their end of a pipe first."""
     spawn, calls, processes = multiprocessing.get_context("spawn"), [], []
-    for variant in chosen:
+    for each in arguments:
         own, other = spawn.Pipe()
-        process = spawn.Process(target=serve, args=(other, shape, variant, options), daemon=True)
+        process = spawn.Process(target=target, args=(other, *each), daemon=True)
         process.start()
         other.close()  # so that the end of the process is an error here, and no waiting
         own.recv()
         calls.append(own)
         processes.append(process)
+    return calls, processes
+
+
+def measure(shape: Shape, rows: str, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """All variants take turns, and between the rounds the matrix rate is measured."""
+    chosen = [v for v in variants(rows, device, options.compile) if re.search(options.only, v.name)]
+    calls, processes = start(serve, [(shape, variant, options) for variant in chosen])
     seconds: list[list[float]] = [[] for _ in chosen]
     rates: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
     for _ in range(options.rounds):

@@ -15,9 +15,10 @@ from torch import nn
 from distill.errors import SettingError
 from distill.files import atomic, remove
 from distill.identity import refuse_other_settings
+from distill.loss_scale import LossScale
 from distill.objective.tally import Tally
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 GROUPS = "groups."  # before the number of a group of parameters
 
@@ -32,7 +33,9 @@ class State:
     syncs: int = 0  # exchanges of gradients
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    epoch: Tally = field(default_factory=Tally)  # of the loss terms, since the epoch began
+    tally: Tally = field(default_factory=Tally)  # of the loss terms, since the last point of the history
+    overflows: int = 0  # further steps left out, whose gradient overflowed by the loss scale
+    loss_scale: LossScale = field(default_factory=LossScale)
 
 
 class Checkpoints:
@@ -92,7 +95,8 @@ class Checkpoints:
                 tensor.copy_(tensors[name])
         _restore_optimizer(model, optimizer, load_file(path / OPTIMIZER), record["optimizer"])
         state = record["state"]
-        return State(**{**state, "epoch": Tally(**state["epoch"])})
+        parts = {"tally": Tally(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
+        return State(**{**state, **parts})
 
 
 def read_record(path: Path) -> dict[str, Any]:

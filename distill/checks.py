@@ -20,7 +20,7 @@ from distill.schedule import ENDLESS, length_in_steps, make_schedule
 from distill.tasks import find_task, task_of
 from distill.teacher.members import ONLY, errors_of, settings_by_member
 
-FORMATS = ("fp32", "bf16", "auto")
+FORMATS = ("fp32", "bf16", "fp16", "auto")
 
 
 def check(config: Config) -> None:
@@ -190,7 +190,7 @@ def _check_teachers(config: Config) -> None:
             raise SettingError(f"{own}.path={member.path} with kind={member.kind}: give a path, or kind=embedded alone")
         _above_zero(f"{own}.weight", member.weight)
         if member.precision is not None:
-            _choose(f"{own}.precision", member.precision, ("fp32", "bf16", "int8"))
+            _choose(f"{own}.precision", member.precision, ("fp32", "bf16", "fp16", "int8"))
     for number, (name, alone) in enumerate((settings_by_member(config) or {ONLY: config}).items()):
         with errors_of(name):
             _check_teacher_cache(alone, first=number == 0)
@@ -248,6 +248,9 @@ def _check_training(config: Config) -> None:
     for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "epochs", "steps"):
         _at_least(f"train.{name}", getattr(settings, name), 1)
     _at_least("train.workers", settings.workers, 0)
+    _at_least("train.milestone_every", settings.milestone_every, 1)
+    if min(settings.milestones or [1]) < 1:
+        raise SettingError(f"train.milestones={settings.milestones} counts steps from 1: give 1 or more")
     _above_zero("train.minutes", settings.minutes)
     if settings.epochs is None and settings.steps is None and settings.minutes is None:
         raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
@@ -288,6 +291,7 @@ def _check_evaluation(config: Config) -> None:
             f"evaluate.stride={settings.stride} has to be less than a row of corpus.sequence_length="
             f"{config.corpus.tokens.sequence_length}: lower it"
         )
+    _at_least("evaluate.every_steps", settings.every_steps, 1)
     _at_least("evaluate.rows", settings.rows, 1)
     _at_least("evaluate.batch_size", settings.batch_size, 1)
     _share("evaluate.pseudo_perplexity.share", settings.pseudo_perplexity.share)

@@ -110,7 +110,7 @@ class MemberConfig:
     tokenizer: str | None = None  # folder or name on the Hub; null: it lies beside the model
     custom: Component | None = None  # of kind=custom
     weight: float = 1.0  # in the mean of all; they are divided by their sum
-    precision: str | None = None  # of its forward in training: fp32, bf16 or int8; null: precision.teacher
+    precision: str | None = None  # of its forward in training: fp32, bf16, fp16 or int8; null: precision.teacher
     micro_batches: int | None = None  # null: teacher.micro_batches
     cache: TeacherCacheConfig | None = None  # null: teacher.cache
 
@@ -230,6 +230,9 @@ class TrainConfig:
     log_every: int = 1  # steps
     save_every: int = 100  # steps
     keep: int = 2  # checkpoints
+    # Steps after which the student is kept as a model folder: these, and every so many.
+    milestones: list[int] | None = None
+    milestone_every: int | None = None
     max_nonfinite: int = 10  # skipped steps in a row before the run stops
     workers: int | None = None  # threads that prepare batches ahead; 0: none, in the loop; null: by this rank's cores
 
@@ -248,7 +251,10 @@ class EvaluateConfig:
     missing: Missing = Missing.stop  # a set that is not available: stop, or leave it out and say so
     rows: int | None = None  # at most this many rows of a set, a seeded choice
     batch_size: int = 32
-    every_epoch: bool = True  # false: at the end of the run only
+    # The student is scored at the end of the run, after every so many steps, and after every epoch; every_epoch null:
+    # after every epoch where every_steps is null.
+    every_steps: int | None = None
+    every_epoch: bool | None = None
     stride: int | None = None  # of causal models: tokens that the window of perplexity moves on; null: half a row
     pseudo_perplexity: PseudoPerplexityConfig = field(default_factory=PseudoPerplexityConfig)
     measures: dict[str, Any] = field(default_factory=dict)  # of the user's: Component by name
@@ -272,8 +278,9 @@ class BackendConfig:
 
 @dataclass
 class PrecisionConfig:
-    """Number format of each model's forward: fp32, bf16 (autocast), or auto. Weights stay in fp32.
+    """Number format of each model's forward: fp32, bf16 or fp16 (autocast), or auto. Weights stay in fp32.
 
+    fp16 is for GPUs that have no bf16; a student in it has its loss scaled (`distill.loss_scale`).
     auto is bf16 where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when
     it is resumed; else fp32. The teacher in training can be int8 too (`distill.kernels.int8`); as an evaluated model it
     never is.

@@ -17,6 +17,8 @@ SETTINGS_IGNORED = {
         f"train.{name}"
         for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "workers")
     ),
+    "train.milestones",
+    "train.milestone_every",
     "objective.kernel",
     "student.path",
     "student.trust_remote_code",

@@ -19,6 +19,7 @@ from distill.evaluation.evaluator import Evaluator
 from distill.export.folder import export
 from distill.identity import run_identity
 from distill.jsonl import read_lines
+from distill.milestones import Milestones, check_within
 from distill.monitor import Monitor
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
@@ -63,11 +64,10 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         backend = held.enter_context(backends.build(config.backend))
         configure_logging(backend.rank)
         terms = make_terms(config.objective)
-        task = find_task(config.objective.task, terms.values())
-        task.read(config)
+        task = choose_task(config, terms)
         models = load_models(config, terms, task, backend)
         text = task.prepare(config, models.tokenizer, backend)
-        steps = total_steps(config.train, text.batches.steps_per_epoch)
+        steps = num_steps(config, text.batches)
         schedule = choose_schedule(config, text.batches)
         identity = run_identity(config, {**models.digests, "corpus": text.tokens.digest}, text.batches, steps)
         folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend.rank == 0))
@@ -92,24 +92,38 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         evaluator = make_evaluator(config, task, models.tokenizer, text, backend)
         monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
         held.callback(monitor.progress.close)  # also where the training ends early
+        facts = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
         training = Training(
             trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
-            schedule, config.optimizer, folder.checkpoints, monitor,
+            schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
+            make_milestones(config, folder, facts, models, text, objective, backend),
         )  # fmt: skip
         ending = {"ended_by": train(training), "length": length}
         monitor.close()
-        content = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
-        content |= results_of(config, models, text, training, ending, monitor, twin, caches)
-        if backend.rank == 0:
-            write_outputs(folder, content, models, resolved)
+        content = facts | results_of(config, models, text, training, ending, monitor, twin, caches)
+        write_outputs(folder, content, models, resolved)
         backend.barrier()
         return content
+
+
+def choose_task(config: Config, terms: dict[str, Term]) -> Task:
+    """What is predicted; of labelled examples it knows the classes, which decide what models are loaded."""
+    task = find_task(config.objective.task, terms.values())
+    task.read(config)
+    return task
 
 
 def choose_schedule(config: Config, batches: Batches) -> Schedule:
     """The schedule of a run over these batches. Raises SettingError where it does not fit the run's length."""
     steps = length_in_steps(config.train, batches.steps_per_epoch)
     return make_schedule(config.schedule, steps, optim.peak_lr(config.optimizer, batches.rows_per_step))
+
+
+def num_steps(config: Config, batches: Batches) -> int:
+    """The steps of the run, wall-clock aside. Raises SettingError for milestones beyond them."""
+    steps = total_steps(config.train, batches.steps_per_epoch)
+    check_within(config.train, steps)
+    return steps
 
 
 def make_objective(
@@ -156,6 +170,50 @@ def announce(
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
 
+def make_milestones(
+    config: Config,
+    folder: RunFolder,
+    facts: dict[str, Any],
+    models: Models,
+    text: Prepared,
+    objective: Objective,
+    backend: Backend,
+) -> Milestones:
+    """What keeps the student after the steps that the settings name, with a model card of the run so far.
+
+    Args:
+        facts: what the card says besides, by the names of results.json.
+    """
+    student = results.model_block(type(models.student).__name__, models.student, {}, None)
+    student["origin"] = origin_block(config, models)
+    teacher = results.model_block(title_of(models.teachers), models.teacher, {}, None) if models.teachers else None
+    known = facts | {
+        "scale": config.scale,
+        "corpus": results.corpus_block(text.tokens, text.batches),
+        "student": student,
+        "teacher": teacher if objective.needs_teacher else None,
+        "environment": results.environment(backend.device),
+    }
+
+    def write(path: Path, state: State) -> None:
+        note = f"This is the student after step {state.step}; the run went on, and its report has the scores."
+        content = known | {
+            "notes": [note, *known["notes"]],
+            "training": results.training_block(state, text.batches, [], []),
+            "backend": results.backend_block(backend, config, state),
+        }
+        export(models.student, models.tokenizer, path, report.model_card(content), durable=True)
+
+    wanted = frozenset(config.train.milestones or [])
+    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write)
+
+
+def origin_block(config: Config, models: Models) -> dict[str, Any]:
+    """Where the student's class comes from, for its model card."""
+    made_by = config.student.custom.path if config.student.custom is not None else None
+    return origin_of(models.student, made_by, models.kind.causal)._asdict()
+
+
 def results_of(
     config: Config,
     models: Models,
@@ -188,7 +246,9 @@ def results_of(
         "precision": asdict(config.precision),
         "backend": results.backend_block(training.backend, config, training.state),
         "environment": results.environment(training.backend.device),
+        "history_by": "epoch" if monitor.points.every_steps is None else "step",
         "history": monitor.history(),
+        "milestones": training.milestones.found() if training.milestones else [],
     }
 
 
@@ -222,8 +282,7 @@ def compare_models(
     for (label, (name, model)), speed in zip(named.items(), speeds, strict=True):
         known = monitor.last_scores() if label == "student" else None
         blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
-    made_by = config.student.custom.path if config.student.custom is not None else None
-    blocks["student"]["origin"] = origin_of(models.student, made_by, models.kind.causal)._asdict()
+    blocks["student"]["origin"] = origin_block(config, models)
     if teachers and not scored:
         blocks["teacher"] = results.model_block(title_of(teachers), models.teacher, {}, None)
     if members:
@@ -242,7 +301,9 @@ def compare_models(
 
 
 def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, resolved: str) -> None:
-    """Write student, report and, last of all, results.json, which makes the run a finished one."""
+    """Write student, report and, last of all, results.json, which makes the run a finished one; rank 0 does."""
+    if not folder.writes:
+        return
     path = folder.path
     export(models.student, models.tokenizer, path / "student", report.model_card(content))
     report.write(path, content, read_lines(folder.metrics_path), resolved)

@@ -1,4 +1,4 @@
-"""Follows a training: metrics to file and tracker, a progress line, and the student's scores by epoch."""
+"""Follows a training: metrics to file and tracker, a progress line, and the student's scores along the way."""
 
 import logging
 from typing import Any
@@ -9,6 +9,7 @@ from distill.checkpoint import State
 from distill.config import Config, TrackerConfig
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.sets import EvaluationSet
+from distill.points import Points
 from distill.progress import Progress
 from distill.report import results
 from distill.run_folder import RunFolder
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Monitor:
-    """What `train` calls after its steps and epochs. Rank 0 writes; all ranks score."""
+    """What `train` calls after its steps and at the points of its history. Rank 0 writes; all ranks score."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Monitor:
         """`steps`: after which the run ends; `state`: where it starts."""
         self.config, self.folder, self.backend, self.student = config, folder, backend, student
         self.evaluator, self.sets, self.steps = evaluator, sets, steps
+        self.points = Points.of(config.evaluate)
         tracker = config.tracker if backend.rank == 0 else TrackerConfig()
         self.tracker = trackers.build(tracker, folder.path, config.given, recipe)
         self.first_step, self.typical = state.step, False  # whether the last steps were as fast as those to come
@@ -53,18 +55,18 @@ class Monitor:
             self.progress.begin_rate()
             self.typical = metrics["step"] - self.first_step > UNTYPICAL_STEPS
 
-    def end_of_epoch(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         """Score the student, unless that was done before an interruption."""
         if self.backend.broadcast(any(line["step"] == state.step for line in self.history())):
             return
         scores: Scores = {}
-        if self.config.evaluate.every_epoch or state.step >= self.steps:
+        if self.points.scored or state.step >= self.steps:
             scores = self.evaluator.score(self.student, "student", self.sets)
         if self.backend.rank > 0:
             return
         line = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds, "loss": losses}
         self.folder.history.append(line | scores)
-        logger.info(results.epoch_line(line | scores, self.evaluator.measures))
+        logger.info(results.history_line(line | scores, self.evaluator.measures))
         flat = {f"{measure}/{name}": value for measure, values in scores.items() for name, value in values.items()}
         self.tracker.log_metrics(flat, state.step)
 
@@ -72,7 +74,7 @@ class Monitor:
         return self.folder.history_lines()
 
     def last_scores(self) -> Scores | None:
-        """The student's scores at the end of the run, when `end_of_epoch` has them."""
+        """The student's scores at the end of the run, when `at_point` has them."""
         last = self.backend.broadcast(self.history()[-1] if self.backend.rank == 0 else None)
         names = [measure.name for measure in self.evaluator.measures]
         return {name: last[name] for name in names} if all(name in last for name in names) else None

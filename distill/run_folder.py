@@ -10,13 +10,13 @@ from torch import nn
 
 from distill.checkpoint import Checkpoints, State, read_record
 from distill.errors import SettingError
-from distill.files import atomic
+from distill.files import atomic, remove
 from distill.identity import refuse_other_settings
 from distill.jsonl import JsonLines, read_lines, without_nan
 
 
 class RunFolder:
-    """config.yaml, metrics.jsonl, history.jsonl, checkpoints/, student/, results.json, report.*, plots/."""
+    """config.yaml, metrics.jsonl, history.jsonl, checkpoints/, milestones/, student/, results.json, report.*, plots."""
 
     def __init__(self, path: Path, resume: str, identity: dict[str, Any], keep: int, writes: bool) -> None:
         """`identity`: what the trained student depends on; `writes`: this is rank 0."""
@@ -48,8 +48,12 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def milestones_path(self) -> Path:
+        return self.path / "milestones"
+
+    @property
     def history_path(self) -> Path:
-        """One line for each evaluation: the mean losses since the epoch began, and the scores."""
+        """One line for each evaluation: the mean losses since the one before, and the scores."""
         return self.path / "history.jsonl"
 
     def finished(self, total_steps: int, length: dict[str, Any]) -> dict[str, Any] | None:
@@ -93,6 +97,8 @@ class RunFolder:
             self.metrics.drop_after(state.step)
             self.history.drop_after(state.step)
             self.checkpoints.drop_after(state.step)
+            if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
+                remove(self.milestones_path)
         return state
 
     def history_lines(self) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import torch
+from torch import nn
 
 from distill.backends import Backend
 from distill.config import PrecisionConfig
@@ -13,7 +14,8 @@ from distill.kernels.dropout import replace_dropout
 from distill.kernels.heap import retain_heap
 from distill.kernels.packed_linear import pack_teacher
 from distill.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, resolve
-from distill.models.language_model import LanguageModel
+from distill.models.language_model import LanguageModel, block_list
+from distill.models.protocol import depth_of
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 
@@ -77,5 +79,19 @@ def _choose_attention(model: Any, precision: PrecisionConfig, backend: Backend) 
 
 
 def compile_encoder(model: Any) -> None:
-    """Send the encoder's forward through torch.compile, which chooses the kernels; hooks stay outside."""
-    model.base_model.forward = torch.compile(model.base_model.forward)
+    """Send the encoder's forward through torch.compile, which chooses the kernels; hooks stay outside.
+
+    Where blocks are called several times, as in ALBERT, that is the forward of each block: the graph of a whole encoder
+    would hold every call anew, and take so many times as long to compile.
+    """
+    for module in _shared_blocks(model) or [model.base_model]:
+        module.forward = torch.compile(module.forward)
+
+
+def _shared_blocks(model: Any) -> list[Any]:
+    """The blocks of an encoder that has fewer of them than layers; else none."""
+    depth = depth_of(model)
+    if depth is None or not any(isinstance(module, nn.ModuleList) for module in model.base_model.modules()):
+        return []
+    blocks = block_list(model.base_model, depth)
+    return list(blocks) if len(blocks) < depth else []

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,10 +17,12 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.errors import Diverged, Interrupted
 from distill.kernels.dropout import keyed_by_row
+from distill.milestones import Milestones
 from distill.objective.objective import Objective
 from distill.objective.tally import TOKENS, Tally
 from distill.objective.trainable import Trainable
 from distill.optim import bound_of_rank, clip, peak_lr, set_learning_rate
+from distill.points import Points
 from distill.schedule import Schedule, progress_of, share, total_steps
 from distill.seed import key
 from distill.teacher.signal import Teacher
@@ -33,12 +35,12 @@ class Observer(Protocol):
         """The metrics of every `log_every`-th step."""
         ...
 
-    def end_of_epoch(self, state: State, epochs: float, losses: dict[str, float]) -> None:
-        """After each epoch and at the end of the run, and once more for the same step after a resume from there.
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+        """At each point of the history (`Points`), and once more for the same step after a resume from there.
 
         Args:
             epochs: how many are done.
-            losses: `total` and the mean of each term since the epoch began.
+            losses: `total` and the mean of each term since the point before.
         """
         ...
 
@@ -59,6 +61,8 @@ class Training:
     optimizer_settings: OptimizerFlags
     checkpoints: Checkpoints
     observer: Observer
+    points: Points = field(default_factory=Points)
+    milestones: Milestones | None = None
 
 
 def accumulate_gradients(
@@ -70,6 +74,7 @@ def accumulate_gradients(
     backend: Backend,
     dropout_keys: Callable[[Batch], list[int]],
     overlap: bool = True,
+    loss_scale: float = 1.0,
 ) -> torch.Tensor:
     """Forward and backward of every micro-batch of a window; the gradients add up in the backend's bucket.
 
@@ -77,12 +82,14 @@ def accumulate_gradients(
         counts: positions of each term over the whole step and all ranks, as `Objective.count` gives them.
         dropout_keys: what names the stream of dropout of each row of a batch.
         overlap: let the exchange begin during the last backward.
+        loss_scale: what the loss, and so every gradient, is multiplied by.
 
     Returns:
-        The sums of the terms on this rank, [T].
+        The sums of the terms on this rank, without the scale, [T].
     """
     backend.zero_gradients()
-    scales = objective.scales(counts, backend.device)
+    # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
+    scales = objective.scales(counts, backend.device) * loss_scale
     sums = torch.zeros_like(scales)
     with model.student.weight_cast_cache():
         signals = teacher.signals(window, objective.teacher_spec)
@@ -112,12 +119,14 @@ def train(run: Training) -> str:
     since_log, log_waited, log_began = Tally(), 0.0, state.seconds
     windows = batches.stream(state.step, steps, backend.device, run.teacher.read_ahead)
     over = state.step >= steps or state.seconds >= 60 * minutes
-    if state.step and (state.step % batches.steps_per_epoch == 0 or over):
-        # Interrupted between this epoch's checkpoint and the end of its evaluation.
-        _close_epoch(run)
+    if state.step and (run.points.after(state.step, batches.steps_per_epoch) or over):
+        # Interrupted between this point's checkpoint and the end of its evaluation.
+        _reach_point(run)
     ended_by = "epochs" if settings.epochs and steps == settings.epochs * batches.steps_per_epoch else "steps"
     window: list[Batch] = next(windows, [])
     counts = backend.sum(objective.count(window))
+    loss_scale = state.loss_scale
+    loss_scale.begin(model.student.precision == "fp16")
     clock = state.seconds  # of rank 0, the same on all ranks
     with _stopping() as stop_signal:
         while not over:
@@ -127,10 +136,10 @@ def train(run: Training) -> str:
             objective.begin_step(progress_of(state.step, steps, clock, minutes))
             sums = accumulate_gradients(
                 model, run.teacher, objective, window, counts, backend,
-                lambda batch: batches.dropout_keys(batch, state.step), own_bound is None,
+                lambda batch: batches.dropout_keys(batch, state.step), own_bound is None, loss_scale.factor,
             )  # fmt: skip
             if own_bound is not None:
-                clip(model, own_bound)
+                clip(model, own_bound * loss_scale.factor)
             waiting = time.monotonic()
             upcoming = next(windows, [])
             waited = time.monotonic() - waiting
@@ -140,13 +149,17 @@ def train(run: Training) -> str:
             own = [*objective.count(upcoming).tolist(), float(stop_signal()), clock]
             stats = backend.sum_gradients(torch.cat([sums, sums.new_tensor(own)]))
             assert stats is not None
+            loss_scale.unscale(backend.gradients)
             norm = clip(model, run.optimizer_settings.clip)
             reduced = stats.tolist()
             step_sums = objective.by_name(reduced[: len(sums)])
             step_counts = objective.by_name(counts.tolist())
             next_counts, (stopped, clock) = reduced[len(sums) : -2], reduced[-2:]
             lr = peak * share(run.schedule, progress_of(state.step, steps, clock, minutes))
-            finite = math.isfinite(sum(step_sums.values())) and math.isfinite(float(norm))
+            loss_is_finite = math.isfinite(sum(step_sums.values()))
+            finite = loss_is_finite and math.isfinite(float(norm))
+            scaling = {} if loss_scale.value is None else {"loss_scale": loss_scale.value}
+            overflow = loss_scale.update(loss_is_finite, finite)
             if finite:
                 set_learning_rate(run.optimizer, lr)
                 run.optimizer.step()
@@ -155,15 +168,17 @@ def train(run: Training) -> str:
             state.tokens += int(step_counts[TOKENS])
             state.seconds += time.monotonic() - began
             state.syncs += max(1, backend.num_syncs - syncs)
-            state.skipped += not finite
-            state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
+            state.overflows += overflow
+            if not overflow:  # the scale falls to its level, which is no sign of divergence
+                state.skipped += not finite
+                state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
             since_log.tokens += int(step_counts[TOKENS])
             log_waited += waited
             if finite:
                 since_log.add(step_sums, step_counts, objective.weights)
-                state.epoch.add(step_sums, step_counts, objective.weights)
+                state.tally.add(step_sums, step_counts, objective.weights)
             window, counts = upcoming, torch.tensor(next_counts, dtype=torch.float64)
-            ends_epoch = state.step % batches.steps_per_epoch == 0
+            at_point = run.points.after(state.step, batches.steps_per_epoch)
             over = state.step >= steps or clock >= 60 * minutes
             diverged = state.skipped_in_a_row >= settings.max_nonfinite
 
@@ -182,27 +197,30 @@ def train(run: Training) -> str:
                         "tokens_per_second": since_log.tokens / span,
                         "data_wait": log_waited / span,
                         "skipped": state.skipped,
+                        **(scaling and scaling | {"overflows": state.overflows}),
                     }
                 )
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
-            due = state.step % settings.save_every == 0 or ends_epoch or over or stopped or diverged
+            if run.milestones is not None and backend.rank == 0:
+                run.milestones.save(state)
+            due = state.step % settings.save_every == 0 or at_point or over or stopped or diverged
             if due and backend.rank == 0:
                 run.checkpoints.save(state, model, run.optimizer)
             if diverged:
                 raise Diverged(_diverged(run))
             if stopped:
                 raise _interrupted(state, stop_signal())
-            if ends_epoch or over:
-                _close_epoch(run)
+            if at_point or over:
+                _reach_point(run)
         if backend.sum(torch.tensor(stop_signal())):  # during the last evaluation
             raise _interrupted(state, stop_signal())
     return ended_by if state.step >= steps else "minutes"
 
 
-def _close_epoch(run: Training) -> None:
-    losses = run.state.epoch.means(run.objective.names)
-    run.observer.end_of_epoch(run.state, run.state.step / run.batches.steps_per_epoch, losses)
-    run.state.epoch = Tally()
+def _reach_point(run: Training) -> None:
+    losses = run.state.tally.means(run.objective.names)
+    run.observer.at_point(run.state, run.state.step / run.batches.steps_per_epoch, losses)
+    run.state.tally = Tally()
 
 
 def _interrupted(state: State, number: int) -> Interrupted:

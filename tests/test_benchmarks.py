@@ -163,6 +163,14 @@ def test_step_of_a_causal_pair(tmp_path: Path) -> None:
     assert printed.count("GPT-2 2x64 -> 1x64, V 500, 2 x 16 of 3 documents, targets rows") == 4
 
 
+@pytest.mark.slow
+def test_precision_ladder(tmp_path: Path) -> None:
+    small = ("--size", "tiny", "--rows", "2", "--tokens", "16", "--rounds", "1", "--formats", "bf16,fp16")
+    printed, results = script("precision_ladder.py", tmp_path, *small)
+    assert len(results) == 9 and results[0]["rung"] == "fp32" and printed.count("fp16") == 4
+    assert all(result["seconds"] > 0 and result["peak"] > 2**20 for result in results)
+
+
 @pytest.mark.parametrize("shape", ["tiny", "gpt2-tiny"])
 def test_profile(shape: str, tmp_path: Path) -> None:
     _, results = script("profile_step.py", tmp_path, "--shape", shape, "--accumulate", "2")

@@ -252,7 +252,7 @@ DAMAGES: dict[str, Any] = {
     "no optimizer": lambda p: (p / "optimizer.safetensors").unlink(),
     "state cut short": lambda p: (p / "state.json").write_text((p / "state.json").read_text()[:40]),
     "state that is no text": lambda p: (p / "state.json").write_bytes(b"\xff\xfe\x00"),
-    "state without its parts": lambda p: (p / "state.json").write_text('{"format": 3}'),
+    "state without its parts": lambda p: (p / "state.json").write_text('{"format": 4}'),
 }
 
 

@@ -1,17 +1,21 @@
 """Formats and kernels of a run: what `auto` is, kept on resume and alike on all ranks; one switch for kernels."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from job import Shelf, assert_alike, results
+from torch._dynamo.utils import counters
 
 from distill import setup
 from distill.backends.single import Single
 from distill.config import BackendConfig, PrecisionConfig
 from distill.kernels import precision
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
 
 AUTO = PrecisionConfig(student="auto", teacher="auto")
 
@@ -76,6 +80,42 @@ def test_a_run_says_records_and_keeps_its_formats(shelf: Shelf, monkeypatch: pyt
     monkeypatch.setattr(setup, "bf16_speedup", lambda device: 0.6)  # as after a move to another machine
     assert shelf.run(folder, *arguments) == 0
     assert results(folder)["precision"]["student"] == "bf16"
+
+
+def hidden_and_gradient(model: LanguageModel) -> torch.Tensor:
+    """Hidden states of two layers and the gradient of all that they depend on, flat."""
+    inputs = {"input_ids": torch.from_numpy(tiny.make_rows(4)).long()}
+    model.zero_grad()
+    hidden = model(inputs, None, OutputSpec(layers=(1, LAST))).hidden
+    (hidden[1].square().sum() + hidden[LAST].sum()).backward()
+    found = [*hidden.values(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return torch.cat([each.detach().flatten() for each in found])
+
+
+@pytest.mark.slow
+def test_a_shared_layer_is_compiled_once_however_often_it_is_called() -> None:
+    """As ALBERT's: what torch.compile captures of 6 calls is what it captures of 2."""
+    captured = []
+    for layers in (2, 6):
+        eager = LanguageModel(tiny.make_model("albert", layers, seed=2).train())
+        compiled = LanguageModel(copy.deepcopy(eager.model))
+        setup.compile_encoder(compiled.model)
+        torch._dynamo.reset()
+        counters.clear()
+        torch.testing.assert_close(hidden_and_gradient(compiled), hidden_and_gradient(eager), rtol=1e-4, atol=1e-4)
+        captured.append(dict(counters["stats"]))
+    assert captured[0] == captured[1] and captured[0]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_an_encoder_without_shared_layers_is_compiled_whole() -> None:
+    model = LanguageModel(tiny.make_model("bert", 2).train())
+    before = hidden_and_gradient(model)
+    setup.compile_encoder(model.model)
+    torch._dynamo.reset()
+    counters.clear()
+    torch.testing.assert_close(hidden_and_gradient(model), before, rtol=1e-4, atol=1e-4)
+    assert counters["stats"]["unique_graphs"] == 1 and "forward" in vars(model.model.base_model)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -26,6 +26,7 @@ from distill.models.student import dropout_names
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.points import Points
 from distill.schedule import Schedule
 from distill.schedules.constant import Constant
 from distill.schedules.linear import Linear
@@ -258,6 +259,9 @@ class Fit:
     identity: dict[str, Any] = field(default_factory=lambda: {"run": "tiny"})
     backend: Any = None  # None: one process
     keyed_dropout: bool = False  # as on the CPU in a real run
+    points: Points = field(default_factory=Points)
+    milestones: Any = None
+    precision: str = "fp32"  # of both models
     on_log: Any = None  # called with this object and the metrics
     logs: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
@@ -269,7 +273,7 @@ class Fit:
             replace_dropout(self.student)
         self.backend = self.backend or Single(conf.BackendConfig(device="cpu"))
         self.terms = make_objective(self.objective, self.student, self.teacher)
-        self.model = Trainable(LanguageModel(self.student), self.terms.modules())
+        self.model = Trainable(LanguageModel(self.student, self.precision), self.terms.modules())
         self.backend.prepare(self.model)
         self.made = (
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
@@ -297,7 +301,7 @@ class Fit:
         return train(
             Training(
                 self.model,
-                LiveTeacher(LanguageModel(self.teacher)) if asks else NoTeacher(),
+                LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
                 self.batches,
                 self.terms,
                 self.made,
@@ -308,6 +312,8 @@ class Fit:
                 self.optimizer_settings,
                 self.checkpoints,
                 self,
+                self.points,
+                self.milestones,
             )
         )
 
@@ -327,7 +333,7 @@ class Fit:
         if self.on_log is not None:
             self.on_log(self, metrics)
 
-    def end_of_epoch(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         self.epochs.append((state.step, epochs, losses))
 
 

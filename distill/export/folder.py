@@ -38,7 +38,7 @@ RENAMED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor"
 GLOBAL, WINDOW = "full_attention", "sliding_attention"
 
 
-def export(student: Any, tokenizer: Any, folder: Path, card: str) -> None:
+def export(student: Any, tokenizer: Any, folder: Path, card: str, durable: bool = False) -> None:
     """Write the student so that the Auto classes of transformers 5 and 4.57 load it, model card inside.
 
     Args:
@@ -46,8 +46,9 @@ def export(student: Any, tokenizer: Any, folder: Path, card: str) -> None:
         tokenizer: its tokenizer; a warning is logged where AutoTokenizer would not give it back.
         folder: appears whole or not at all; what stood there is replaced.
         card: the content of its README.md.
+        durable: also flush everything to the disk, for what is not written again after a crash of the machine.
     """
-    with atomic(folder) as new:
+    with atomic(folder, durable) as new:
         if isinstance(student, PreTrainedModel):
             student.save_pretrained(new, state_dict=_weights(student))
             _rewrite(new / "config.json", fields_for_both)

@@ -43,8 +43,16 @@ def added_mask(
         return None
     kind = torch.device(device).type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
-    # Not -inf: padding may have nowhere to look, and then would be nan.
-    return torch.zeros((), dtype=dtype, device=device).where(visible, torch.finfo(dtype).min)
+    return torch.zeros((), dtype=dtype, device=device).where(visible, unseen(dtype))
+
+
+def unseen(dtype: torch.dtype) -> float:
+    """What is added to a score that does not count.
+
+    Not -inf: padding may have nowhere to look, and then would be nan. Half of the lowest number: in fp16 that number
+    itself and a negative score are -inf together.
+    """
+    return torch.finfo(dtype).min / 2
 
 
 def attention(
@@ -92,7 +100,7 @@ def pays(query: Tensor, key: Tensor) -> bool:
 
 def causal_mask(size: int, like: Tensor) -> Tensor:
     """[size, size] to be added to scores: every query sees the keys up to its own position."""
-    return torch.full((size, size), torch.finfo(like.dtype).min, dtype=like.dtype, device=like.device).triu_(1)
+    return torch.full((size, size), unseen(like.dtype), dtype=like.dtype, device=like.device).triu_(1)
 
 
 def products(

@@ -12,6 +12,7 @@ from distill.kernels import FAMILIES, family_of, int8
 from distill.kernels.activations import is_tanh_gelu, use_one_gelu
 from distill.kernels.attention import use_batched_products
 from distill.kernels.linear_layers import linear_layers
+from distill.kernels.precision import dtype_of
 
 
 class PackedLinear(nn.Module):
@@ -41,7 +42,7 @@ def pack_teacher(teacher: Any, precision: PrecisionConfig, device: torch.device)
 
     Families that are not known are given back as they are; int8 takes any family.
     """
-    dtype = torch.float32 if precision.teacher == "fp32" else torch.bfloat16
+    dtype = dtype_of(precision.teacher)
     # Inductor lays out what it compiles itself.
     packs = device.type == "cpu" and not precision.compile and precision.kernels != "plain" and can_pack(dtype)
     if precision.teacher != "int8" and family_of(teacher) not in FAMILIES:
@@ -55,10 +56,10 @@ def pack_teacher(teacher: Any, precision: PrecisionConfig, device: torch.device)
 def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
 
-    It is the latter on a GPU, which lays out nothing, where torch.compile has laid out what it wants, with
+    It is the latter on a GPU, which lays out nothing, in fp16, where torch.compile has laid out what it wants, with
     `precision.kernels=plain`, and for families that are not known.
     """
-    dtype = torch.float32 if precision.evaluate == "fp32" else torch.bfloat16
+    dtype = dtype_of(precision.evaluate)
     if device.type != "cpu" or precision.kernels == "plain" or precision.compile:
         return model
     if not can_pack(dtype) or family_of(model) not in FAMILIES:
@@ -91,7 +92,7 @@ def _pack(model: Any, dtype: torch.dtype, packs: bool) -> Any:
 @functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this processor has the format, and the private operators are there and multiply as torch's layer does."""
-    if not torch.backends.mkldnn.is_available():
+    if dtype == torch.float16 or not torch.backends.mkldnn.is_available():
         return False
     try:
         if dtype != torch.float32 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

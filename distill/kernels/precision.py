@@ -1,4 +1,4 @@
-"""Number formats: each model's forward in fp32 or under bf16 autocast, and which of them `auto` is here."""
+"""Number formats: each model's forward in fp32 or under bf16 or fp16 autocast, and which of them `auto` is here."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -14,9 +14,14 @@ MIN_SPEEDUP = 1.2  # times as fast as fp32: below it bf16 is not worth its round
 ROWS, INNER, OUTER, ROUNDS = 512, 768, 3072, 5  # of the products that are timed
 
 
+def dtype_of(value: str) -> torch.dtype:
+    """Of a model's matrix products. int8 layers stand in bf16, whose exponent is fp32's, so no loss is scaled."""
+    return {"fp32": torch.float32, "fp16": torch.float16}.get(value, torch.bfloat16)
+
+
 def autocast(value: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a model's forward. int8 layers stand in bf16, whose exponent is fp32's, so no loss is scaled."""
-    return nullcontext() if value == "fp32" else torch.autocast(device.type, torch.bfloat16)
+    """The context of a model's forward."""
+    return nullcontext() if value == "fp32" else torch.autocast(device.type, dtype_of(value))
 
 
 def bf16_speedup(device: torch.device) -> float:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.kernels.precision import at_least_fp32, autocast
+from distill.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.protocol import depth_of
 from distill.models.recorded_attention import QKV, recorded
 
@@ -111,7 +111,7 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(self, model: Any, precision: str = "fp32") -> None:
-        """`precision` is the format of the forward: fp32, or bf16 autocast for anything else."""
+        """`precision` is the format of the forward: fp32, or autocast in fp16 or, for anything else, bf16."""
         super().__init__()
         self.model = model
         self.precision = precision
@@ -152,7 +152,7 @@ class LanguageModel(nn.Module):
     def head(self, rows: Tensor) -> Head:
         """The output embedding with its input `rows` [N, E], in the format of this model."""
         layer = self.model.get_output_embeddings()
-        dtype = rows.dtype if self.precision == "fp32" else torch.bfloat16
+        dtype = rows.dtype if self.precision == "fp32" else dtype_of(self.precision)
         scale, softcap = logit_changes(self.model)
         rows = rows if scale == 1 else rows * scale
         return Head(rows, layer.weight, layer.bias, dtype, self._cast(layer.weight, dtype), softcap)

@@ -1,4 +1,4 @@
-"""Running means of the loss terms by name, over the steps of a log line or of an epoch."""
+"""Running means of the loss terms by name, over the steps of a log line or between two evaluations."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ TOKENS = "tokens"  # beside the terms' own counts: non-padding positions
 
 @dataclass
 class Tally:
-    """Sums of the terms and of their counts over the steps that were taken; an epoch's is part of a checkpoint."""
+    """Sums of the terms and of their counts over the steps that were taken; one is part of a checkpoint."""
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)

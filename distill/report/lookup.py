@@ -28,6 +28,11 @@ def label_of(results: dict[str, Any], name: str) -> str:
     return str(value_at(results, "evaluation", name, "name") or name)
 
 
+def axis_of(results: dict[str, Any]) -> str:
+    """What the lines of the history are shown by, which is also their key for it: step or epoch."""
+    return "step" if results.get("history_by") == "step" else "epoch"
+
+
 def models_of(results: dict[str, Any]) -> list[str]:
     return [name for name in MODELS if results.get(name)]
 

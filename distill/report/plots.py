@@ -14,7 +14,7 @@ from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
-from distill.report.lookup import label_of, measures_of, titles_of_terms, usable
+from distill.report.lookup import axis_of, label_of, measures_of, titles_of_terms, usable
 
 INK, RULE = "#22303c", "#d5dbe1"
 MODELS = {"teacher": "#66717d", "student": "#0072b2", "twin": "#d55e00"}
@@ -51,6 +51,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "distill",
 }
 MOST_POINTS = 600  # of one curve, raw; more would be drawn over each other
+MOST_MARKED = 30  # points of a history that are marked each
 
 
 @dataclass
@@ -63,14 +64,14 @@ class Picture:
 
 
 def draw(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]]) -> dict[str, Picture]:
-    """Draw what there are numbers for into `folder`/plots; keys: comparison, epochs, loss, optimizer, throughput."""
+    """Draw what there are numbers for into `folder`/plots; keys: comparison, history, loss, optimizer, throughput."""
     import matplotlib
 
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         drawn = {
             "comparison": _comparison(results),
-            "epochs": _epochs(results),
+            "history": _history(results),
             "loss": _loss(results, metrics),
             "optimizer": _optimizer(metrics),
             "throughput": _throughput(metrics),
@@ -150,7 +151,7 @@ def _skipped(metrics: list[dict[str, Any]]) -> list[float]:
 
 
 def _optimizer(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
-    titles = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping"}
+    titles = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping", "loss_scale": "Loss scale"}
     curves = {key: _points(metrics, "step", key) for key in titles}
     shown = [key for key in titles if curves[key][0]]
     if not shown:
@@ -162,13 +163,16 @@ def _optimizer(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
             axes.plot(x, y, color=MODELS["student"], marker="o" if len(x) == 1 else None)
             axes.yaxis.set_major_formatter("{x:g}")
             axes.set_ylim(bottom=0)
+        elif key == "loss_scale":
+            axes.step(x, y, color=SERIES[2], where="post", marker="o" if len(x) == 1 else None)
+            axes.set_yscale("log", base=2)
         else:
             _curve(axes, x, y, SERIES[1])
             if min(y) > 0 and max(y) > 20 * sorted(y)[len(y) // 2]:
                 axes.set_yscale("log")
         axes.set_title(titles[key])
         axes.set_xlabel("step")
-    return figure, "Learning rate and the norm of the whole gradient by step."
+    return figure, f"{', '.join(titles[key] for key in shown).capitalize()}, by step."
 
 
 def _throughput(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
@@ -228,7 +232,7 @@ def _dots(axes: Any, values: dict[str, dict[str, float]], sets: list[str]) -> No
     axes.margins(x=0.08)
 
 
-def _epochs(results: dict[str, Any]) -> tuple[Any, str] | None:
+def _history(results: dict[str, Any]) -> tuple[Any, str] | None:
     histories = {
         "student": results.get("history") or [],
         "twin": (results.get("twin") or {}).get("history") or [],
@@ -245,30 +249,30 @@ def _epochs(results: dict[str, Any]) -> tuple[Any, str] | None:
     columns = min(3, len([measure for measure, _ in panels_of if measure == first]))
     figure, panels = _panels(len(panels_of), columns, 1.9)
     for axes, (measure, key) in zip(panels, panels_of, strict=True):
-        _by_epoch(axes, histories, measure, key)
+        _by_point(axes, histories, measure, key, axis_of(results))
         level = ((results.get("teacher") or {}).get(measure) or {}).get(key)
         if usable(level):
             axes.axhline(level, color=MODELS["teacher"], linestyle="--", linewidth=1.2, label="teacher")
         axes.set_title(_plain(f"{label_of(results, key)}\n{titles[measure]}"))
     for axes in panels[-columns:]:
-        axes.set_xlabel("epoch")
+        axes.set_xlabel(axis_of(results))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return (
-        figure,
-        f"{' and '.join(dict.fromkeys(titles[measure] for measure, _ in panels_of)).capitalize()} after each epoch.",
-    )
+    measured = " and ".join(dict.fromkeys(titles[measure] for measure, _ in panels_of)).capitalize()
+    return figure, f"{measured} {'by step' if axis_of(results) == 'step' else 'after each epoch'}."
 
 
-def _by_epoch(axes: Any, histories: dict[str, list[dict[str, Any]]], measure: str, key: str) -> None:
+def _by_point(axes: Any, histories: dict[str, list[dict[str, Any]]], measure: str, key: str, axis: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for (name, history), marker in zip(histories.items(), "od", strict=True):
-        lines = [{"epoch": line.get("epoch"), "y": (line.get(measure) or {}).get(key)} for line in history]
-        x, y = _points(lines, "epoch", "y")
+        lines = [{axis: line.get(axis), "y": (line.get(measure) or {}).get(key)} for line in history]
+        x, y = _points(lines, axis, "y")
         if x:
-            axes.plot(x, y, color=MODELS[name], marker=marker, markersize=4, label=name)
+            size = 4 if len(x) <= MOST_MARKED else 0
+            axes.plot(x, y, color=MODELS[name], marker=marker, markersize=size, label=name)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_major_locator(MaxNLocator(5))
 
 

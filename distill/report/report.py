@@ -6,13 +6,14 @@ from typing import Any
 
 from distill.progress import duration
 from distill.report import page, plots
-from distill.report.lookup import label_of, measures_of, models_of, sets_of, titles_of_terms, usable, value_at
+from distill.report.lookup import axis_of, label_of, measures_of, models_of, sets_of, titles_of_terms, usable, value_at
 from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, short
 from distill.report.plots import Picture
 from distill.report.summary import comparison, findings, setting, tiles
 from distill.report.use import Use, use_of_student
 
 MOST_NAMED = 5  # left-out files that are listed by name
+MOST_LINES = 40  # of a history in a table; the figures show all
 
 
 def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], config_yaml: str) -> None:
@@ -25,7 +26,7 @@ def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], 
     sections = [
         Section("", _headline(results)),
         Section("Size, speed and quality", _models(results, pictures)),
-        Section("Epoch by epoch", _epochs(results, pictures)),
+        Section(f"{axis_of(results).capitalize()} by {axis_of(results)}", _history(results, pictures)),
         Section("How training went", _training(results, pictures)),
         Section("What it was trained and tested on", _data(results)),
         Section("To run it again", _again(results, config_yaml)),
@@ -71,22 +72,38 @@ def _name(results: dict[str, Any], model: str) -> str | None:
     return None if model == "twin" else value_at(results, model, "name")
 
 
-def _epochs(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
-    student = {_epoch(line): line for line in results.get("history") or []}
-    twin = {_epoch(line): line for line in value_at(results, "twin", "history") or []}
+def _history(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
+    axis = axis_of(results)
+    all_lines, all_twin = (
+        {_point(line, axis): line for line in history or []}
+        for history in (results.get("history"), value_at(results, "twin", "history"))
+    )
+    student, twin = _some(all_lines), _some(all_twin)
     tables = [_losses(results, student, twin)]
     tables += [_measure(results, measure, student, twin) for measure in measures_of(results)]
     shown: list[Block] = [table for table in tables if table.rows]
-    return shown + ([pictures["epochs"]] if "epochs" in pictures else [])
+    if len(student) < len(all_lines):
+        shown.insert(0, f"The tables list {len(student)} of {len(all_lines)} points; history.jsonl has all.")
+    return shown + ([pictures["history"]] if "history" in pictures else [])
 
 
-def _epoch(line: dict[str, Any]) -> str:
-    """The key of a line of a history: its epoch, without needless zeros."""
-    return f"{line.get('epoch') or 0:.2f}".rstrip("0").rstrip(".")
+def _point(line: dict[str, Any], axis: str) -> str:
+    """The key of a line of a history: its step, or its epoch without needless zeros."""
+    return number(line.get("step") or 0) if axis == "step" else f"{_epochs(line):.2f}".rstrip("0").rstrip(".")
+
+
+def _epochs(line: dict[str, Any]) -> float:
+    return float(line.get("epoch") or 0)
+
+
+def _some(lines: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The lines themselves, or every n-th from the last one back where a table of all would be too long."""
+    stride = -(-len(lines) // MOST_LINES)
+    return {key: line for at, (key, line) in enumerate(lines.items(), 1) if (len(lines) - at) % max(stride, 1) == 0}
 
 
 def _losses(results: dict[str, Any], student: dict[str, Any], twin: dict[str, Any]) -> Table:
-    """Training losses of each epoch, with what the twin's terms were beside them."""
+    """Training losses up to each point, with what the twin's terms were beside them."""
     titles = titles_of_terms(results, results.get("twin") or {})
     columns = [
         (term, history)
@@ -99,24 +116,26 @@ def _losses(results: dict[str, Any], student: dict[str, Any], twin: dict[str, An
         terms = [term for term, of in columns if of is history]
         if len(terms) == 2 and terms[0] == "total":
             columns.remove(("total", history))
-    head = ["Epoch", "Steps", "Tokens", "Time", *(titles[term] for term, _ in columns)]
+    by_step = axis_of(results) == "step"
+    first = ["Step", "Epochs"] if by_step else ["Epoch", "Steps"]
+    head = [*first, "Tokens", "Time", *(titles[term] for term, _ in columns)]
     twin_columns = sum(of is twin for _, of in columns)
     groups = [("", 4), ("Student", len(columns) - twin_columns), ("Twin", twin_columns)] if twin_columns else []
     rows = [
         [
-            epoch,
-            number(line.get("step")),
+            point,
+            f"{_epochs(line):.3g}" if by_step else number(line.get("step")),
             short(line.get("tokens")),
             _time(line.get("seconds")) or NONE,
-            *(number(value_at(of, epoch, "loss", term)) for term, of in columns),
+            *(number(value_at(of, point, "loss", term)) for term, of in columns),
         ]
-        for epoch, line in student.items()
+        for point, line in student.items()
     ]
     return Table(head, rows if columns else [], title="Training loss", groups=groups)
 
 
 def _measure(results: dict[str, Any], measure: str, student: dict[str, Any], twin: dict[str, Any]) -> Table:
-    """One measure after each epoch for each evaluation set, student and twin side by side; the teacher's last."""
+    """One measure at each point for each evaluation set, student and twin side by side; the teacher's last."""
     histories = [("Student", student), ("Twin", twin)]
     columns = [
         (key, name, history)
@@ -124,8 +143,10 @@ def _measure(results: dict[str, Any], measure: str, student: dict[str, Any], twi
         for name, history in histories
         if any(value_at(line, measure, key) is not None for line in history.values())
     ]
-    epochs = sorted({**student, **twin}, key=float)
-    rows = [[epoch, *(number(value_at(of, epoch, measure, key)) for key, _, of in columns)] for epoch in epochs]
+    axis = axis_of(results)
+    points = {**twin, **student}
+    ordered = sorted(points, key=lambda point: float(points[point].get(axis) or 0))
+    rows = [[point, *(number(value_at(of, point, measure, key)) for key, _, of in columns)] for point in ordered]
     rows = [row for row in rows if set(row[1:]) - {NONE}]
     if rows and value_at(results, "teacher", measure):
         # Once for each set: the first of its columns.
@@ -136,9 +157,9 @@ def _measure(results: dict[str, Any], measure: str, student: dict[str, Any], twi
     labels = [label_of(results, key) for key, _, _ in columns]
     title = measures_of(results)[measure]["title"]
     if not twin:
-        return Table(["Epoch", *labels], rows, title=title)
+        return Table([axis.capitalize(), *labels], rows, title=title)
     groups = [("", 1), *((label, labels.count(label)) for label in dict.fromkeys(labels))]
-    return Table(["Epoch", *(name for _, name, _ in columns)], rows, title=title, groups=groups)
+    return Table([axis.capitalize(), *(name for _, name, _ in columns)], rows, title=title, groups=groups)
 
 
 def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
@@ -156,7 +177,9 @@ def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Blo
         ("Throughput", _with_unit(training.get("tokens_per_second"), "tokens/s")),
         ("Waiting for data", _waiting(training.get("data_wait"))),
         ("Final loss", ", ".join(losses)),
+        ("Milestones", _milestones(results.get("milestones"))),
         ("Skipped steps", _skipped(training.get("skipped_steps"))),
+        ("Left out for the loss scale", _left_out(training.get("overflow_steps"))),
         ("Backend", ", ".join(filter(None, [backend.get("name"), _with_unit(backend.get("ranks"), "rank(s)")]))),
         ("Rows per step", _rows(backend)),
         ("Gradient syncs", number(backend.get("syncs"))),
@@ -185,6 +208,14 @@ def _skipped(count: Any) -> str | None:
     if not usable(count):
         return None
     return f"{number(count)}: loss or gradient not finite, weights left as they were" if count else "none"
+
+
+def _left_out(count: Any) -> str | None:
+    return f"{number(count)} steps, whose gradient overflowed in fp16" if usable(count) and count else None
+
+
+def _milestones(steps: Any) -> str | None:
+    return f"milestones/step-N for N = {', '.join(map(str, steps))}" if steps else None
 
 
 def _rows(backend: dict[str, Any]) -> str | None:

@@ -96,7 +96,7 @@ def _rate(settings: OptimizerConfig, rows: int) -> list[str]:
     return [f"  rate     {settings.lr:g} x {growth} = {peak_lr(settings, rows):g}"]
 
 
-def epoch_line(line: dict[str, Any], measures: list[Measure]) -> str:
+def history_line(line: dict[str, Any], measures: list[Measure]) -> str:
     """One line of history in words."""
     losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
     scores = [
@@ -168,6 +168,7 @@ def training_block(
         "threads": batches.threads,
         "final_loss": history[-1]["loss"] if history else {},
         "skipped_steps": state.skipped,
+        "overflow_steps": state.overflows,
     }
 
 

@@ -12,8 +12,9 @@ from transformers import AutoConfig
 
 from distill.kernels import CAUSAL_FAMILIES, FAMILIES
 from distill.kernels import attention as batched
-from distill.kernels.attention import DROPOUT_ONLY, NAME, attention, use_batched_products
+from distill.kernels.attention import DROPOUT_ONLY, NAME, attention, products, unseen, use_batched_products
 from distill.kernels.dropout import keyed_by_row, replace_dropout
+from distill.kernels.precision import autocast
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import dropout_names
 
@@ -38,6 +39,18 @@ def test_it_is_torchs(mask: str | None) -> None:
     reference = scaled_dot_product_attention(*doubles, attn_mask=allowed if exact is None else exact, scale=0.3)
     for found, exact in zip(of(made.transpose(1, 2)), of(reference), strict=True):
         torch.testing.assert_close(found.double(), exact.double(), rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_where_nothing_is_visible_it_gives_a_number(dtype: torch.dtype) -> None:
+    """As at padding; in fp16 the lowest number and a score of -100 are -inf together."""
+    query, key = torch.full((1, 1, 3, 4), 10.0, dtype=dtype), torch.full((1, 1, 3, 4), -10.0, dtype=dtype)
+    value = torch.randn(1, 1, 3, 4, dtype=dtype)
+    mask = torch.zeros(1, 1, 3, 3, dtype=dtype)
+    mask[..., 1, :], mask[..., 2, 1:] = unseen(dtype), unseen(dtype)
+    found = products(query, key, value, mask, 1.0)[0, 0]
+    expected = torch.stack([value[0, 0].mean(0), value[0, 0].mean(0), value[0, 0, 0]])
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0.01, atol=0.01)
 
 
 def test_weights_are_dropped() -> None:
@@ -108,7 +121,7 @@ def trained(model: Any) -> list[torch.nn.Parameter]:
         *((family, "packed") for family in CAUSAL_FAMILIES),
     ],
 )
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05), ("fp16", 0.01)])
 def test_a_family_computes_what_it_did(family: str, rows: str, precision: str, tolerance: float) -> None:
     student = families.without_dropout(family).train()
     changed = copy.deepcopy(student)
@@ -116,7 +129,7 @@ def test_a_family_computes_what_it_did(family: str, rows: str, precision: str, t
     assert changed.config._attn_implementation == NAME
     assert changed.state_dict().keys() == student.state_dict().keys()
     assert NAME not in changed.config.to_json_string()
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+    with autocast(precision, torch.device("cpu")):
         made, expected = hidden(changed, rows), hidden(student, rows)
     assert (made - expected).norm() < tolerance * expected.norm()
     upstream = torch.randn(made.shape)

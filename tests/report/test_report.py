@@ -93,6 +93,20 @@ def test_long_runs_make_no_heavier_page(tmp_path: Path, results: dict, metrics: 
     assert (tmp_path / "report.html").stat().st_size < 600_000
 
 
+def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> None:
+    """Tables and figures go by steps; of a long history the tables list some points, the last always."""
+    results["history_by"] = "step"
+    results["history"] = [{**results["history"][0], "step": 1000 * n, "epoch": n / 50} for n in range(1, 126)]
+    results["twin"]["history"] = [{**results["twin"]["history"][0], "step": 1000 * n} for n in range(1, 126)]
+    report.write(tmp_path, results, metrics, CONFIG)
+    text = (tmp_path / "report.md").read_text()
+    assert "## Step by step" in text and "after each epoch" not in text and "Perplexity and pseudo-" in text
+    loss, *measures = (re.findall(r"^\| ([\d,]+) \|", table, re.M) for table in text.split("| Step |")[1:])
+    assert len(loss) == 32 and loss[0] == "1,000" and loss[-1] == "125,000" and loss[1] == "5,000"
+    assert [table[:32] for table in measures] == [loss, loss] and "32 of 125 points" in text
+    assert plots.draw(tmp_path, results, metrics)["history"].caption.endswith("by step.")
+
+
 def test_report_without_teacher_twin_and_agreement(tmp_path: Path, results: dict, metrics: list) -> None:
     results.update(teacher=None, twin=None, agreement=None, recipe="bert_pretrain", objective=objective("mlm"))
     results["training"]["final_loss"] = {"total": 3.7, "soft": None, "mlm": 3.7, "cosine": None}
