@@ -155,6 +155,23 @@ def test_classes_of_a_table_and_a_student_of_them(shelf: Shelf, reviews: list[st
     assert results(smaller)["training"]["final_loss"].keys() == {"total", "classes", "soft_classes"}
 
 
+def test_a_task_of_glue(shelf: Shelf) -> None:
+    folder = shelf.root / "glue" / "MRPC"
+    folder.mkdir(parents=True)
+    for name, count in (("train", 24), ("dev", 8)):
+        draw = random.Random(count)
+        lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+        for number in range(count):
+            one, other = draw.choice(NOUNS), draw.choice(NOUNS)
+            lines.append(f"{number % 2}\t1\t2\tThe old {one}.\tThe old {one if number % 2 else other}.")
+        (folder / f"{name}.tsv").write_text("\n".join(lines))
+    path = [f"student.path={shelf.teacher}", f"corpus.path={folder.parent}", "corpus.task=mrpc"]
+    run = shelf.root / "mrpc"
+    assert distill("+recipe=glue", *path, *SMALL, "train.epochs=1", to(run)) == 0
+    scores = results(run)["student"]
+    assert list(results(run)["measures"]) == ["f1", "accuracy"] and 0 <= scores["accuracy"]["dev"] <= 100
+
+
 def test_values_of_a_table(shelf: Shelf) -> None:
     data = table(shelf.root / "values", values=True)
     given = [f"corpus.path={data}", "corpus.text=review", "corpus.label=stars", "corpus.regression=true"]

@@ -265,7 +265,7 @@ def test_mnli_has_two_development_sets(tmp_path: Path) -> None:
 
 
 def test_glue_refuses_what_it_cannot_score(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"^glue\.task=wnli is no task of GLUE here: choose one of sst2, mrpc"):
+    with pytest.raises(ValueError, match=r"^glue\.task=wnli is no task of GLUE here: choose one of sst2, mrpc"):
         glue.find_task("wnli", "glue.task")
     rows = [["index", "sentence1", "sentence2", "label"], ["0", "a", "b", "entailment"], ["1", "a", "b", "perhaps"]]
     write_tsv(tmp_path / "train.tsv", rows)

@@ -128,11 +128,11 @@ def a_set(values: bool = False) -> ClassSet:
 def test_a_set_scores_outputs() -> None:
     data = a_set()
     assert (data.name, data.num_rows, data.documents, data.description) == ("dev", 3, 3, "3 examples of made")
-    scores = data.score(np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 1.0]], np.float32))
+    scores = data.scores(np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 1.0]], np.float32))
     assert set(scores) == {"accuracy", "macro_f1"} and scores["accuracy"] == pytest.approx(200 / 3)
     values = a_set(values=True)
     for outputs in (np.array([[1.0], [2.0], [3.0]], np.float32), np.array([1.0, 2.0, 3.0])):
-        scores = values.score(outputs)
+        scores = values.scores(outputs)
         assert set(scores) == {"pearson", "spearman"} and scores["spearman"] == pytest.approx(100)
 
 
@@ -144,4 +144,4 @@ def test_outputs_that_cannot_be_read_are_refused() -> None:
         (np.zeros((3, 3)), r"shape \(3, 3\)"),
     ):
         with pytest.raises(ValueError, match=line):
-            a_set().score(outputs)
+            a_set().scores(outputs)
