@@ -17,13 +17,11 @@ def main() -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
-    from hydra.types import RunMode
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from distill.compose import build, explain, register
+    from distill.compose import explain, register
     from distill.config import CONF
-    from distill.errors import Diverged, Interrupted, RankLost, SettingError
+    from distill.errors import Diverged, Interrupted, RankLost, SettingError, StageFailed
 
     limit_spinning()
     show_traceback = os.environ.get("DISTILL_TRACEBACK") == "1"
@@ -32,22 +30,8 @@ def main() -> int:
 
     def composed(cfg: Any) -> None:
         try:
-            job = HydraConfig.get()
-            config = build(cfg, list(job.overrides.task))
-            path = Path(job.runtime.output_dir)
-            if config.backend.name != "single" and start_ranks(config, path, job.mode is RunMode.MULTIRUN, statuses):
-                return
-            from distill.job import run
-
-            run(
-                config,
-                path,
-                recipe=job.runtime.choices.get("recipe") or "default",
-                command=" ".join(["python -m distill", *job.overrides.task]),
-                resolved=OmegaConf.to_yaml(cfg, resolve=True),
-            )
-            end_rank(0)
-        except (SettingError, Diverged, Interrupted, RankLost) as error:
+            run_composed(cfg, HydraConfig.get(), statuses)
+        except (SettingError, Diverged, Interrupted, RankLost, StageFailed) as error:
             if show_traceback:
                 raise
             # Kept back from Hydra, which would print lines of its own; the other jobs of a sweep go on.
@@ -72,6 +56,51 @@ def main() -> int:
         print(f"distill: {explain(error)}", file=sys.stderr)
         return SettingError.status
     return next(filter(None, statuses), 0)
+
+
+def run_composed(cfg: Any, job: Any, statuses: list[int]) -> None:
+    """Run what Hydra has composed: one job, in this process or by starting its ranks, or a chain of jobs.
+
+    Args:
+        job: Hydra's own configuration.
+        statuses: gets the status of ranks that were started.
+    """
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+
+    from distill.compose import build, chain_config
+
+    path, overrides = Path(job.runtime.output_dir), list(job.overrides.task)
+    if (chain := chain_config(cfg, overrides)) is not None:
+        from distill.chain import run_chain
+        from distill.progress import configure_logging
+
+        configure_logging(0)
+        print(run_chain(chain, path, config_dir(sys.argv)))
+        return
+    config = build(cfg, overrides)
+    if config.backend.name != "single" and start_ranks(config, path, job.mode is RunMode.MULTIRUN, statuses):
+        return
+    from distill.job import run
+
+    run(
+        config,
+        path,
+        recipe=job.runtime.choices.get("recipe") or "default",
+        command=" ".join(["python -m distill", *overrides]),
+        resolved=OmegaConf.to_yaml(cfg, resolve=True),
+    )
+    end_rank(0)
+
+
+def config_dir(arguments: list[str]) -> list[str]:
+    """The option that names a folder of the user's recipes, for the commands of a chain's stages."""
+    for number, each in enumerate(arguments):
+        if each in ("--config-dir", "-cd"):
+            return arguments[number : number + 2]
+        if each.startswith("--config-dir="):
+            return [each]
+    return []
 
 
 def is_rank() -> bool:

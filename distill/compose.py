@@ -13,6 +13,7 @@ from distill.component import Component, component, convert, kinds
 from distill.config import (
     RECIPES,
     CacheConfig,
+    ChainConfig,
     Config,
     CorpusConfig,
     CorpusFlags,
@@ -129,6 +130,31 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
             raise SettingError(f"teacher.members.{name}={member} is no teacher: write {{path: {member}}}")
         config.teacher.members[name] = _frozen_model(MemberConfig, member, f"teacher.members.{name}")
     return config
+
+
+def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
+    """The chain that a recipe names; None where it names one job.
+
+    Raises:
+        SettingError: settings besides those of the chain, which no stage would read.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if composed.get("chain") is None:
+        return None
+    own = ("chain.", "recipe", "hydra.")
+    if others := [each for each in overrides if not each.lstrip("+~").startswith(own)]:
+        raise SettingError(
+            f"{others[0]}: this recipe is a chain, whose stages have settings of their own: give chain.given.NAME, or "
+            "write it into chain.stages.NAME.settings"
+        )
+    try:
+        given = OmegaConf.to_container(composed["chain"], resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SettingError(explain(error)) from error
+    assert isinstance(given, dict)
+    return _typed(ChainConfig, {str(name): value for name, value in given.items() if name != "given"}, "chain")
 
 
 def _typed(cls: type[Settings], given: dict[str, Any], setting: str) -> Settings:

@@ -304,6 +304,24 @@ class TrackerConfig:
 
 
 @dataclass
+class StageConfig:
+    """One job, or one for each of several seeds."""
+
+    recipe: str
+    settings: list[str] = field(default_factory=list)  # as on the command line; {NAME} is the folder of stage NAME
+    seeds: list[int] = field(default_factory=list)  # none: the one of the recipe
+
+
+@dataclass
+class ChainConfig:
+    """Stages by name, in their order, and which of them score which model of the table."""
+
+    stages: dict[str, StageConfig] = field(default_factory=dict)
+    table: dict[str, list[str]] = field(default_factory=dict)  # stages by the name of the model that they score
+    anchors: list[str] = field(default_factory=list)  # lines below the table, such as published scores
+
+
+@dataclass
 class Config:
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)

@@ -27,6 +27,14 @@ class RankLost(RuntimeError):
     status = 4
 
 
+class StageFailed(RuntimeError):
+    """A stage of a chain has ended with another status than 0, which becomes that of the chain."""
+
+    def __init__(self, stage: str, status: int) -> None:
+        super().__init__(f"stage {stage} ended with status {status}; the same command goes on from there")
+        self.status = status if status > 0 else 128 - status
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, without the rest of a long message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from job import TINY, Shelf, composed, distill, metrics, results, save_model, save_ordered
 
+from distill.chain import REFERENCE, check_chain
 from distill.checks import check
+from distill.compose import chain_config, register
 from distill.config import CONF, RECIPES, Config
 from distill.schedule import length_in_steps, make_schedule, progress_of
 
-NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+CHAINS = {"albert_chain"}
+NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS)
 SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
 
 ALBERT = (
@@ -52,6 +56,20 @@ def test_scale_needs_no_recipe(name: str) -> None:
     alone, with_recipe = composed(f"scale={name}"), composed("+recipe=distilbert_gutenberg", f"scale={name}")
     check(alone)
     assert alone == with_recipe
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+def test_every_stage_of_a_chain_passes_the_checks(name: str) -> None:
+    assert any(
+        f"python -m distill +recipe={name}" in line for line in (RECIPES / f"{name}.yaml").read_text().splitlines()
+    )
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        chain = chain_config(compose("config", [f"+recipe={name}"]), [f"+recipe={name}"])
+    assert chain is not None
+    check_chain(chain)
+    for stage in chain.stages.values():
+        check(composed(f"+recipe={stage.recipe}", *(REFERENCE.sub("folder", setting) for setting in stage.settings)))
 
 
 def test_paper_scale_is_the_benchmarks() -> None:
