@@ -16,7 +16,7 @@ from distill.export import convert, measure
 from distill.files import atomic
 from distill.models.check import longest_row
 from distill.models.load import model_folder, size
-from distill.report.use import CAUSAL, use_of
+from distill.report.use import CAUSAL, CLASSES, SPANS, use_of
 
 FP32, INT8 = "model.onnx", "model_int8.onnx"
 ROW = 128  # tokens, or as many as the model takes
@@ -34,8 +34,15 @@ def load(path: str) -> tuple[Any, Path, bool]:
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         use = use_of((config.architectures or [""])[0])
+        if use in (SPANS, CLASSES):
+            raise SettingError(
+                f"{path} is a {config.architectures[0]}, and only language models become ONNX here: give the model that "
+                "it was fine-tuned from"
+            )
         kind = getattr(transformers, use.auto_class)
         model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    except SettingError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise SettingError(f"{path} does not load as a language model: {first_line(error)}") from error
     return model.eval(), folder, use is CAUSAL

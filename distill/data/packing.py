@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from distill.errors import SettingError
 from distill.files import atomic
 
 BLOCK = 16 << 10  # characters that are tokenized at once
+SENTENCES = 256  # likewise
 PARTS = ("train", "heldout")
 COUNTS = ("rows", "tokens", "documents", "dropped")  # of a part, by the names that its writer has for them
 
@@ -208,11 +210,13 @@ def _pack_stretch(stretch: Document, writer: RowWriter, packing: Packing) -> Non
 
 def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
     """The ids of each sentence of a text."""
-    for number, sentence in enumerate(sentences(text)):
-        tokenizer = load_tokenizer(without_first_space(packing.tokenizer) if number else packing.tokenizer)
+    found = sentences(text)
+    begins = list(islice(found, 1))  # a text, so that some tokenizers put a space before it
+    while some := begins or list(islice(found, SENTENCES)):
+        tokenizer = load_tokenizer(packing.tokenizer if begins else without_first_space(packing.tokenizer))
         tokenizer.encode_special_tokens = True
-        if ids := tokenizer.encode_batch_fast([sentence], add_special_tokens=False)[0].ids:
-            yield ids
+        yield from (each.ids for each in tokenizer.encode_batch_fast(some, add_special_tokens=False) if each.ids)
+        begins = []
 
 
 def _pack_part(part: Part, goes_on: bool, writer: RowWriter, packing: Packing) -> None:

@@ -41,23 +41,23 @@ class PairWriter:
 
     def add(self, text: str, sentences: Iterable[list[int]]) -> None:
         """Writes the rows of a document: its text, which decides what is drawn at random, and its sentences' ids."""
-        draws = self._draws(text)
+        document = int(fraction(text, "pairs") * 2**53)
+        draws = self._draws(document)
         chunk: list[list[int]] = []
         target = self._target(draws[0], draws[1])
         for ids in self._not_too_long(sentences):
             chunk.append(ids)
             if len(chunk) > 1 and sum(map(len, chunk)) >= target:
                 self._write(chunk, draws[2])
-                chunk, draws = [], self._draws(text)
+                chunk, draws = [], self._draws(document)
                 target = self._target(draws[0], draws[1])
         if len(chunk) > 1 and sum(map(len, chunk)) >= self.format.shortest:
             self._write(chunk, draws[2])
         else:
             self.dropped += sum(map(len, chunk))
 
-    def _draws(self, text: str) -> list[float]:
-        """Three numbers between 0 and 1 for the next row, by the document's text and the number of the row."""
-        document = int(fraction(text, "pairs") * 2**53)
+    def _draws(self, document: int) -> list[float]:
+        """Three numbers between 0 and 1 for the next row, by its document and its number."""
         return [float(each) for each in uniform(key(SEED, "pairs", document, self.rows, np.arange(3)))]
 
     def _target(self, short: float, length: float) -> int:
