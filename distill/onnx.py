@@ -36,8 +36,8 @@ def load(path: str) -> tuple[Any, Path, bool]:
         use = use_of((config.architectures or [""])[0])
         if use in (SPANS, CLASSES):
             raise SettingError(
-                f"{path} is a {config.architectures[0]}, and only language models become ONNX here: give the model that "
-                "it was fine-tuned from"
+                f"{path} is a {config.architectures[0]}, and only language models become ONNX here: give the model "
+                "that it was fine-tuned from"
             )
         kind = getattr(transformers, use.auto_class)
         model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)

@@ -11,13 +11,15 @@ _END = re.compile(
 # What is followed by a full stop in the middle of a sentence.
 _ABBREVIATION = re.compile(r"(?:^|[\s(\"'\u201c])(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Prof|Rev|Hon|Capt|Col|Gen|Lt|No|vol|pp?)\.$")
 
+_TEXT = re.compile(r"\S")
+
 
 def sentences(text: str) -> Iterator[str]:
     """Stretches that put together are `text`, each but the first with the blanks before it; none is blank."""
     begin = 0
     for end in (match.end() for match in _END.finditer(text)):
         sentence = text[begin:end]
-        if sentence.strip() and text[end:].strip() and not _ABBREVIATION.search(sentence[-8:]):
+        if sentence.strip() and _TEXT.search(text, end) and not _ABBREVIATION.search(sentence[-8:]):
             yield sentence
             begin = end
     if text[begin:].strip():
