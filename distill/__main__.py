@@ -73,8 +73,14 @@ def run_composed(cfg: Any, job: Any, statuses: list[int]) -> None:
     path, overrides = Path(job.runtime.output_dir), list(job.overrides.task)
     if (chain := chain_config(cfg, overrides)) is not None:
         from distill.chain import run_chain
+        from distill.errors import SettingError
         from distill.progress import configure_logging
 
+        if is_rank():
+            raise SettingError(
+                "a chain starts its stages itself: run it as one process, with backend=ddp backend.processes=N in the "
+                "settings of its stages"
+            )
         configure_logging(0)
         print(run_chain(chain, path, config_dir(sys.argv)))
         return

@@ -4,9 +4,11 @@ A stage is what `python -m distill +recipe=RECIPE SETTINGS` would run, in its ow
 interrupted and goes on like any run, and a stage that is finished is not run again.
 """
 
+import hashlib
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,8 @@ from distill.errors import SettingError, StageFailed
 from distill.report import chain_report
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage
+
+STAGE = "chain_stage.json"  # in the folder of a run: the command and the inputs that it was finished with
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +42,13 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
                         for each in stage.settings]  # fmt: skip
             seeded = [] if seed is None else [f"seed={seed}"]
             arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={folder}"]
-            if not _is_finished(folder, arguments):
+            known = {"arguments": arguments, "inputs": _inputs(path, chain, stage, seed)}
+            if not _is_finished(folder, known):
                 label = name if seed is None else f"{name}, seed {seed}"
                 logger.info(f"stage {label}: python -m distill {' '.join(arguments)}")
-                if status := subprocess.run([sys.executable, "-m", "distill", *arguments]).returncode:
+                if status := _run([sys.executable, "-m", "distill", *arguments]):
                     raise StageFailed(label, status)
-                (folder / "chain_stage.json").write_text(json.dumps(arguments))
+                (folder / STAGE).write_text(json.dumps(known))
     results = {
         model: [[_results(folder) for folder in folders(path, name, chain.stages[name]).values()] for name in stages]
         for model, stages in chain.table.items()
@@ -80,10 +85,34 @@ def _folder_of(path: Path, chain: ChainConfig, name: str, seed: int | None) -> s
     return str(found.get(seed, next(iter(found.values()))))
 
 
-def _is_finished(folder: Path, arguments: list[str]) -> bool:
-    """Whether this very command has been run to its end; a changed one is left to the run, which knows its settings."""
-    done = folder / "chain_stage.json"
-    return done.is_file() and (folder / "results.json").is_file() and json.loads(done.read_text()) == arguments
+def _inputs(path: Path, chain: ChainConfig, stage: StageConfig, seed: int | None) -> dict[str, str]:
+    """sha256 of the results of every run that the settings of a stage refer to, by its folder."""
+    names = {name for setting in stage.settings for name in REFERENCE.findall(setting)}
+    used = sorted(_folder_of(path, chain, name, seed) for name in names)
+    return {folder: hashlib.sha256((Path(folder) / "results.json").read_bytes()).hexdigest() for folder in used}
+
+
+def _is_finished(folder: Path, known: dict[str, Any]) -> bool:
+    """Whether this very command has been run to its end on these inputs.
+
+    What has changed is left to the run itself, which knows whether that makes a difference to it.
+    """
+    done = folder / STAGE
+    return done.is_file() and (folder / "results.json").is_file() and json.loads(done.read_text()) == known
+
+
+def _run(command: list[str]) -> int:
+    """The status of a command that gets the signals which would end this process, and ends in its own time."""
+    process = subprocess.Popen(command)
+    before = {
+        number: signal.signal(number, lambda received, _: process.send_signal(received))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _results(folder: Path) -> dict[str, Any]:

@@ -41,6 +41,14 @@ def check(config: Config) -> None:
     _choose("precision.kernels", config.precision.kernels, ("auto", "plain"))
 
 
+def _check_wire(config: Config) -> None:
+    if config.precision.student == "fp16" and config.backend.compression == "fp16":
+        raise SettingError(
+            "backend.compression=fp16 with precision.student=fp16 would scale gradients twice, for the format and for "
+            "the wire, and lose small ones: set backend.compression=bf16 or none"
+        )
+
+
 def _choose(setting: str, value: str, options: tuple[str, ...]) -> None:
     if value not in options:
         raise SettingError(f"{setting}={value} is not known: choose one of {', '.join(options)}")
@@ -140,6 +148,13 @@ def _check_task(config: Config, terms: dict[str, Term]) -> None:
                 f"objective.{name} is a term of objective.task={task_of(term.task)}, but objective.task="
                 f"{settings.task}: set objective.{name}.weight=0, or choose another objective"
             )
+    if task.labels == ("mlm", "sop") and config.corpus.tokens.cross_documents:
+        raise SettingError(
+            f"corpus.cross_documents=true, but the rows of objective.task={settings.task} are of one document each: "
+            "set it to false"
+        )
+    if not task.kind.vocabulary:
+        _refuse_text_settings(config)
     if not task.kind.vocabulary and settings.masking != MaskingConfig():
         raise SettingError(
             f"objective.masking masks words, and objective.task={settings.task} has labels of its own: leave it out"
@@ -164,6 +179,22 @@ def _check_task(config: Config, terms: dict[str, Term]) -> None:
             f"student.start=neighbours is for masked words, not for objective.task={settings.task}: set "
             "student.start=random"
         )
+
+
+def _refuse_text_settings(config: Config) -> None:
+    """Settings of text that labelled examples do not have."""
+    corpus = config.corpus
+    for name, value in (
+        ("heldout", corpus.tokens.heldout),
+        ("cross_documents", corpus.tokens.cross_documents),
+        ("add_prose", corpus.add_prose),
+        ("fallback", corpus.fallback),
+    ):
+        if value:
+            raise SettingError(
+                f"corpus.{name}={value} is for text, and objective.task={config.objective.task} learns from labelled "
+                f"examples: set it to {'0' if name == 'heldout' else 'false'}"
+            )
 
 
 def _refuse_prompts(config: Config) -> None:
@@ -196,6 +227,13 @@ def _check_teachers(config: Config) -> None:
             _check_teacher_cache(alone, first=number == 0)
     if len(settings.members) > 1:
         terms = make_terms(config.objective)
+        task = find_task(config.objective.task, terms.values())
+        for name, term in terms.items():
+            if term.teacher_reads.extra or not task.kind.vocabulary:
+                raise SettingError(
+                    f"teacher.kind=several averages probabilities of words, but objective.{name} is not about words: "
+                    "choose one teacher"
+                )
         on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
         mixing_temperature(on_logits, {name: config.objective.terms[name].temperature for name in on_logits})
         for name, term in terms.items():
@@ -280,6 +318,7 @@ def _check_optimizer(config: Config) -> None:
         )
     optimizer_state(*optim.try_out(settings))
     scaled = settings.scale_lr != "none"  # by the rows of a step, which the backend knows
+    _check_wire(config)
     make_schedule(config.schedule, length_in_steps(config.train, ENDLESS), math.inf if scaled else settings.lr)
 
 

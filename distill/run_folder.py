@@ -13,6 +13,7 @@ from distill.errors import SettingError
 from distill.files import atomic, remove
 from distill.identity import refuse_other_settings
 from distill.jsonl import JsonLines, read_lines, without_nan
+from distill.objective.tally import Tally
 
 
 class RunFolder:
@@ -97,6 +98,12 @@ class RunFolder:
             self.metrics.drop_after(state.step)
             self.history.drop_after(state.step)
             self.checkpoints.drop_after(state.step)
+            if any(line["step"] == state.step for line in self.history_lines()):
+                state.tally = Tally()  # these losses are reported already
+            if self.resume not in ("auto", "never"):  # from a chosen checkpoint, perhaps with another precision
+                for later in self.milestones_path.glob("step-*"):
+                    if int(later.name.removeprefix("step-")) > state.step:
+                        remove(later)
             if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
                 remove(self.milestones_path)
         return state

@@ -101,6 +101,24 @@ def test_an_albert_learns_words_from_a_bert_and_the_order_by_itself(shelf: Shelf
     assert "order_accuracy" in scores["student"] and "order_accuracy" not in scores["teacher"]
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["corpus.cross_documents=true"], "corpus.cross_documents=true, but the rows"),
+        (["precision.student=fp16", "backend.compression=fp16"], "would scale gradients twice"),
+        (
+            ["teacher=several", "+teacher.members.a.path=A", "+teacher.members.b.path=B", "teacher.path=null"],
+            "objective.soft_sop is not about words",
+        ),
+    ],
+)
+def test_what_is_refused(
+    shelf: Shelf, albert: Path, tmp_path: Path, more: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(shelf, albert, tmp_path / "run", *more) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_soft_targets_for_the_order_need_a_teacher_with_that_head(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

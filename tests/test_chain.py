@@ -1,11 +1,17 @@
 """A chain: stages run in order, each once, several seeds, references between them, one table; refused settings."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from job import Shelf, distill, results
+from job import Shelf, distill, environment, results, wait_for
 from test_fine_tuning import table
+
+from distill.chain import STAGE, _inputs, _is_finished
+from distill.config import ChainConfig, StageConfig
 
 RECIPE = """# @package _global_
 chain:
@@ -56,17 +62,41 @@ def test_a_chain_from_text_to_table(configs: Path, shelf: Shelf, capfd: pytest.C
     assert results(folder / "student_task" / "seed-1")["teacher"]["name"] == str(folder / "teacher_task" / "seed-1")
     text = (folder / "chain.md").read_text()
     head, _, teacher, student = text.splitlines()[:4]
-    assert "Perplexity, heldout" in head and "Accuracy, table dev" in head
+    assert "Perplexity, heldout" in head and "Accuracy, validation.csv" in head
     assert teacher.startswith("| teacher |") and " to " in teacher and "%" not in teacher and "%" in student
     assert "Published: 99." in text and text in capfd.readouterr().out
     scores = json.loads((folder / "chain.json").read_text())
-    assert len(scores["student"]["Accuracy, table dev"]) == 2
+    assert len(scores["student"]["Accuracy, validation.csv"]) == 2
 
     times = {name: (folder / name / "results.json").stat().st_mtime_ns for name in names}
     (folder / "student" / "results.json").unlink()
     assert run(configs, folder) == 0
     again = {name: (folder / name / "results.json").stat().st_mtime_ns for name in names}
     assert [name for name in names if times[name] != again[name]] == ["student"], "the others were finished"
+
+
+def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
+    stages = {"one": StageConfig("r"), "two": StageConfig("r", ["teacher.path={one}"])}
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "results.json").write_text("1")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "results.json").write_text("2")
+    chain = ChainConfig(stages)
+    known = {"arguments": ["x"], "inputs": _inputs(tmp_path, chain, stages["two"], None)}
+    (tmp_path / "two" / STAGE).write_text(json.dumps(known))
+    assert _is_finished(tmp_path / "two", known)
+    (tmp_path / "one" / "results.json").write_text("3")
+    assert not _is_finished(tmp_path / "two", known | {"inputs": _inputs(tmp_path, chain, stages["two"], None)})
+
+
+def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -> None:
+    slow = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1), open('done', 'w').close(), "
+    slow += "sys.exit(143))); open('ready', 'w').close(); time.sleep(60)"
+    parent = "import sys; from distill.chain import _run; sys.exit(_run([sys.executable, '-c', sys.argv[1]]))"
+    process = subprocess.Popen([sys.executable, "-c", parent, slow], cwd=tmp_path, env=environment())
+    wait_for(lambda: (tmp_path / "ready").exists(), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143 and (tmp_path / "done").exists()
 
 
 @pytest.mark.parametrize(

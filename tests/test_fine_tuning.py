@@ -197,6 +197,7 @@ def test_random_weights_with_a_tokenizer_of_another(shelf: Shelf, reviews: list[
         (["student.path=null"], ("student.path",)),
         (["evaluate.sets=[other]"], ("evaluate.sets: other has no source",)),
         (["objective.masking.share=0.2"], ("objective.masking", "leave it out")),
+        (["corpus.heldout=0.1"], ("corpus.heldout=0.1", "labelled examples")),
         (["objective=distil_classes"], ("teacher.kind=none", "objective.soft_classes")),
         (["teacher=embedded", "objective=distil_classes"], ("teacher.kind=embedded", "classes of texts")),
     ],
@@ -209,6 +210,28 @@ def test_what_is_refused(
     lines = capsys.readouterr().err.strip().splitlines()
     assert all(word in lines[-1] for word in words), lines[-1]
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_file_that_is_trained_on_is_not_scored(
+    shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = table(tmp_path / "one") / "train.csv"
+    given = [f"corpus.path={file}", "corpus.text=review", "corpus.label=stars"]
+    assert distill(*classify(shelf, given, tmp_path / "run")) == 2
+    assert "evaluate.sources.dev holds the very examples that are trained on" in capsys.readouterr().err
+
+
+def test_a_teacher_with_its_classes_in_another_order_is_refused(
+    shelf: Shelf, reviews: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert distill(*classify(shelf, reviews, tmp_path / "one", "train.steps=1")) == 0
+    config = tmp_path / "one" / "student" / "config.json"
+    fields = json.loads(config.read_text())
+    fields |= {"id2label": {"0": "yes", "1": "no"}, "label2id": {"yes": 0, "no": 1}}
+    config.write_text(json.dumps(fields))
+    pair = ["objective=distil_classes", "teacher=pretrained", f"teacher.path={tmp_path / 'one'}"]
+    assert distill(*classify(shelf, reviews, tmp_path / "run", *pair)) == 2
+    assert "gives its classes as yes, no, and these examples have no, yes" in capsys.readouterr().err
 
 
 def test_a_teacher_with_other_classes_is_refused(

@@ -1,5 +1,6 @@
 """Milestones: the student of chosen steps as model folders, bitwise that of a shorter run, written once."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,22 @@ def test_after_a_kill_it_is_written_where_it_lacks_and_nowhere_else(
     assert shelf.run(folder, *CONSTANT, *more) == 0
     assert first.stat().st_ino == before and results(folder)["milestones"] == [2, 4]
     assert weights_file(first) == weights_file(kept / "milestones" / "step-4")
+
+
+def test_from_a_chosen_checkpoint_later_ones_are_made_anew(shelf: Shelf) -> None:
+    folder, more = shelf.root / "chosen-milestones", ("train.milestone_every=2", "train.steps=5", "train.save_every=2")
+    assert shelf.run(folder, *CONSTANT, *more) == 0
+    (folder / "results.json").unlink()
+    inodes = {step: (folder / "milestones" / f"step-{step}").stat().st_ino for step in (2, 4)}
+    assert shelf.run(folder, *CONSTANT, *more, f"resume={folder / 'checkpoints' / 'step-00000004'}") == 0
+    assert {step: (folder / "milestones" / f"step-{step}").stat().st_ino for step in (2, 4)} == inodes
+    (folder / "results.json").unlink()
+    kept = folder.parent / "kept-checkpoint"
+    shutil.copytree(folder / "checkpoints" / "step-00000004", kept)
+    late = folder / "milestones" / "step-5"
+    shutil.copytree(folder / "milestones" / "step-4", late)
+    assert shelf.run(folder, *CONSTANT, *more, f"resume={kept}") == 0
+    assert not late.exists(), "it was of a run that went on otherwise"
 
 
 def test_of_a_beginning_without_a_checkpoint_nothing_stays(shelf: Shelf) -> None:

@@ -10,7 +10,7 @@ from job import TINY, Shelf, composed, distill, metrics, results, save_model, sa
 from distill.chain import REFERENCE, check_chain
 from distill.checks import check
 from distill.compose import chain_config, register
-from distill.config import CONF, RECIPES, Config
+from distill.config import CONF, RECIPES, Config, SourceConfig
 from distill.schedule import length_in_steps, make_schedule, progress_of
 
 CHAINS = {"albert_chain"}
@@ -69,7 +69,10 @@ def test_every_stage_of_a_chain_passes_the_checks(name: str) -> None:
     assert chain is not None
     check_chain(chain)
     for stage in chain.stages.values():
-        check(composed(f"+recipe={stage.recipe}", *(REFERENCE.sub("folder", setting) for setting in stage.settings)))
+        config = composed(f"+recipe={stage.recipe}", *(REFERENCE.sub("folder", setting) for setting in stage.settings))
+        check(config)
+        if isinstance(config.corpus.source, SourceConfig):
+            assert config.corpus.source.path is None, "the usual books"
 
 
 def test_paper_scale_is_the_benchmarks() -> None:

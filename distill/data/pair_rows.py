@@ -48,11 +48,11 @@ class PairWriter:
         for ids in self._not_too_long(sentences):
             chunk.append(ids)
             if len(chunk) > 1 and sum(map(len, chunk)) >= target:
-                self._write(chunk, draws[2])
+                self._write(chunk, draws[2], document)
                 chunk, draws = [], self._draws(document)
                 target = self._target(draws[0], draws[1])
         if len(chunk) > 1 and sum(map(len, chunk)) >= self.format.shortest:
-            self._write(chunk, draws[2])
+            self._write(chunk, draws[2], document)
         else:
             self.dropped += sum(map(len, chunk))
 
@@ -71,15 +71,20 @@ class PairWriter:
         for ids in sentences:
             yield from (ids[start : start + most] for start in range(0, len(ids), most))
 
-    def _write(self, chunk: list[list[int]], where: float) -> None:
-        """Writes one row; what does not fit is taken off its two ends, so that both segments still meet."""
+    def _write(self, chunk: list[list[int]], where: float, document: int) -> None:
+        """Writes one row; what does not fit is taken off either end of the longer segment, token by token, at random.
+
+        As in the published code: if segments always lost the same end, full stops would show which one came first.
+        """
         cut = 1 + int(where * (len(chunk) - 1))
         first, second = (list(chain.from_iterable(part)) for part in (chunk[:cut], chunk[cut:]))
         surplus = max(0, len(first) + len(second) - self.room)
         self.dropped += surplus
         # The longer one gives, as in the published code, until both are alike; then they take turns.
         from_second = min(surplus, max(0, (surplus + len(second) - len(first)) // 2))
-        first, second = first[surplus - from_second :], second[: len(second) - from_second]
+        off = uniform(key(SEED, "truncation", document, self.rows, np.arange(surplus))) < 0.5  # which lose the front
+        first = _cut(first, off[: surplus - from_second])
+        second = _cut(second, off[surplus - from_second :])
         format = self.format
         ids = [format.row_start, *first, format.separator, *second, format.row_end]
         row = np.full(self.length, format.pad, self.dtype)
@@ -87,3 +92,9 @@ class PairWriter:
         self.file.write(row.tobytes())
         self.rows += 1
         self.tokens += len(ids)
+
+
+def _cut(ids: list[int], from_front: np.ndarray) -> list[int]:
+    """`ids` without as many as there are entries, one at its front for each that is true, else one at its back."""
+    front = int(from_front.sum())
+    return ids[front : len(ids) - (len(from_front) - front)]

@@ -33,7 +33,13 @@ class MeanReader(LanguageModel):
         self.widths = [each.model.get_output_embeddings().weight.shape[1] for each in self.members]
 
     def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
-        """`head_rows` [N, sum of E_k]; no hidden states."""
+        """`head_rows` [N, sum of E_k]; no hidden states.
+
+        Raises:
+            ValueError: other heads are wanted, whose outputs are not averaged.
+        """
+        if spec.extra:
+            raise ValueError(f"the mean of several models has no head {spec.extra[0]}")
         head_only = OutputSpec(True, spec.positions)
         return Outputs(self.joined([each(inputs, documents, head_only).head_rows for each in self.members]), {})
 

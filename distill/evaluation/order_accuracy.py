@@ -1,7 +1,10 @@
 """Accuracy of the order of two segments: the share of pairs for which a model finds out whether they are swapped."""
 
+from dataclasses import replace
+
 import torch
 
+from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.evaluation.measures import ProgressCallback, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec, has_head
@@ -17,7 +20,8 @@ class OrderAccuracy:
     unit = "rows"
 
     def __init__(self, scoring: Scoring) -> None:
-        self.scoring = scoring
+        assert isinstance(scoring.collator, MaskedLMAndOrder)
+        self.scoring = replace(scoring, collator=replace(scoring.collator, swaps=True))
 
     def size(self, data: EvaluationSet) -> int:
         return data.num_rows

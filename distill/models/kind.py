@@ -121,8 +121,23 @@ def _refuse_unfit(setting: str, config: Any, kind: ModelKind) -> None:
             f"{setting} is a {config.model_type}, of which transformers has no {kind.noun}: choose another model"
         )
     saved, wanted = (getattr(config, "architectures", None) or [""])[0], len(kind.fields.get("id2label", ()))
+    _refuse_other_classes(setting, config, kind, saved in kind.classes(config.model_type))
     if wanted and saved in kind.classes(config.model_type) and config.num_labels != wanted:
         raise SettingError(
             f"{setting} gives {config.num_labels} numbers for a text, and these examples want {wanted}, one for each "
             "class or value: choose another model, or a pre-trained one that has not been fine-tuned"
+        )
+
+
+def _refuse_other_classes(setting: str, config: Any, kind: ModelKind, fine_tuned: bool) -> None:
+    """Refuse a fine-tuned model whose outputs stand for other classes, or for these in another order."""
+    wanted = [str(name) for name in kind.fields.get("id2label", {}).values()]
+    saved = [str(name) for name in (config.id2label or {}).values()]
+    anonymous = all(name.startswith("LABEL_") for name in saved)
+    if not fine_tuned or anonymous or len(saved) != len(wanted) or len(wanted) < 2:
+        return
+    if [name.lower() for name in saved] != [name.lower() for name in wanted]:
+        raise SettingError(
+            f"{setting} gives its classes as {', '.join(saved)}, and these examples have {', '.join(wanted)} in this "
+            "order: choose another model, or rename and reorder its head's rows (config.id2label)"
         )

@@ -52,9 +52,9 @@ def _scores(stages: list[Runs]) -> dict[Column, list[float]]:
 
 
 def data_label(results: dict[str, Any], name: str) -> str:
-    """The set with what it holds where its name alone would not tell stages apart, such as `dev` of SQuAD and GLUE."""
-    recipe = str(results.get("recipe") or "")
-    return f"{recipe} {name}" if name == "dev" else name
+    """The set, or what it holds where its name would not tell stages apart, such as `dev` of SQuAD and of GLUE."""
+    description = str(results["evaluation"].get(name, {}).get("description") or "")
+    return description.partition(" of ")[2].partition(";")[0] or name if name == "dev" else name
 
 
 def _cell(values: list[float] | None, reference: list[float] | None) -> str:

@@ -99,6 +99,11 @@ class TableTask(Task):
         examples = _some(
             split.read(setting, training=False, like=self.examples), config.evaluate.rows, f"examples of {name}"
         )
+        if split.where.split != self.split.where.split and examples.same_as(self.examples):
+            raise SettingError(
+                f"{setting} holds the very examples that are trained on: give {setting}.path of others, or files "
+                "called train and validation in one folder"
+            )
         return self.evaluation_set(name, split, examples, self.rows(split, examples, tokenizer, config, scoring=True))
 
     def _split(self, source: Any, setting: str) -> Split:

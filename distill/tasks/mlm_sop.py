@@ -44,10 +44,12 @@ class MlmSop(Mlm):
         return paired_rows(tokenizer)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
-        return self._paired(masked_lm(config.objective.masking, tokenizer, counts), tokenizer)
+        words = masked_lm(config.objective.masking, tokenizer, counts)
+        return self._paired(words, tokenizer, swaps=self.kind is ORDERED)
 
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
-        return self._paired(masked_lm(MASKING, tokenizer, counts), tokenizer)
+        """Words are scored on segments in their order, whether their order is learned or not."""
+        return self._paired(masked_lm(MASKING, tokenizer, counts), tokenizer, swaps=False)
 
     def measures(
         self,
@@ -59,7 +61,7 @@ class MlmSop(Mlm):
         order: list[Measure] = [OrderAccuracy(scoring)] if self.kind is ORDERED else []
         return super().measures(scoring, settings, tokenizer, sets) + order
 
-    def _paired(self, words: MaskedLM, tokenizer: PreTrainedTokenizerBase) -> MaskedLMAndOrder:
+    def _paired(self, words: MaskedLM, tokenizer: PreTrainedTokenizerBase, swaps: bool) -> MaskedLMAndOrder:
         separator = paired_rows(tokenizer).separator
         assert separator is not None
-        return MaskedLMAndOrder(words, separator, swaps=self.kind is ORDERED)
+        return MaskedLMAndOrder(words, separator, swaps)

@@ -44,15 +44,15 @@ def segments(row: np.ndarray) -> tuple[list[int], list[int]]:
 def test_both_segments_are_consecutive_and_of_one_document() -> None:
     draw = np.random.default_rng(0)
     documents = [numbered(60, draw, 10 + 1000 * number) for number in range(8)]
-    ends = {ids[-1] for document in documents for ids in document}
     rows, writer = written(documents)
     assert len(rows) == writer.rows > 60
     for row in rows:
         first, second = segments(row)
         assert first and second
         both = first + second
-        assert both == list(range(both[0], both[0] + len(both))), "one document, and nothing between the segments"
-        assert first[-1] in ends, "segments meet between two sentences"
+        assert len({number // 1000 for number in both}) == 1, "one document"
+        assert first == list(range(first[0], first[-1] + 1)) and second == list(range(second[0], second[-1] + 1))
+        assert 0 <= second[0] - first[-1] - 1 <= 9, "consecutive, but for what did not fit"
     assert writer.tokens == (rows != PAD).sum()
     kept = sum(len(first) + len(second) for first, second in map(segments, rows))
     assert writer.dropped == sum(len(ids) for document in documents for ids in document) - kept
@@ -72,6 +72,18 @@ def test_where_a_row_is_cut_is_drawn_evenly() -> None:
     lengths = [len(first) for first, second in map(segments, rows) if len(first) + len(second) == ROOM]
     # Full rows are of three sentences of seven ids.
     assert {7, 14} == set(lengths) and 0.4 < lengths.count(7) / len(lengths) < 0.6
+
+
+def test_full_stops_do_not_show_which_segment_came_first() -> None:
+    """Swapped or not, as many rows end their first segment with a sentence as end their second with one."""
+    stop, draw = 7, np.random.default_rng(2)
+    sentences = [[*range(10, 10 + length), stop] for length in draw.integers(3, 30, 6000)]
+    rows, _ = written([sentences[start : start + 200] for start in range(0, 6000, 200)], length=64)
+    ends = np.array([[first[-1] == stop, second[-1] == stop] for first, second in map(segments, rows)])
+    begins = np.array([[first[0] == 10, second[0] == 10] for first, second in map(segments, rows)])
+    for shown in (ends, begins):
+        only_first, only_second = (shown[:, 0] & ~shown[:, 1]).sum(), (shown[:, 1] & ~shown[:, 0]).sum()
+        assert 0.4 < only_first / (only_first + only_second) < 0.6
 
 
 def test_a_lone_sentence_is_left_out_and_counted() -> None:
@@ -107,7 +119,7 @@ def test_rows_of_a_text_are_its_sentences_in_order(tmp_path: Path, words: Any) -
     assert len(tokens.rows) > 20
     for row in tokens.rows[:50]:
         middle, end = np.flatnonzero(row == words.sep_token_id)
-        assert joined([*row[1:middle], *row[middle + 1 : end]]) in text
+        assert joined(row[1:middle]) in text and joined(row[middle + 1 : end]) in text
 
 
 def joined(ids: list[int]) -> str:

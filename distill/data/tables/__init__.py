@@ -56,6 +56,10 @@ class LabelledTexts:
         second = None if self.second is None else [self.second[number] for number in numbers]
         return replace(self, first=[self.first[n] for n in numbers], second=second, labels=self.labels[numbers])
 
+    def same_as(self, other: Any) -> bool:
+        """Whether the texts are the same."""
+        return (self.first, self.second) == (other.first, other.second)
+
     def describe(self) -> str:
         """For example `3,667 examples of MRPC (train); 1 left out: no label`."""
         return f"{len(self):,} examples of {self.name}{counted(self.left_out, 'left out')}"
