@@ -29,7 +29,7 @@ class SpanConfig:
 
 
 @dataclass(frozen=True)
-class Places:
+class ContextTokens:
     """Where the tokens of windows stand in their contexts: what turns positions back into text."""
 
     offsets: (
@@ -50,7 +50,7 @@ class SpanRows:
     pad_id: int
     unreached: int  # questions with an answer that no window holds whole
     digest: str  # sha256 of all that decides training and scores
-    places: Places | None  # None in training, which does without
+    context: ContextTokens | None  # None in training, which does without
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -106,11 +106,11 @@ def span_rows(
             last = first + window.end - window.begin
             offsets[number, first:last] = window.context.offsets[window.begin : window.end]
     owners = np.array([window.question for window in windows], np.int64)
-    places = None if offsets is None else Places(offsets, _fullest(windows, offsets))
-    extra = () if places is None else (places.offsets, places.fullest)
+    context = None if offsets is None else ContextTokens(offsets, _fullest(windows, offsets))
+    extra = () if context is None else (context.offsets, context.fullest)
     digest = digest_of(rows, segments, labels, owners, *extra)
     starts, ends = labels.T.copy()
-    return SpanRows(rows, segments, starts, ends, owners, encoder.pad_id, unreached, digest, places)
+    return SpanRows(rows, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
 
 
 def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:
@@ -173,10 +173,10 @@ def _trimmed(offsets: list[tuple[int, int]], text: str) -> np.ndarray:
     """
     found = np.asarray(offsets, np.int32).reshape(-1, 2)
     blank = np.fromiter((character.isspace() for character in text), bool, len(text))
-    places = np.arange(len(text) + 1, dtype=np.int32)
+    indices = np.arange(len(text) + 1, dtype=np.int32)
     solid = np.append(~blank, True)
-    following = np.minimum.accumulate(np.where(solid, places, len(text))[::-1])[::-1]  # the next that is no blank
-    preceding = np.maximum.accumulate(np.append(0, np.where(~blank, places[1:], 0)))  # the end of the last such before
+    following = np.minimum.accumulate(np.where(solid, indices, len(text))[::-1])[::-1]  # the next that is no blank
+    preceding = np.maximum.accumulate(np.append(0, np.where(~blank, indices[1:], 0)))  # the end of the last such before
     begins = np.minimum(following[found[:, 0]], found[:, 1])
     return np.stack([begins, np.maximum(preceding[found[:, 1]], begins)], axis=1).astype(np.int32)
 

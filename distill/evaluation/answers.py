@@ -87,17 +87,17 @@ def find_answers(
 
 def _pairs(windows: SpanRows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> Iterator[_Pairs]:
     """Of each window, in order."""
-    places = windows.places
-    assert places is not None
+    context = windows.context
+    assert context is not None
     for first in range(0, len(windows), AT_ONCE):
         some = slice(first, first + AT_ONCE)
-        offsets = places.offsets[some]
+        offsets = context.offsets[some]
         solid = offsets[:, :, 1] > offsets[:, :, 0]  # tokens of the context that are not blanks alone
         start, end = starts[some].astype(np.float64), ends[some].astype(np.float64)
         null = start[:, NO_ANSWER] + end[:, NO_ANSWER]
         if not (np.isfinite(start[solid]).all() and np.isfinite(end[solid]).all() and np.isfinite(null).all()):
             raise ValueError("the model's logits are not finite: no answer can be read from them")
-        begin_at, begin_score = _best(start, solid & places.fullest[some], settings.n_best)
+        begin_at, begin_score = _best(start, solid & context.fullest[some], settings.n_best)
         end_at, end_score = _best(end, solid, settings.n_best)
         length = end_at[:, None, :] - begin_at[:, :, None] + 1  # [w, K, K]
         score = begin_score[:, :, None] + end_score[:, None, :]

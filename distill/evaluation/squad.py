@@ -89,7 +89,7 @@ class SquadSet(EvaluationSet):
 
 def squad_set(name: str, questions: Questions, windows: SpanRows) -> SquadSet:
     """The evaluation set of these questions; `windows` were made of them for scoring."""
-    assert windows.places is not None
+    assert windows.context is not None
     contexts = len({question.context for question in questions.questions})
     return SquadSet(name, questions.describe(), windows.rows, contexts, questions=questions, windows=windows)
 

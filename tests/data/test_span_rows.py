@@ -28,8 +28,8 @@ def rows_of(questions: Questions, family: str = "bert", settings: SpanConfig = S
 
 def text_at(questions: Questions, windows: SpanRows, window: int) -> str:
     """The text of the context between the positions that a window's labels name."""
-    assert windows.places is not None
-    offsets = windows.places.offsets[window]
+    assert windows.context is not None
+    offsets = windows.context.offsets[window]
     begin, end = offsets[windows.starts[window], 0], offsets[windows.ends[window], 1]
     return questions.questions[windows.questions[window]].context[begin:end]
 
@@ -92,24 +92,24 @@ def test_windows_are_those_of_the_published_loop() -> None:
 def test_each_token_counts_in_the_window_with_most_context() -> None:
     made = sample.made(30, longest=80)
     windows = rows_of(made, "bert")
-    places = windows.places
-    assert places is not None and len(windows) > 200
+    context = windows.context
+    assert context is not None and len(windows) > 200
     for number in range(30):
         own = np.flatnonzero(windows.questions == number)
         seen: dict[int, list[tuple[float, int]]] = {}  # by begin of a token: score and window
         for window in own:
-            inside = np.flatnonzero(places.offsets[window, :, 0] >= 0)
+            inside = np.flatnonzero(context.offsets[window, :, 0] >= 0)
             for position in inside:
                 left, right = position - inside[0], inside[-1] - position
                 score = min(left, right) + 0.01 * len(inside)
-                seen.setdefault(int(places.offsets[window, position, 0]), []).append((score, window))
+                seen.setdefault(int(context.offsets[window, position, 0]), []).append((score, window))
         for begin, scores in seen.items():
             most = max(score for score, _ in scores)
             best = next(window for score, window in scores if score == most)
             for _, window in scores:
-                position = np.flatnonzero(places.offsets[window, :, 0] == begin)[0]
-                assert places.fullest[window, position] == (window == best)
-        assert places.fullest[own].sum() == len(seen)
+                position = np.flatnonzero(context.offsets[window, :, 0] == begin)[0]
+                assert context.fullest[window, position] == (window == best)
+        assert context.fullest[own].sum() == len(seen)
 
 
 def test_a_window_that_holds_only_some_of_the_answer_has_none() -> None:
@@ -120,8 +120,8 @@ def test_a_window_that_holds_only_some_of_the_answer_has_none() -> None:
     windows = rows_of(Questions("x", "2.0", (question,)), settings=SpanConfig(20, 5, 4))
     holding = 0
     for window in range(len(windows)):
-        assert windows.places is not None
-        offsets = windows.places.offsets[window]
+        assert windows.context is not None
+        offsets = windows.context.offsets[window]
         inside = offsets[offsets[:, 0] >= 0]
         holds = inside[0, 0] <= begin and inside[-1, 1] >= begin + 8
         holding += holds
@@ -166,7 +166,7 @@ def test_the_digest_is_that_of_the_content() -> None:
     digests |= {rows_of(made, "roberta").digest, rows_of(made, scoring=False).digest}
     assert len(digests) == 5
     plain, scored = rows_of(made, scoring=False), rows_of(made)
-    assert plain.places is None and np.array_equal(plain.rows, scored.rows)
+    assert plain.context is None and np.array_equal(plain.rows, scored.rows)
     assert np.array_equal(plain.starts, scored.starts)
 
 

@@ -25,22 +25,22 @@ def naive(
     questions: Questions, windows: SpanRows, starts: np.ndarray, ends: np.ndarray, n_best: int, longest: int
 ) -> list[tuple[list[tuple[str, float]], float]]:
     """Texts and scores of each question, best first, and the least score of no answer."""
-    places = windows.places
-    assert places is not None
+    context = windows.context
+    assert context is not None
     found = []
     for number, question in enumerate(questions.questions):
         pairs: list[tuple[float, str]] = []
         null = float("inf")
         for window in np.flatnonzero(windows.questions == number):
             null = min(null, float(starts[window, 0]) + float(ends[window, 0]))
-            tokens = [p for p, (begin, end) in enumerate(places.offsets[window].tolist()) if end > begin]
-            possible = [p for p in tokens if places.fullest[window, p]]
+            tokens = [p for p, (begin, end) in enumerate(context.offsets[window].tolist()) if end > begin]
+            possible = [p for p in tokens if context.fullest[window, p]]
             best_starts = sorted(possible, key=lambda p, w=window: -starts[w, p])[:n_best]
             best_ends = sorted(tokens, key=lambda p, w=window: -ends[w, p])[:n_best]
             for start in best_starts:
                 for end in best_ends:
                     if start <= end < start + longest:
-                        text = question.context[places.offsets[window, start, 0] : places.offsets[window, end, 1]]
+                        text = question.context[context.offsets[window, start, 0] : context.offsets[window, end, 1]]
                         pairs.append((float(starts[window, start]) + float(ends[window, end]), text))
         pairs.sort(key=lambda pair: -pair[0])
         texts: dict[str, float] = {}

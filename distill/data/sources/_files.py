@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from distill.config import CacheConfig, SourceConfig
 from distill.data import readers
-from distill.data.places import data_folder, find_files
+from distill.data.find_files import data_folder, find_files
 from distill.data.readers import Unreadable
 from distill.data.sources import Document, Part, Shard, Source, file_state
 from distill.errors import SettingError
