@@ -7,3 +7,15 @@ length of a step to that of its parameter. Before each step the gradient is clip
 the optimizer keeps from step to step belongs into its `state` and `param_groups`, as tensors and numbers: that is
 what checkpoints hold.
 """
+
+import math
+
+
+def check_settings(betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """Raises ValueError, naming the setting, for values that no optimizer in the manner of Adam can have."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas={list(betas)} must be two numbers that are at least 0 and below 1")
+    if not 0 < eps < math.inf:
+        raise ValueError(f"eps={eps} must be above 0 and finite")
+    if not 0 <= weight_decay < math.inf:
+        raise ValueError(f"weight_decay={weight_decay} must be at least 0 and finite")

@@ -1,9 +1,10 @@
 """AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) in torch's fused kernel."""
 
-import math
 from typing import Any
 
 import torch
+
+from distill.optimizers import check_settings
 
 
 class Adamw(torch.optim.AdamW):
@@ -22,10 +23,5 @@ class Adamw(torch.optim.AdamW):
         Raises:
             ValueError: a value out of range.
         """
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas={list(betas)} must be two numbers that are at least 0 and below 1")
-        if not 0 < eps < math.inf:
-            raise ValueError(f"eps={eps} must be above 0 and finite")
-        if not 0 <= weight_decay < math.inf:
-            raise ValueError(f"weight_decay={weight_decay} must be at least 0 and finite")
+        check_settings(betas, eps, weight_decay)
         super().__init__(params, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True)

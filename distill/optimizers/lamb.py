@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distill.optimizers import check_settings
+
 PIECE = 2**16  # elements: weight, gradient, both moments and the update of so many fit into the cache of one core
 CHUNK = 2**24  # elements that a GPU updates at a time: their updates take 64 MiB
 
@@ -40,12 +42,7 @@ class Lamb(torch.optim.Optimizer):
         Raises:
             ValueError: a value out of range.
         """
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas={list(betas)} must be two numbers that are at least 0 and below 1")
-        if not 0 < eps < math.inf:
-            raise ValueError(f"eps={eps} must be above 0 and finite")
-        if not 0 <= weight_decay < math.inf:
-            raise ValueError(f"weight_decay={weight_decay} must be at least 0 and finite")
+        check_settings(betas, eps, weight_decay)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "bias_correction": bias_correction, "adapt": True, "num_steps": 0})
         if not all(weight.is_contiguous() for group in self.param_groups for weight in group["params"]):
