@@ -1,7 +1,8 @@
 """Several jobs after each other from one recipe: each is a run of its own, and at the end one table compares them.
 
 A stage is what `python -m distill +recipe=RECIPE SETTINGS` would run, in its own process and folder. So it can be
-interrupted and goes on like any run, and a stage that is finished is not run again.
+interrupted and goes on like any run, and a stage that is finished is not run again. A stage can be run for several
+seeds, and from each milestone of an earlier stage.
 """
 
 import hashlib
@@ -11,85 +12,177 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distill.config import ChainConfig, StageConfig
 from distill.errors import SettingError, StageFailed
 from distill.report import chain_report
+from distill.report.by_milestone import MilestoneRuns
 
-REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage
+REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its milestones
 
 STAGE = "chain_stage.json"  # in the folder of a run: the command and the inputs that it was finished with
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Run:
+    """One job of a stage: from which milestone (its step) and with which seed, where there are several."""
+
+    folder: Path
+    step: int | None = None
+    seed: int | None = None
+
+
 def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
-    """Run what is not finished yet, and write `chain.md` and `chain.json` into the folder `path`; gives the table.
+    """Run what is not finished yet, and write `chain.md` and `chain.json` into the folder `path`; gives the former.
 
     Args:
         options: of every command, such as --config-dir.
 
     Raises:
-        SettingError: a stage that names a later one or none, or a table of stages that are not there.
+        SettingError: a stage that names a later one or none, milestones that are not kept, or a table of stages that
+            are not there.
         StageFailed: a job ended with another status than 0.
     """
     check_chain(chain)
-    for name, stage in chain.stages.items():
-        for seed, folder in folders(path, name, stage).items():
-            settings = [REFERENCE.sub(lambda found, s=seed: _folder_of(path, chain, found[1], s), each)  # type: ignore[misc]
-                        for each in stage.settings]  # fmt: skip
-            seeded = [] if seed is None else [f"seed={seed}"]
-            arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={folder}"]
-            known = {"arguments": arguments, "inputs": _inputs(path, chain, stage, seed)}
-            if not _is_finished(folder, known):
-                label = name if seed is None else f"{name}, seed {seed}"
-                logger.info(f"stage {label}: python -m distill {' '.join(arguments)}")
-                if status := _run([sys.executable, "-m", "distill", *arguments]):
-                    raise StageFailed(label, status)
-                (folder / STAGE).write_text(json.dumps(known))
+    for name in chain.stages:
+        for run in runs_of(path, chain, name):
+            _finish(path, chain, name, run, options)
     results = {
-        model: [[_results(folder) for folder in folders(path, name, chain.stages[name]).values()] for name in stages]
+        model: [[_results(run.folder) for run in runs_of(path, chain, name)] for name in stages]
         for model, stages in chain.table.items()
     }
-    return chain_report.write(path, results, chain.anchors)
+    return chain_report.write(path, results, _milestone_runs(path, chain), chain.anchors)
+
+
+def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[str]) -> None:
+    """Run one job of a stage, unless it is finished."""
+    stage = chain.stages[name]
+    settings = [
+        REFERENCE.sub(lambda found: str(_folder_of(path, chain, stage, run, found[1])), each) for each in stage.settings
+    ]
+    seeded = [] if run.seed is None else [f"seed={run.seed}"]
+    arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={run.folder}"]
+    known = {"arguments": arguments, "inputs": _inputs(path, chain, stage, run)}
+    if _is_finished(run.folder, known):
+        return
+    parts = {"milestone of step": run.step, "seed": run.seed}
+    label = ", ".join([name, *(f"{part} {value}" for part, value in parts.items() if value is not None)])
+    logger.info(f"stage {label}: python -m distill {' '.join(arguments)}")
+    if status := _run([sys.executable, "-m", "distill", *arguments]):
+        raise StageFailed(label, status)
+    (run.folder / STAGE).write_text(json.dumps(known))
 
 
 def check_chain(chain: ChainConfig) -> None:
-    """Raises SettingError for references to stages that do not come before, or do not exist."""
+    """Raises SettingError for stages that do not come before, do not exist, or have no milestones."""
     known: list[str] = []
     for name, stage in chain.stages.items():
+        if stage.milestones_of is not None:
+            _check_milestones(chain, name, stage.milestones_of, known)
         for setting in stage.settings:
-            if wrong := [other for other in REFERENCE.findall(setting) if other not in known]:
-                raise SettingError(
-                    f"chain.stages.{name}.settings: {setting} names the stage {wrong[0]}, which does not come before: "
-                    f"name one of {', '.join(known) or 'none'}"
-                )
+            for other in REFERENCE.findall(setting):
+                where = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
+                if other not in known:
+                    raise SettingError(f"{where} does not come before: name one of {', '.join(known) or 'none'}")
+                of = chain.stages[other].milestones_of
+                if of not in (None, stage.milestones_of):
+                    raise SettingError(
+                        f"{where} has a run from each milestone of {of}: set milestones_of={of} here too"
+                    )
         known.append(name)
     for model, stages in chain.table.items():
-        if wrong := [name for name in stages if name not in known]:
-            raise SettingError(f"chain.table.{model}: there is no stage {wrong[0]}: name one of {', '.join(known)}")
+        for name in stages:
+            if name not in known:
+                raise SettingError(f"chain.table.{model}: there is no stage {name}: name one of {', '.join(known)}")
+            if (of := chain.stages[name].milestones_of) is not None:
+                raise SettingError(
+                    f"chain.table.{model}: {name} scores a model from each milestone of {of}, which have a table of "
+                    "their own: leave it out"
+                )
 
 
-def folders(path: Path, name: str, stage: StageConfig) -> dict[int | None, Path]:
-    """The folder of each run of a stage, by its seed."""
-    if not stage.seeds:
-        return {None: path / name}
-    return {seed: path / name / f"seed-{seed}" for seed in stage.seeds}
+def _check_milestones(chain: ChainConfig, name: str, of: str, known: list[str]) -> None:
+    """Refuse `milestones_of=of` for the stage `name`, where only the stages `known` come before."""
+    setting = f"chain.stages.{name}.milestones_of={of}"
+    if of not in known:
+        raise SettingError(f"{setting} does not come before: name one of {', '.join(known) or 'none'}")
+    earlier = chain.stages[of]
+    if earlier.seeds or earlier.milestones_of is not None:
+        raise SettingError(
+            f"{setting} is run several times, by its seeds or milestones_of: name a stage that runs once"
+        )
+    if not any(each.lstrip("+").startswith("train.milestone") for each in earlier.settings):
+        raise SettingError(
+            f"{setting} keeps none: add train.milestone_every=STEPS or train.milestones=[STEP,...] to "
+            f"chain.stages.{of}.settings"
+        )
+    if not any(of in REFERENCE.findall(each) for each in chain.stages[name].settings):
+        raise SettingError(
+            f"{setting}, but no setting of {name} has {{{of}}}, which stands for the milestone: add one, such as "
+            f"student.path={{{of}}}"
+        )
 
 
-def _folder_of(path: Path, chain: ChainConfig, name: str, seed: int | None) -> str:
-    """The run of an earlier stage with the same seed, or its only or first one."""
-    found = folders(path, name, chain.stages[name])
-    return str(found.get(seed, next(iter(found.values()))))
+def runs_of(path: Path, chain: ChainConfig, name: str) -> list[Run]:
+    """The jobs of a stage; where it is run from milestones, the stage that keeps them has to be finished.
+
+    Raises:
+        SettingError: that stage has kept no milestones.
+    """
+    stage = chain.stages[name]
+    steps: list[int | None] = [None]
+    if stage.milestones_of is not None:
+        steps = _results(path / stage.milestones_of).get("milestones", [])
+        if not steps:
+            raise SettingError(
+                f"chain.stages.{name}.milestones_of={stage.milestones_of} was finished without milestones in "
+                f"{path / stage.milestones_of}: remove that folder to run it again, or choose another hydra.run.dir"
+            )
+    seeds: list[int | None] = [*stage.seeds] or [None]
+    return [
+        Run(
+            path.joinpath(name, *[f"step-{step}"] * (step is not None), *[f"seed-{seed}"] * (seed is not None)),
+            step,
+            seed,
+        )
+        for step in steps
+        for seed in seeds
+    ]
 
 
-def _inputs(path: Path, chain: ChainConfig, stage: StageConfig, seed: int | None) -> dict[str, str]:
-    """sha256 of the results of every run that the settings of a stage refer to, by its folder."""
+def _folder_of(path: Path, chain: ChainConfig, stage: StageConfig, run: Run, name: str) -> Path:
+    """What {name} stands for in the settings of a run: the milestone that it is run from, or an earlier stage's folder.
+
+    That is the run of the earlier stage from the same milestone and with the same seed, or its only or first one.
+    """
+    if name == stage.milestones_of:
+        return path / name / "milestones" / f"step-{run.step}"
+    found = [each for each in runs_of(path, chain, name) if each.step in (None, run.step)]
+    return next((each for each in found if each.seed == run.seed), found[0]).folder
+
+
+def _inputs(path: Path, chain: ChainConfig, stage: StageConfig, run: Run) -> dict[str, str]:
+    """sha256 of what the settings of a stage refer to, by its folder: a run's results, or a milestone's weights."""
     names = {name for setting in stage.settings for name in REFERENCE.findall(setting)}
-    used = sorted(_folder_of(path, chain, name, seed) for name in names)
-    return {folder: hashlib.sha256((Path(folder) / "results.json").read_bytes()).hexdigest() for folder in used}
+    files = {}
+    for name in names:
+        folder = _folder_of(path, chain, stage, run, name)
+        weights = sorted(folder.glob("*.safetensors"))
+        files[str(folder)] = weights if name == stage.milestones_of else [folder / "results.json"]
+    return {folder: _digest(files[folder]) for folder in sorted(files)}
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            hashlib.file_digest(content, lambda: digest)
+    return digest.hexdigest()
 
 
 def _is_finished(folder: Path, known: dict[str, Any]) -> bool:
@@ -99,6 +192,18 @@ def _is_finished(folder: Path, known: dict[str, Any]) -> bool:
     """
     done = folder / STAGE
     return done.is_file() and (folder / "results.json").is_file() and json.loads(done.read_text()) == known
+
+
+def _milestone_runs(path: Path, chain: ChainConfig) -> dict[str, MilestoneRuns]:
+    """What was run from the milestones of each stage that has some in use."""
+    found: dict[str, MilestoneRuns] = {}
+    for name, stage in chain.stages.items():
+        if (of := stage.milestones_of) is not None:
+            by_step = found.setdefault(of, MilestoneRuns(_results(path / of))).stages.setdefault(name, {})
+            for run in runs_of(path, chain, name):
+                assert run.step is not None
+                by_step.setdefault(run.step, []).append(_results(run.folder))
+    return found
 
 
 def _run(command: list[str]) -> int:

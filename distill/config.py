@@ -305,11 +305,12 @@ class TrackerConfig:
 
 @dataclass
 class StageConfig:
-    """One job, or one for each of several seeds."""
+    """One job, or one for each of several seeds, of the milestones of an earlier stage, or of both."""
 
     recipe: str
     settings: list[str] = field(default_factory=list)  # as on the command line; {NAME} is the folder of stage NAME
     seeds: list[int] = field(default_factory=list)  # none: the one of the recipe
+    milestones_of: str | None = None  # run it from each milestone of that earlier stage; its {NAME} is the milestone
 
 
 @dataclass

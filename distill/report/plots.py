@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 from pathlib import Path
+from statistics import median
+from textwrap import wrap
 from typing import Any
 
 from distill.report.lookup import axis_of, label_of, measures_of, titles_of_terms, usable
@@ -51,6 +53,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "distill",
 }
 MOST_POINTS = 600  # of one curve, raw; more would be drawn over each other
+Curves = dict[tuple[str, str], dict[int, list[float]]]  # by title: the values at each step
 MOST_MARKED = 30  # points of a history that are marked each
 
 
@@ -81,6 +84,41 @@ def draw(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]]) -
             for name, figure in drawn.items()
             if figure
         }
+
+
+def draw_by_step(folder: Path, name: str, curves: Curves) -> str:
+    """Draw `figure_by_step` into plots/`name`.png, and give that file relative to `folder`."""
+    import matplotlib
+
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        _save(figure_by_step(curves), folder, name)
+    return f"plots/{name}.png"
+
+
+def figure_by_step(curves: Curves) -> Any:
+    """A panel for each curve: the medians of its values by step, and the ranges from the lowest to the highest.
+
+    Args:
+        curves: by their titles, of which each part begins a line; those with the same first part have one colour.
+    """
+    steps = [step for values in curves.values() for step in values]
+    margin = 0.05 * (max(steps) - min(steps)) or 1
+    colours = dict(zip(dict.fromkeys(first for first, _ in curves), cycle(SERIES), strict=False))
+    columns = min(3, len(curves))
+    figure, panels = _panels(len(curves), columns, 2.0)
+    for axes, (title, values) in zip(panels, curves.items(), strict=True):
+        x = sorted(values)
+        middle, low, high = ([of(values[step]) for step in x] for of in (median, min, max))
+        colour = colours[title[0]]
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(x, middle, color=colour, marker="o", markersize=4)
+        axes.set_xlim(min(steps) - margin, max(steps) + margin)
+        axes.set_title(_plain("\n".join(line for part in title for line in wrap(part, 34))))
+        _count_steps(axes)
+    for axes in panels[-columns:]:
+        axes.set_xlabel("step")
+    return figure
 
 
 def smoothed(values: Sequence[float], span: int) -> list[float]:
@@ -263,14 +301,19 @@ def _history(results: dict[str, Any]) -> tuple[Any, str] | None:
 
 
 def _by_point(axes: Any, histories: dict[str, list[dict[str, Any]]], measure: str, key: str, axis: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     for (name, history), marker in zip(histories.items(), "od", strict=True):
         lines = [{axis: line.get(axis), "y": (line.get(measure) or {}).get(key)} for line in history]
         x, y = _points(lines, axis, "y")
         if x:
             size = 4 if len(x) <= MOST_MARKED else 0
             axes.plot(x, y, color=MODELS[name], marker=marker, markersize=size, label=name)
+    _count_steps(axes)
+
+
+def _count_steps(axes: Any) -> None:
+    """Few marks on both axes; those on the axis of steps or epochs are whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.yaxis.set_major_locator(MaxNLocator(5))
