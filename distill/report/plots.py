@@ -53,8 +53,9 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "distill",
 }
 MOST_POINTS = 600  # of one curve, raw; more would be drawn over each other
-Curves = dict[tuple[str, str], dict[int, list[float]]]  # by title: the values at each step
 MOST_MARKED = 30  # points of a history that are marked each
+
+Curves = dict[tuple[str, str], dict[int, list[float]]]  # by title: the values at each step
 
 
 @dataclass
@@ -112,6 +113,7 @@ def figure_by_step(curves: Curves) -> Any:
         middle, low, high = ([of(values[step]) for step in x] for of in (median, min, max))
         colour = colours[title[0]]
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.vlines(x, low, high, color=colour, linewidth=1)
         axes.plot(x, middle, color=colour, marker="o", markersize=4)
         axes.set_xlim(min(steps) - margin, max(steps) + margin)
         axes.set_title(_plain("\n".join(line for part in title for line in wrap(part, 34))))

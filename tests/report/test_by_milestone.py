@@ -64,7 +64,7 @@ def test_the_figure_has_a_panel_for_each_with_medians_and_ranges(runs: Milestone
     assert titles == ["pretrain\nPerplexity, heldout", "pretrain\nOrder accuracy, heldout", "squad\nF1, dev-v1.1"]
     drawn = [axes.lines[0].get_xydata().tolist() for axes in panels]
     assert drawn == [[[3, 90], [9, 50]], [[9, 0.7]], [[3, 11], [6, 21], [9, 30]]]
-    (band,) = panels[2].collections
+    band = panels[2].collections[0]
     corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
     assert {(step, end(of)) for step, of in F1.items() for end in (min, max)} <= corners
     assert len({axes.get_xlim() for axes in panels}) == 1
