@@ -1,9 +1,9 @@
 """The two published trainings of ALBERT on many nodes, and their network at the scale of an emulated host.
 
 Everything is scaled by one factor: how many micro-batches a host computes per second, over how many a node computed.
-Where links have `factor` times the bandwidth too, both the computation and the exchange of a step take 1 / factor times
-as long as they did, and efficiencies have to be the same. That a micro-batch of a host has fewer rows than one of a node
-changes nothing in this: a step exchanges the same bytes however many rows it had.
+Where links have `factor` times the bandwidth too, both the computation and the exchange of a step take 1 / factor of
+the time that they took, and efficiencies have to be the same. That a micro-batch of a host has fewer rows than one of a
+node changes nothing in this: a step exchanges the same bytes however many rows it had.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ GBITS = 100.0  # of the link of a p3dn.24xlarge in each direction
 FLOW_GBITS = 10.0
 LATENCY = 50e-6  # seconds one way; not published for these runs, usual between neighbours in a data centre
 BYTES = {"none": 4, "bf16": 2, "fp16": 2}  # of a gradient on the wire, by `backend.compression`
-PARAMETERS = {"base": 11_813_810, "large": 17_847_474, "tiny": 574_594}  # of AlbertForPreTraining, V = 30,000
+PARAMETERS = {"base": 11_813_810, "large": 17_847_474, "tiny": 574_690}  # of AlbertForPreTraining, V = 30,000
 
 
 class System(NamedTuple):
@@ -28,8 +28,8 @@ class System(NamedTuple):
     efficiency: dict[bool, float]  # with and without accumulation, on eight nodes
 
 
-# Training of AWS, 2020: p3dn.24xlarge nodes, Horovod, gradients in fp16. Steps of 4,096 rows: 8 nodes x 8 GPUs x 32 rows
-# x 2 micro-batches (large: 16 rows x 4). Efficiencies are the published ones. The rates are those that the head of
+# Training of AWS, 2020: p3dn.24xlarge nodes, Horovod, gradients in fp16. Steps of 4,096 rows: 8 nodes x 8 GPUs x 32
+# rows x 2 micro-batches (large: 16 rows x 4). Efficiencies are the published ones. The rates are those that the head of
 # models/nlp/albert/run_pretraining.py in github.com/aws-samples/deep-learning-models notes for one node, 1.82 and 0.63
 # such steps a second; with those for eight, 1.72 and 0.60, they make 94.5 % and 95.2 %, and without accumulation (base,
 # 3.51 and 3.13 steps a second) 89.2 %. The published 20 hours for 125,000 steps on eight nodes are 7,111 rows/s: 95.4 %

@@ -66,12 +66,12 @@ def predict() -> None:
     print(table(head, rows), flush=True)
 
 
-def announce(plan: Plan, compute: float, network: Network, scale: float) -> None:
+def announce(plan: Plan, tokens: int, compute: float, network: Network, scale: float) -> None:
     """The scale, and what it predicts for every variant and number of hosts."""
     print(
-        f"\nA micro-batch of {plan.rows} rows takes a host {compute:.2f} s; a node's took "
-        f"{1000 * compute * scale:.0f} ms: factor 1 / {1 / scale:.1f}.\nA link has {network.rate:.0f} Mbit/s, a connection "
-        f"{network.per_flow or network.rate:.0f}, {network.delay / 1000:.2f} ms one way.\n\nPredicted\n"
+        f"\nA micro-batch of a host, {plan.rows} x {tokens} tokens, takes {compute:.2f} s; a node's took "
+        f"{1000 * compute * scale:.0f} ms: factor 1 / {1 / scale:.1f}.\nA link has {network.rate:.0f} Mbit/s, a "
+        f"connection {network.per_flow or network.rate:.0f}, {network.delay / 1000:.2f} ms one way.\n\nPredicted\n"
     )
     rows = []
     for variant in plan.variants:
@@ -171,7 +171,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--accumulate", help="micro-batches of a step (hosts: 1 and the published number)")
     parser.add_argument("--rings", default="1", help="of the protocol hosts")
     parser.add_argument("--compression", default="fp16", choices=list(BYTES), help="of the protocol hosts")
-    parser.add_argument("--examples", type=int, default=16, help="rows in all, of the protocol examples")
+    parser.add_argument("--examples", type=int, default=8, help="rows in all, of the protocol examples")
     parser.add_argument("--rows", type=int, default=1, help="of a host's micro-batch")
     parser.add_argument("--tokens", type=int, help="of a row (hosts: 512, examples: 256)")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
@@ -199,8 +199,8 @@ def main() -> None:
     # Both in the same unit, so their quotient is how much slower everything of a host has to be than it was in a node.
     scale = seconds_of_node(options.shape, NODE_ROWS if plan.examples else None) / compute
     network = scaled_network(scale, options.gbits, options.flow_gbits)
-    print(f"\nALBERT-{options.shape}, rows of {options.tokens} tokens, {options.precision}; {title()}")
-    announce(plan, compute, network, scale)
+    print(f"\nALBERT-{options.shape}, {options.precision}; {title()}")
+    announce(plan, options.tokens, compute, network, scale)
     fit_into(plan, options.minutes, began, start, compute, network)
     results = []
     for result in plan.measure(compute, network, not options.loopback):
