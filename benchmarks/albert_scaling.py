@@ -1,7 +1,7 @@
 """Scaling of ALBERT's pre-training on emulated hosts, as two published systems report it; predictions come first.
 
-    sudo python benchmarks/albert_scaling.py                        # 1, 2, 4, 8 hosts; 12 minutes on 2 cores
-    sudo python benchmarks/albert_scaling.py --protocol examples    # the same rows for any number of hosts; 8 minutes
+    sudo python benchmarks/albert_scaling.py                        # 1, 2, 4, 8 hosts; 11 minutes on 2 cores
+    sudo python benchmarks/albert_scaling.py --protocol examples    # the same rows for any number of hosts; 7 minutes
     python benchmarks/albert_scaling.py --predict                   # the published nodes by the cost model
 
 Bandwidth and computation of the published nodes are scaled by one and the same factor (`albert_published.py`): first
