@@ -16,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 HERE = Path(__file__).resolve().parent
+READY = "BENCH_READY"  # the variable that names the file by which a rank says that it is ready
 PERIOD = 10_000  # microseconds: much shorter than a step, so that a quota acts like a slower core
 
 
@@ -58,12 +59,14 @@ class Cluster:
     Attributes:
         share: part of one core that each host may use; None: no limit.
         limit: seconds after which `run` ends all ranks.
+        late: the share holds from the moment at which all ranks are in `ready`, so that they start sooner.
     """
 
     size: int
     network: Network | None = None
     share: float | None = None
     limit: float = 900.0
+    late: bool = False
 
     def __enter__(self) -> Self:
         self._held = contextlib.ExitStack()
@@ -91,6 +94,9 @@ class Cluster:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        signs = [self._folder / f"{rank}.ready" for rank in range(self.size)] if self.late else []
+        for group in self._groups:
+            _allow(group, None if self.late else self.share)
         ranks, logs = [], []
         for rank in range(self.size):
             variables = {
@@ -102,6 +108,7 @@ class Cluster:
                 "MASTER_PORT": port,
                 "OMP_NUM_THREADS": 1,
                 "GLOO_SOCKET_IFNAME": "bench0" if emulated else "lo",
+                READY: signs[rank] if self.late else "",
             }
             log = (self._folder / f"{rank}.out").open("w+"), (self._folder / f"{rank}.err").open("w+")
             logs.append(log)
@@ -114,7 +121,7 @@ class Cluster:
                     start_new_session=True,
                 )
             )
-        failed = _wait(ranks, self.limit)
+        failed = _wait(ranks, self.limit, lambda: self._begin(signs))
         texts = [[_read(file) for file in log] for log in logs]
         if failed is not None:
             raise RuntimeError(f"rank {failed[0]} {failed[1]}: {' | '.join(texts[failed[0]][1].splitlines()[-8:])}")
@@ -160,21 +167,23 @@ class Cluster:
 
     def _quota(self, rank: int) -> Path:
         """A control group that may use `share` of a core. Raises RuntimeError where there is none at hand."""
-        assert self.share is not None
-        quota = round(self.share * PERIOD)
         old = Path("/sys/fs/cgroup/cpu")
         group = (old if old.is_dir() else Path("/sys/fs/cgroup")) / self._name(rank)
         try:
             group.mkdir()
             self._held.callback(_remove, group)
-            if old.is_dir():
-                (group / "cpu.cfs_period_us").write_text(str(PERIOD))
-                (group / "cpu.cfs_quota_us").write_text(str(quota))
-            else:
-                (group / "cpu.max").write_text(f"{quota} {PERIOD}")
+            _allow(group, self.share)
         except OSError as error:
             raise RuntimeError(f"no share of a core for each host here: {error}") from error
         return group
+
+    def _begin(self, signs: list[Path]) -> None:
+        """Let the shares hold, and the ranks go on, once all have given their sign."""
+        if signs and all(sign.exists() for sign in signs):
+            for group in self._groups:
+                _allow(group, self.share)
+            for sign in signs:
+                sign.unlink()
 
     def _enter(self, rank: int) -> list[str]:
         """The command that goes before another to run it on this host."""
@@ -196,6 +205,24 @@ class Cluster:
             f'hostname {name}; exec "$@"',
             "x",
         ]
+
+
+def ready() -> None:
+    """In a rank of a cluster with `late`: what comes now is under the share of its host; waits for the other ranks."""
+    if given := os.environ.get(READY):
+        sign = Path(given)
+        sign.touch()
+        while sign.exists():
+            time.sleep(0.01)
+
+
+def _allow(group: Path, share: float | None) -> None:
+    """Let a control group use this part of a core; None: as much as it wants."""
+    if (group / "cpu.max").exists():
+        (group / "cpu.max").write_text(f"{'max' if share is None else round(share * PERIOD)} {PERIOD}")
+    else:
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+        (group / "cpu.cfs_quota_us").write_text(str(-1 if share is None else round(share * PERIOD)))
 
 
 def _address(rank: int) -> str:
@@ -221,7 +248,7 @@ def _remove(group: Path) -> None:
         time.sleep(0.1)
 
 
-def _wait(ranks: list[subprocess.Popen[Any]], limit: float) -> tuple[int, str] | None:
+def _wait(ranks: list[subprocess.Popen[Any]], limit: float, meanwhile: Callable[[], None]) -> tuple[int, str] | None:
     """Until all ranks have ended; the first that failed and how, or None. Afterwards none is left."""
     end = time.monotonic() + limit
     failed: tuple[int, str] | None = None
@@ -229,6 +256,7 @@ def _wait(ranks: list[subprocess.Popen[Any]], limit: float) -> tuple[int, str] |
         while failed is None and any(rank.poll() is None for rank in ranks):
             bad = [(i, f"ended with status {rank.returncode}") for i, rank in enumerate(ranks) if rank.poll()]
             failed = bad[0] if bad else (0, f"took over {limit:g} s") if time.monotonic() > end else None
+            meanwhile()
             time.sleep(0.05)
         bad = [(i, f"ended with status {rank.returncode}") for i, rank in enumerate(ranks) if rank.poll()]
         return failed or (bad[0] if bad else None)

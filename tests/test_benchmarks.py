@@ -1,5 +1,6 @@
 """The benchmark scripts run, at sizes that say nothing about speed; the cost model gives what was published."""
 
+import argparse
 import importlib.util
 import json
 import subprocess
@@ -71,6 +72,92 @@ def test_scaling_and_its_model() -> None:
     found = scaling.fit(results, latency=0.001)
     assert (found.compute, found.transfer) == (pytest.approx(0.5), pytest.approx(0.8))
     assert found.efficiency(4, 50) > found.efficiency(4, 1)
+
+
+def test_everything_scaled_by_one_factor_keeps_its_efficiency() -> None:
+    """A host 40 times as slow as a node, on links 40 times as slow: 40 times the step, the same T(N) / (N T(1))."""
+    published = __import__("albert_published")
+    seconds = published.seconds_of_node("base")
+    models = [
+        published.cost_model(slower * seconds, published.scaled_network(1 / slower, 100, 10), 2e7, rings=2)
+        for slower in (1, 40)
+    ]
+    for size, many in ((2, 1), (8, 2)):
+        assert models[1].step(size, many) == pytest.approx(40 * models[0].step(size, many))
+        assert models[1].efficiency(size, many) == pytest.approx(models[0].efficiency(size, many))
+    # 100 Gbit/s in all and 10 a connection: two rings carry 2.5 GB/s, and every byte crosses twice but for a share.
+    assert models[0].exchange(4) == pytest.approx(3 / 4 * 2 * 2e7 / 2.5e9 + 6 * 50e-6)
+
+
+def test_parameters_are_those_of_the_models() -> None:
+    published, host = __import__("albert_published"), __import__("albert_host")
+    with torch.device("meta"):
+        found = {shape: sum(p.numel() for p in host.make_model(shape, 512).parameters()) for shape in host.SIZES}
+    assert found == published.PARAMETERS
+
+
+def test_a_host_of_albert_times_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of two segments, words and their order, as many micro-batches as the job wants, and nothing is saved."""
+    host = __import__("albert_host")
+    windows = []
+    inner = loop.accumulate_gradients
+
+    def counted(model, teacher, objective, window, *rest):
+        windows.append([sorted(batch.labels) for batch in window])
+        return inner(model, teacher, objective, window, *rest)
+
+    monkeypatch.setattr(loop, "accumulate_gradients", counted)
+    options = argparse.Namespace(
+        engine="ddp", rings="1", shape="tiny", rows=2, tokens=32, precision="fp32", order=True
+    )  # fmt: skip
+    trainer = host.Trainer(options)
+    before = trainer.trainable.student.model.albert.embeddings.word_embeddings.weight.detach().clone()
+    seconds = trainer.run(host.Job(exchange=False, accumulate=3, steps=2))
+    assert len(seconds) == 2 and min(seconds) > 0
+    assert windows == [[["mlm", "sop"]] * 3] * 2
+    assert not torch.equal(before, trainer.trainable.student.model.albert.embeddings.word_embeddings.weight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["hosts", "examples"])
+def test_scaling_of_albert(protocol: str, tmp_path: Path) -> None:
+    small = ("--loopback", "--share", "0", "--shape", "tiny", "--tokens", "32", "--sizes", "1,2", "--engines", ENGINES)
+    printed, results = script("albert_scaling.py", tmp_path, *small, "--protocol", protocol, "--examples", "4")
+    assert printed.index("Predicted") < printed.index("Measured")
+    assert len(results["measured"]) == 2 * len(ENGINES.split(","))  # two numbers of micro-batches, or two variants
+    for measured in results["measured"]:
+        assert measured["size"] == 2 and measured["seconds"] > 0 and measured["alone"] > 0
+        assert measured["steps"] == (1 if protocol == "hosts" else 2)
+
+
+def test_albert_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / "albert_scaling.py"), "--protocol", "examples", "--examples", "12"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.strip().endswith("give a multiple of --rows 1 times each of --sizes")
+
+
+def test_a_late_share_holds_once_all_ranks_are_ready() -> None:
+    cluster = __import__("cluster")
+    code = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from cluster import ready
+def share():
+    began, own = time.perf_counter(), time.process_time()
+    while time.process_time() - own < 0.2: pass
+    return 0.2 / (time.perf_counter() - began)
+early = share()
+ready()
+print(early, share())
+"""
+    try:
+        with cluster.Cluster(2, share=0.1, late=True, limit=120) as two:
+            early, late = map(float, two.run([sys.executable, "-c", code, str(FOLDER)]).split())
+    except RuntimeError as error:
+        if "no share of a core" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert late < 0.12 and early > 2 * late
 
 
 def test_emulated_hosts_are_slow_and_leave_nothing_behind() -> None:
