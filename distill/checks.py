@@ -17,7 +17,7 @@ from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import mixing_temperature
 from distill.ramp import Ramp
 from distill.schedule import ENDLESS, length_in_steps, make_schedule
-from distill.tasks import find_task, task_of
+from distill.tasks import Task, find_task, task_of
 from distill.teacher.members import ONLY, errors_of, settings_by_member
 
 FORMATS = ("fp32", "bf16", "fp16", "auto")
@@ -153,6 +153,7 @@ def _check_task(config: Config, terms: dict[str, Term]) -> None:
             f"corpus.cross_documents=true, but the rows of objective.task={settings.task} are of one document each: "
             "set it to false"
         )
+    _check_unlabelled(config, task, terms)
     if not task.kind.vocabulary:
         _refuse_text_settings(config)
     if not task.kind.vocabulary and settings.masking != MaskingConfig():
@@ -178,6 +179,29 @@ def _check_task(config: Config, terms: dict[str, Term]) -> None:
         raise SettingError(
             f"student.start=neighbours is for masked words, not for objective.task={settings.task}: set "
             "student.start=random"
+        )
+
+
+def _check_unlabelled(config: Config, task: Task, terms: dict[str, Term]) -> None:
+    """Refuse unlabelled examples from which no term learns, and a term on labels where no labelled ones are left."""
+    corpus = config.corpus
+    where = f"corpus.unlabelled={corpus.unlabelled}"
+    if corpus.unlabelled is None:
+        return
+    if task.kind.vocabulary:
+        raise SettingError(
+            f"{where} is for fine-tuning, and objective.task={config.objective.task} learns from text as it is: give "
+            "it as corpus.path"
+        )
+    if not any(term.needs_teacher for term in terms.values()):
+        raise SettingError(
+            f"{where} has no labels, and no term of the objective learns from a teacher: choose objective=distil_"
+            f"{config.objective.task} teacher=pretrained teacher.path=RUN, or leave it out"
+        )
+    on_labels = [name for name, term in terms.items() if term.task]
+    if corpus.rows == 0 and on_labels:
+        raise SettingError(
+            f"corpus.rows=0 leaves objective.{on_labels[0]} without a label: set objective.{on_labels[0]}.weight=0"
         )
 
 
@@ -348,7 +372,7 @@ def _check_corpus(config: Config) -> None:
         raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
     _share("corpus.share", _share_of(settings.source))
     _at_least("corpus.sequence_length", tokens.sequence_length, 10)
-    _at_least("corpus.rows", settings.rows, 1)
+    _at_least("corpus.rows", settings.rows, 1 if settings.unlabelled is None else 0)
     _at_least("corpus.vocab_size", tokens.vocab_size, 300)
     _at_least("corpus.workers", settings.cache.workers, 1)
     if not 0 <= tokens.heldout < 1:

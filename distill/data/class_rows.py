@@ -3,8 +3,8 @@
 Shapes: N rows, S positions.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -22,13 +22,19 @@ class ClassRows:
 
     rows: np.ndarray  # [N, S] uint16 or uint32: [CLS] text [SEP] or [CLS] text [SEP] text [SEP], then padding
     segments: np.ndarray  # [N, S] uint8: 1 from the second text's first token to the last [SEP], else 0
-    labels: np.ndarray  # [N] int64 numbers of classes, or float64 values
+    labels: np.ndarray  # [L] int64 numbers of classes, or float64 values, of the first L rows; the others have none
     pad_id: int
     cut: int  # rows whose texts did not fit
     digest: str  # sha256 of all that decides training and scores
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def with_unlabelled(self, others: Self) -> Self:
+        """And behind them those of texts without labels."""
+        rows, segments = np.concatenate([self.rows, others.rows]), np.concatenate([self.segments, others.segments])
+        digest = digest_of(rows, segments, self.labels)
+        return replace(self, rows=rows, segments=segments, cut=self.cut + others.cut, digest=digest)
 
 
 def class_rows(texts: LabelledTexts, tokenizer: "PreTrainedTokenizerBase", max_length: int, setting: str) -> ClassRows:

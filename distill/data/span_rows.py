@@ -4,8 +4,8 @@ A context that is too long for a row is cut into windows that overlap, as in the
 2019) and ALBERT (Lan et al. 2020). Shapes: W windows, S positions of a row, T tokens of a context.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -40,12 +40,12 @@ class ContextTokens:
 
 @dataclass(frozen=True)
 class SpanRows:
-    """W windows of questions."""
+    """W windows of questions. The answers of the first L are known; in evaluation, and without a teacher, of all."""
 
     rows: np.ndarray  # [W, S] uint16 or uint32: [CLS] question [SEP] window [SEP], then padding
     segments: np.ndarray  # [W, S] uint8: 1 from the window's first token to the last [SEP], else 0
-    starts: np.ndarray  # [W] int64, position of the answer's first token; NO_ANSWER where the window lacks some of it
-    ends: np.ndarray  # [W] int64, that of its last token
+    starts: np.ndarray  # [L] int64, position of the answer's first token; NO_ANSWER where the window lacks some of it
+    ends: np.ndarray  # [L] int64, that of its last token
     questions: np.ndarray  # [W] int64, the number of each window's question; those of a question stand together
     pad_id: int
     unreached: int  # questions with an answer that no window holds whole
@@ -54,6 +54,13 @@ class SpanRows:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def with_unlabelled(self, others: Self) -> Self:
+        """And behind them those of questions whose answers are not known, for training."""
+        rows, segments = np.concatenate([self.rows, others.rows]), np.concatenate([self.segments, others.segments])
+        owners = np.concatenate([self.questions, others.questions + self.questions.max(initial=-1) + 1])
+        digest = digest_of(rows, segments, np.stack([self.starts, self.ends], axis=1), owners)
+        return replace(self, rows=rows, segments=segments, questions=owners, digest=digest, context=None)
 
 
 class _Context(NamedTuple):

@@ -1,4 +1,8 @@
-"""Tasks whose targets come from labelled examples: models are fine-tuned on rows of a table."""
+"""Tasks whose targets come from labelled examples: models are fine-tuned on rows of a table.
+
+Beside these there may be unlabelled ones, which only the terms with a teacher learn from: the task-specific stage of
+TinyBERT (Jiao et al. 2020) on further text, as in the distillation of Turc et al. (2019, arXiv:1908.08962).
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -29,16 +33,20 @@ class TableTask(Task):
     Attributes:
         noun: what such examples are, for messages.
         corpora: options of the group `corpus` that hold such examples.
-        examples: those of training; `read` sets them.
+        examples: the labelled ones of training; `read` sets them.
+        unlabelled: those that a teacher labels, in the same form; None where there are none.
     """
 
     noun: ClassVar[str]
     corpora: ClassVar[tuple[str, ...]]
     examples: Any
+    unlabelled: Any | None = None
 
     def read(self, config: Config) -> None:
         self.split = self._split(config.corpus.source, "corpus")
         self.examples = _some(self.split.read("corpus", training=True), config.corpus.rows, "training examples")
+        if config.corpus.unlabelled is not None:
+            self.unlabelled = self.split.read_unlabelled(config.corpus.unlabelled, "corpus.unlabelled")
 
     def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
         raise SettingError(
@@ -48,12 +56,14 @@ class TableTask(Task):
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
         rows = self.rows(self.split, self.examples, tokenizer, config, scoring=False)
+        if self.unlabelled is not None:
+            rows = rows.with_unlabelled(self.rows(self.split, self.unlabelled, tokenizer, config, scoring=False))
         tokens = Tokens(
             rows=rows.rows,
             counts=np.zeros(len(tokenizer), np.int64),
             digest=rows.digest,
-            name=self.examples.describe(),
-            documents=len(self.examples),
+            name=self._describe(),
+            documents=len(self.examples) + len(self.unlabelled or ()),
             tokens=int((rows.rows != rows.pad_id).sum()),
             seconds=0.0,
             tokens_per_second=0.0,
@@ -90,6 +100,12 @@ class TableTask(Task):
     def evaluation_set(self, name: str, split: Any, examples: Any, rows: Any) -> EvaluationSet:
         """Rows to score."""
 
+    def _describe(self) -> str:
+        if self.unlabelled is None:
+            return str(self.examples.describe())
+        counts = f"{len(self.examples):,} labelled and {len(self.unlabelled):,} unlabelled examples"
+        return f"{counts}: {self.examples.describe()}; {self.unlabelled.describe()}"
+
     def _set(self, name: str, config: Config, tokenizer: PreTrainedTokenizerBase) -> EvaluationSet:
         setting = f"evaluate.sources.{name}"
         if (source := config.evaluate.sources.get(name)) is None:
@@ -103,6 +119,10 @@ class TableTask(Task):
             raise SettingError(
                 f"{setting} holds the very examples that are trained on: give {setting}.path of others, or files "
                 "called train and validation in one folder"
+            )
+        if self.unlabelled is not None and {*examples.texts} <= {*self.unlabelled.texts}:
+            raise SettingError(
+                f"{setting} has only texts that corpus.unlabelled is trained on too: keep those that are scored apart"
             )
         return self.evaluation_set(name, split, examples, self.rows(split, examples, tokenizer, config, scoring=True))
 

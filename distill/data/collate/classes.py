@@ -16,10 +16,10 @@ WIDTHS = 32  # batches are cut to a multiple of this, so that compiled graphs me
 
 @dataclass(frozen=True)
 class Classes:
-    """The batches of a set of labelled texts.
+    """The batches of a set of texts.
 
-    `class` has a target for each row: `positions` are the rows [B] of the batch, `targets` [B] the numbers of the
-    classes as int64, or values as float32.
+    `class` has a target for each row with a label, L of them: `positions` are these rows [L] of the batch, `targets`
+    [L] the numbers of the classes as int64, or values as float32.
     """
 
     texts: ClassRows
@@ -35,8 +35,10 @@ class Classes:
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
         """A micro-batch of the texts of these numbers, ids [B, S] int64; nothing in it is random."""
-        targets = torch.from_numpy(self.texts.labels[row_ids])
-        labels = {"class": Labels(torch.arange(len(ids)), targets if targets.dtype == torch.int64 else targets.float())}
+        labelled = np.flatnonzero(row_ids < len(self.texts.labels))
+        targets = torch.from_numpy(self.texts.labels[row_ids[labelled]])
+        targets = targets if targets.dtype == torch.int64 else targets.float()
+        labels = {"class": Labels(torch.from_numpy(labelled), targets)}
         return text_batch(ids, self.texts.segments[row_ids] if self.segments else None, self.pad_id, labels, row_ids)
 
 

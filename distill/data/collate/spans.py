@@ -17,8 +17,8 @@ from distill.data.span_rows import SpanRows
 class Spans:
     """The batches of a set of windows.
 
-    `span_start` and `span_end` have a target for each row: `positions` are the rows [B] of the batch, `targets` [B]
-    the positions in the row, that of [CLS] where the window has no answer.
+    `span_start` and `span_end` have a target for each row whose answer is known, L of them: `positions` are these rows
+    [L] of the batch, `targets` [L] the positions in the row, that of [CLS] where the window has no answer.
     """
 
     windows: SpanRows
@@ -34,9 +34,10 @@ class Spans:
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
         """A micro-batch of the windows of these numbers, ids [B, S] int64; nothing in it is random."""
-        rows = torch.arange(len(ids))
+        labelled = np.flatnonzero(row_ids < len(self.windows.starts))
+        rows, numbers = torch.from_numpy(labelled), row_ids[labelled]
         labels = {
-            "span_start": Labels(rows, torch.from_numpy(self.windows.starts[row_ids])),
-            "span_end": Labels(rows, torch.from_numpy(self.windows.ends[row_ids])),
+            "span_start": Labels(rows, torch.from_numpy(self.windows.starts[numbers])),
+            "span_end": Labels(rows, torch.from_numpy(self.windows.ends[numbers])),
         }
         return text_batch(ids, self.windows.segments[row_ids] if self.segments else None, self.pad_id, labels, row_ids)

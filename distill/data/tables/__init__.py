@@ -19,6 +19,7 @@ SPLITS = {
     "test": ("test",),
     "validation_matched": ("validation_matched", "dev_matched"),
     "validation_mismatched": ("validation_mismatched", "dev_mismatched"),
+    "unlabelled": ("unlabelled", "unlabeled", "unsupervised"),
 }
 
 
@@ -34,12 +35,12 @@ class TableConfig:
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """N texts, or pairs of texts, each with the class or the value that is to be predicted."""
+    """N texts, or pairs of texts, each with the class or the value that is to be predicted, or all without one."""
 
     name: str  # as the table describes itself
     first: list[str]
     second: list[str] | None  # the other texts of pairs
-    labels: np.ndarray  # [N] int64 numbers of classes, or float64 values
+    labels: np.ndarray  # [N] int64 numbers of classes, or float64 values; [0] of texts without labels
     classes: tuple[str, ...]  # the name of each class by its number; none where values are predicted
     left_out: Counter[str] = field(default_factory=Counter)  # rows that training does without, by reason
 
@@ -50,6 +51,11 @@ class LabelledTexts:
     def num_outputs(self) -> int:
         """How many numbers a model gives for a text."""
         return len(self.classes) or 1
+
+    @property
+    def texts(self) -> list[tuple[str, ...]]:
+        """What a model reads of each."""
+        return [*zip(self.first, self.second, strict=True)] if self.second is not None else [*zip(self.first)]
 
     def take(self, numbers: np.ndarray) -> Self:
         """Those of these numbers, in that order."""
@@ -85,6 +91,18 @@ class Split(ABC):
 
         Raises:
             SettingError: there are none, or they do not fit.
+        """
+
+    @abstractmethod
+    def read_unlabelled(self, path: str, setting: str) -> Any:
+        """Examples of the same form without labels, whatever labels the files have; bad rows are left out and counted.
+
+        Args:
+            path: file, folder or glob.
+            setting: which names it, such as `corpus.unlabelled`.
+
+        Raises:
+            SettingError: there are none.
         """
 
 
@@ -127,6 +145,24 @@ def find_split(where: TableConfig, setting: str, suffixes: tuple[str, ...], usua
             f"{setting}.hub"
         )
     return []
+
+
+def find_unlabelled(path: str, setting: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of examples without labels, sorted by name.
+
+    Args:
+        path: file, folder or glob; of a folder that holds files of any split, those called `unlabelled*` alone, so that
+            no text of an evaluation set is trained on by accident.
+        setting: which names it.
+
+    Raises:
+        SettingError: there are none.
+    """
+    found = find_files(path, setting, lambda folder: _of_split(folder, "unlabelled", suffixes))
+    if not found:
+        names = ", ".join(f"unlabelled*{suffix}" for suffix in suffixes)
+        raise SettingError(f"{setting}={path}: no file of unlabelled examples in this folder ({names}); name a file")
+    return found
 
 
 def describe(where: TableConfig, files: Sequence[Path]) -> str:

@@ -28,7 +28,7 @@ class Columns(NamedTuple):
 
     first: str
     second: str | None
-    label: str
+    label: str | None  # None: the rows are read without labels
     setting: str
 
     @property
@@ -60,7 +60,7 @@ def read_rows(
     Args:
         setting: what error lines call `where`.
         fields: the columns that are wanted, by the setting that names each.
-        header: the columns of CSV and TSV files whose first line is a row already.
+        header: the columns of CSV and TSV files whose first line is a row already, and does not name what is wanted.
         quotes: whether fields of CSV and TSV files may stand in quotation marks; None: in CSV, not in TSV.
 
     Raises:
@@ -69,6 +69,21 @@ def read_rows(
     if not files:
         assert where.hub is not None
         yield from _hub_rows(where, setting, fields)
+    yield from read_files(files, f"{setting}.path", fields, header, quotes)
+
+
+def read_files(
+    files: Sequence[Path],
+    setting: str,
+    fields: dict[str, str],
+    header: tuple[str, ...] = (),
+    quotes: bool | None = None,
+) -> Iterator[Row]:
+    """The rows of these files; arguments as in `read_rows`, but that `setting` names the files themselves.
+
+    Raises:
+        SettingError: a file cannot be read, or lacks a column.
+    """
     for path in files:
         kind = kind_of(path)
         try:
@@ -81,7 +96,7 @@ def read_rows(
             else:
                 raise Unreadable(path.name, "its name does not say what it is: *.csv, *.tsv, *.jsonl or *.parquet")
         except Unreadable as error:
-            raise SettingError(f"{setting}.path={path}: {error}; mend or remove that") from error
+            raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
 
 
 def kind_of(path: Path) -> str:
@@ -89,11 +104,14 @@ def kind_of(path: Path) -> str:
     return path.name.lower().removesuffix(".gz").rpartition(".")[2]
 
 
-def collect(rows: Iterable[Row], columns: Columns, parse: Callable[[Any], Any], training: bool) -> Collected:
+def collect(
+    rows: Iterable[Row], columns: Columns, parse: Callable[[Any], Any], training: bool, setting: str | None = None
+) -> Collected:
     """The texts and labels of rows. Training does without bad rows and counts them; evaluation has to have them all.
 
     Args:
         parse: the label of a field's content; raises ValueError with the reason where it is none.
+        setting: what error lines call the rows; None: as they call the columns.
 
     Raises:
         SettingError: a bad row in evaluation, or a column that holds something else than text.
@@ -119,7 +137,8 @@ def collect(rows: Iterable[Row], columns: Columns, parse: Callable[[Any], Any], 
         labels.append(label)
     if not labels:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in left_out.items()) or "it is empty"
-        raise SettingError(f"{columns.setting}: not one row to use: {reasons}; check the file and the columns")
+        where = setting or columns.setting
+        raise SettingError(f"{where}: not one row to use: {reasons}; check the file and the columns")
     return Collected(first, None if columns.second is None else second, labels, left_out)
 
 
@@ -135,7 +154,7 @@ def _parsed(row: Row, columns: Columns, parse: Callable[[Any], Any], training: b
     )
     if training and not (text.strip() and (columns.second is None or other.strip())):
         raise ValueError("no text")  # in evaluation a model has to answer all the same
-    return text, other, parse(row.values[columns.label])
+    return text, other, None if columns.label is None else parse(row.values[columns.label])
 
 
 def _numbered(path: Path, records: Iterable[dict[str, Any]]) -> Iterator[Row]:
@@ -156,7 +175,7 @@ def _separated(
     split = _quoted if (kind == "csv" if quotes is None else quotes) else _unquoted
     names = list(header)
     for number, values in split(path, "," if kind == "csv" else "\t"):
-        if not names:
+        if not names or (number == 1 and {*fields.values()} <= {name.strip() for name in values}):
             names = [name.strip() for name in values]
             _check_fields(fields, names, path.name)
         else:

@@ -5,15 +5,16 @@ task has a column `label`. WNLI is left out: its development set contradicts its
 compared without it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split
+from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split, find_unlabelled
 from distill.data.tables._rows import SUFFIXES, Columns, collect, kind_of, read_rows
+from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
 from distill.data.tables.table import class_of, number
 from distill.errors import SettingError
 
@@ -106,6 +107,12 @@ class Glue(Split):
     def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
         return read(self.task, self.where, setting, training)
 
+    def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
+        """Of GLUE's own files those of its test sets will do, whose labels were never published."""
+        files = find_unlabelled(path, setting, TEXT_SUFFIXES)
+        columns, header = _columns(self.task, files, "corpus")
+        return unlabelled_texts(files, setting, columns._replace(label=None), header)
+
 
 def find_task(name: str, setting: str) -> GlueTask:
     """The task of that name.
@@ -132,16 +139,22 @@ def read(task: GlueTask, where: TableConfig, setting: str, training: bool) -> La
     """
     where = _with_defaults(task, where, setting)
     files = find_split(where, setting, SUFFIXES, (f"glue/{task.folder}", task.folder))
-    plain = bool(files) and kind_of(files[0]) in ("tsv", "txt")
-    texts = (task.tsv_texts or task.texts) if plain else task.texts
-    columns = Columns(texts[0], (*texts, None)[1], task.tsv_label if plain else "label", setting)
-    rows = read_rows(where, setting, files, columns.fields, task.tsv_header if plain else ())
+    columns, header = _columns(task, files, setting)
+    rows = read_rows(where, setting, files, columns.fields, header)
     found = collect(rows, columns, task_label(task), training)
     labels = np.array(found.labels, np.int64 if task.classes else np.float64)
     name = f"{task.folder} ({where.split})"
     if where.path is not None:
         name = f"{task.folder} ({describe(where, files)})"
     return LabelledTexts(name, found.first, found.second, labels, task.classes, found.left_out)
+
+
+def _columns(task: GlueTask, files: Sequence[Path], setting: str) -> tuple[Columns, tuple[str, ...]]:
+    """The columns that count in these files, or on the Hub where there are none, and all of files without a header."""
+    plain = bool(files) and kind_of(files[0]) in ("tsv", "txt")
+    texts = (task.tsv_texts or task.texts) if plain else task.texts
+    columns = Columns(texts[0], (*texts, None)[1], task.tsv_label if plain else "label", setting)
+    return columns, task.tsv_header if plain else ()
 
 
 def task_label(task: GlueTask) -> Callable[[Any], int | float]:

@@ -17,8 +17,8 @@ import numpy as np
 
 from distill.data import readers
 from distill.data.readers import Unreadable
-from distill.data.tables import Split, TableConfig, counted, describe, find_split
-from distill.data.tables._rows import Row, kind_of, read_rows
+from distill.data.tables import Split, TableConfig, counted, describe, find_split, find_unlabelled
+from distill.data.tables._rows import Row, kind_of, read_files, read_rows
 from distill.errors import SettingError
 
 HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
@@ -64,6 +64,11 @@ class Questions:
     def __len__(self) -> int:
         return len(self.questions)
 
+    @property
+    def texts(self) -> list[tuple[str, ...]]:
+        """What a model reads of each."""
+        return [(question.context, question.question) for question in self.questions]
+
     def take(self, numbers: np.ndarray) -> Self:
         """Those of these numbers, in that order."""
         return replace(self, questions=tuple(self.questions[number] for number in numbers))
@@ -104,6 +109,9 @@ class Squad(Split):
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> Questions:
         return read(self.where, self.version, setting, training)
+
+    def read_unlabelled(self, path: str, setting: str) -> Questions:
+        return read_unlabelled(path, self.version, setting)
 
 
 def read(where: TableConfig, version: str, setting: str, training: bool) -> Questions:
@@ -150,6 +158,34 @@ def read(where: TableConfig, version: str, setting: str, training: bool) -> Ques
     return Questions(describe(where, files), version, tuple(questions), moved, left_out, lost)
 
 
+def read_unlabelled(path: str, version: str, setting: str) -> Questions:
+    """The questions of files of either version, without their answers; a context and a question are all they need.
+
+    Raises:
+        SettingError: there are none.
+    """
+    files = find_unlabelled(path, setting, SUFFIXES)
+    if others := [file for file in files if not file.name.lower().endswith(SUFFIXES)]:
+        raise SettingError(f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files")
+    questions: list[Question] = []
+    left_out: Counter[str] = Counter()
+    for file in files:
+        fields = {f"{setting}.{column}": column for column in ("context", "question")}
+        flat = (_of_row(row) for row in read_files([file], setting, fields))
+        for place, record in _of_json(file, setting) if kind_of(file) == "json" else flat:
+            try:
+                question, _ = _question(record | {"id": place, "answers": [], "is_impossible": None}, training=True)
+            except ValueError as error:
+                left_out[str(error)] += 1
+                continue
+            questions.append(question)
+    name = describe(TableConfig(), files)
+    if not questions:
+        reasons = counted(left_out, "left out") or "; it is empty"
+        raise SettingError(f"{setting}: {name} has not one question to use{reasons}; check the files")
+    return Questions(name, version, tuple(questions), left_out=left_out)
+
+
 def _fits(path: Path, version: str) -> bool:
     """Whether a file's name names no other version."""
     return not any(f"v{other}" in path.name for other in HUB if other != version)
@@ -160,7 +196,7 @@ def _records(where: TableConfig, setting: str, files: list[Path]) -> Iterator[tu
     fields = {f"{setting}.{column}": column for column in COLUMNS}
     whole = [path for path in files if kind_of(path) == "json"]
     for path in whole:
-        yield from _of_json(path, setting)
+        yield from _of_json(path, f"{setting}.path")
     if whole and len(whole) == len(files):
         return
     for row in read_rows(where, setting, [path for path in files if path not in whole], fields):
@@ -169,7 +205,7 @@ def _records(where: TableConfig, setting: str, files: list[Path]) -> Iterator[tu
 
 def _of_row(row: Row) -> tuple[str, dict[str, Any]]:
     assert row.values is not None  # no file of separated fields is among them
-    answers = row.values["answers"]
+    answers = row.values.get("answers")
     if isinstance(answers, dict):  # columns of texts and places, turned into the official list of pairs
         texts, starts = answers.get("text"), answers.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
@@ -178,14 +214,14 @@ def _of_row(row: Row) -> tuple[str, dict[str, Any]]:
 
 
 def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The questions of one JSON document."""
+    """The questions of one JSON document; `setting` names it."""
     try:
         content = json.loads("".join(readers.lines(path)))
     except Unreadable as error:
-        raise SettingError(f"{setting}.path={path}: {error}; mend or remove that") from error
+        raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
     except ValueError as error:
         raise SettingError(
-            f"{setting}.path={path}: not JSON ({error}); mend it, or call a file of one object a line *.jsonl"
+            f"{setting}={path}: not JSON ({error}); mend it, or call a file of one object a line *.jsonl"
         ) from error
     try:
         for number, each in enumerate(content["data"], 1):
@@ -198,7 +234,7 @@ def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield place, dict.fromkeys(COLUMNS) | question | {"context": paragraph["context"]}
     except (KeyError, TypeError, AttributeError) as error:
         raise SettingError(
-            f"{setting}.path={path}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error})"
+            f"{setting}={path}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error})"
         ) from error
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split
+from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split, find_unlabelled
 from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
+from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
 from distill.errors import SettingError
 
 
@@ -47,6 +48,11 @@ class Table(Split):
     def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
         classes = None if like is None else like.classes or None
         return read(self.columns, self.where, setting, setting, training, classes)
+
+    def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
+        columns = Columns(self.columns.text, self.columns.second, None, "corpus")
+        files = find_unlabelled(path, setting, TEXT_SUFFIXES)
+        return unlabelled_texts(files, setting, columns, quotes=self.columns.quotes)
 
 
 def read(

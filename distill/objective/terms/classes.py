@@ -10,7 +10,10 @@ from distill.teacher.signal import Signal
 
 
 class Classes(Term):
-    """Cross-entropy in nats where targets are the numbers of classes, (output - target)^2 where they are values."""
+    """Cross-entropy in nats where targets are the numbers of classes, (output - target)^2 where they are values.
+
+    Rows without a label do not count.
+    """
 
     title = "Class"
     task = "class"

@@ -14,7 +14,8 @@ from distill.teacher.signal import Signal
 class SoftSpan(Term):
     """The mean over first and last token of T^2 KL(teacher || student), over the positions of each row.
 
-    As DistilBERT was fine-tuned with a second teacher (Sanh et al. 2019, section 4); see `losses.soft`.
+    As DistilBERT was fine-tuned with a second teacher (Sanh et al. 2019, section 4); see `losses.soft`. Rows whose
+    answer is not known count too.
     """
 
     title = "Soft answer"

@@ -15,7 +15,8 @@ NEVER = -1e4  # the logit of positions that hold no text
 class Span(Term):
     """The mean of both cross-entropies of each row, in nats (Devlin et al., "BERT", 2019, section 4.2).
 
-    Padding is left out of the softmax, so that the loss does not depend on how long a batch is.
+    Rows whose answer is not known do not count. Padding is left out of the softmax, so that the loss does not depend on
+    how long a batch is.
     """
 
     title = "Answer (first and last token)"
@@ -27,8 +28,9 @@ class Span(Term):
         return len(batch.labels["span_start"].targets)
 
     def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
-        logits = text_logits(student.extra["span"], batch)
-        ends = (batch.labels["span_start"].targets, batch.labels["span_end"].targets)
+        rows, starts = batch.labels["span_start"]
+        logits = text_logits(student.extra["span"], batch)[rows]
+        ends = (starts, batch.labels["span_end"].targets)
         parts = [cross_entropy(logits[..., end], targets, reduction="sum") for end, targets in enumerate(ends)]
         return torch.stack(parts).mean()
 
