@@ -19,33 +19,31 @@ GAIN = 1.5  # of queries and keys: the neighbour's weight stands out from the no
 
 
 def attend_to_neighbours(model: Any) -> None:
-    """Change the position embeddings [positions, H] and the first layer's queries and keys [H, H] in place.
+    """Change the position embeddings [positions, E] and the first layer's queries and keys [H, H] in place.
+
+    In an ALBERT, whose embeddings are narrower than its layers (E < H), the map between them becomes the identity in
+    its first E outputs, so that the layer finds the waves there; and its layer is all of its layers.
 
     Raises:
         SettingError: a family without learned position embeddings, or heads of odd size.
     """
-    family = model.config.model_type
-    if family == "bert":
-        attention = model.bert.encoder.layer[0].attention.self
-        query, key, heads = attention.query.weight, attention.key.weight, attention.num_attention_heads
-    elif family == "distilbert":
-        attention = model.distilbert.transformer.layer[0].attention
-        query, key, heads = attention.q_lin.weight, attention.k_lin.weight, attention.n_heads
-    else:
-        raise SettingError(f"student.start=neighbours is for bert and distilbert, not for {family}: use random")
+    query, key, heads = _first_attention(model)
     positions = model.base_model.embeddings.position_embeddings.weight
-    width = positions.shape[1]
-    size = width // heads
-    if size % 2:
+    width, size = positions.shape[1], len(query) // heads
+    if size % 2 or width % 2:
         raise SettingError(f"student.start=neighbours needs heads of even size, not {size}: choose other heads")
-    frequencies = math.pi * torch.arange(1, width // 2 + 1) / (width // 2 + 1)
+    count = width // 2
+    frequencies = math.pi * torch.arange(1, count + 1) / (count + 1)
     angles = torch.arange(len(positions))[:, None] * frequencies
     spread = math.sqrt(2) * model.config.initializer_range  # of a wave with the words' standard deviation
     with torch.no_grad():
         positions[:, 0::2], positions[:, 1::2] = spread * angles.sin(), spread * angles.cos()
+        if model.config.model_type == "albert":
+            _keep_embeddings(model.base_model.encoder.embedding_hidden_mapping_in.weight)
         for head in range(heads):
             offset = (head // 2 + 1) * (-1 if head % 2 == 0 else 1)
-            waves = torch.arange(head, heads * (size // 2), heads)  # every head gets waves of all lengths
+            slots = torch.arange(head, heads * (size // 2), heads)  # every head gets waves of all lengths
+            waves = slots * count // (heads * (size // 2))
             sines = head * size + 2 * torch.arange(size // 2)
             turn = offset * frequencies[waves]
             key[sines, 2 * waves] += GAIN
@@ -54,3 +52,25 @@ def attend_to_neighbours(model: Any) -> None:
             query[sines, 2 * waves + 1] += GAIN * turn.sin()
             query[sines + 1, 2 * waves] -= GAIN * turn.sin()
             query[sines + 1, 2 * waves + 1] += GAIN * turn.cos()
+
+
+def _first_attention(model: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Weights of the queries and keys of the first layer [H, H], and its number of heads."""
+    family = model.config.model_type
+    if family == "bert":
+        attention = model.bert.encoder.layer[0].attention.self
+        return attention.query.weight, attention.key.weight, attention.num_attention_heads
+    if family == "distilbert":
+        attention = model.distilbert.transformer.layer[0].attention
+        return attention.q_lin.weight, attention.k_lin.weight, attention.n_heads
+    if family == "albert":
+        attention = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention
+        return attention.query.weight, attention.key.weight, attention.num_attention_heads
+    raise SettingError(f"student.start=neighbours is for bert, distilbert and albert, not for {family}: use random")
+
+
+def _keep_embeddings(mapping: torch.Tensor) -> None:
+    """Make a map [H, E] pass its input on in the first E outputs, and mix it, with the same variance, in the others."""
+    width = min(mapping.shape)
+    mapping.normal_(std=mapping.shape[1] ** -0.5)
+    mapping[:width] = torch.eye(width, mapping.shape[1])

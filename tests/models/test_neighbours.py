@@ -10,11 +10,13 @@ from distill.models.initialisation import attend_to_neighbours
 from distill.models.student import make_student
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "albert"])
 def test_every_head_of_the_first_layer_attends_to_its_offset(family: str) -> None:
     """On random words at 48 positions: over six times the attention of a uniform head, at -1, +1, -2, +2."""
     torch.manual_seed(0)
-    config = {"hidden_size": 128, "num_attention_heads": 4} if family == "bert" else {"dim": 128, "n_heads": 4}
+    config = {"dim": 128, "n_heads": 4} if family == "distilbert" else {"hidden_size": 128, "num_attention_heads": 4}
+    if family == "albert":
+        config |= {"embedding_size": 64, "num_hidden_layers": 2, "intermediate_size": 256}
     settings = StudentConfig(kind="config", architecture=family, start="neighbours", dropout=0.0, config=config)
     model = make_student(settings, None, tiny.make_tokenizer(), 48).eval()
     model.set_attn_implementation("eager")
