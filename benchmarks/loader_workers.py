@@ -105,7 +105,7 @@ def computing(batches: Batches, rounds: int = 5) -> float:
     return float(np.median(taken))
 
 
-def measure(batches: Batches, slow: SlowRows, step: float, options: argparse.Namespace) -> dict[str, float]:
+def measure(batches: Batches, slow: SlowRows, step: float, warm_up: float, seconds: float) -> dict[str, float]:
     """Batches a second and the share of the time that the loop waits, after a time to get going."""
     stream = batches.stream(0, 1 << 30, torch.device("cpu"))
     began, count, waited = time.perf_counter(), 0, 0.0
@@ -116,14 +116,14 @@ def measure(batches: Batches, slow: SlowRows, step: float, options: argparse.Nam
         now = time.perf_counter()
         if warm:
             count, waited = count + 1, waited + now - waiting
-        elif now - began >= options.warm_up:
+        elif now - began >= warm_up:
             warm, began, slow.most_reading = True, now, 0
-        if warm and count >= 2 and now - began >= options.seconds:
+        if warm and count >= 2 and now - began >= seconds:
             break
         time.sleep(step)
     stream.close()
-    seconds = now - began
-    return {"batches_per_second": count / seconds, "data_wait": waited / seconds, "reads_at_once": slow.most_reading}
+    took = now - began
+    return {"batches_per_second": count / took, "data_wait": waited / took, "reads_at_once": slow.most_reading}
 
 
 def model(latency: float, compute: float, step: float, rows: int, threads: int) -> float:
@@ -141,7 +141,8 @@ def measure_storage(rows: np.ndarray, name: str, options: argparse.Namespace) ->
         threads, most = num_threads(None if workers == AUTO else workers, 1)
         sources = {"rows": slow, "collator": albert_collator(), "batch_size": options.rows, "accumulate": 1}
         batches = Batches(**sources, seed=int(key(0, name)) >> 1, threads=threads, most_threads=most)
-        measured = measure(batches, slow, step, options)
+        warm_up = options.warm_up * (2 if workers == AUTO else 1)  # it may grow more than once
+        measured = measure(batches, slow, step, warm_up, options.seconds)
         expected = None if workers == AUTO else model(latency, options.computing, step, options.rows, threads)
         results.append({"storage": name, "latency": latency, "workers": workers, "model": expected, **measured})
     return results
@@ -192,7 +193,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=512, help="positions of a row")
     parser.add_argument("--step", type=float, default=50.0, help="milliseconds that the loop computes on a batch")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
-    parser.add_argument("--warm-up", type=float, default=6.0, help="seconds before each measurement")
+    parser.add_argument("--warm-up", type=float, default=6.0, help="seconds before each measurement; of auto, twice")
     parser.add_argument("--megabytes", type=float, default=64.0, help="of the token file")
     parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args()

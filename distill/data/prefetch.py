@@ -18,6 +18,7 @@ WINDOWS_AHEAD = 4  # or one for each thread, where those are more
 MOST_THREADS = 16  # that an automatic choice goes up to
 PERIOD = 4  # windows between two choices, or one for each thread, where those are more
 WAITED = 0.05  # share of its time that the loop may wait for windows before threads are added
+SPARE = 1.25  # times the threads that would do if every window took equally long
 GAIN = 0.1  # share of the waiting that added threads have to save, or they are given up again
 
 logger = logging.getLogger(__name__)
@@ -45,13 +46,14 @@ class Pace:
 def choose_threads(pace: Pace, threads: int, most: int) -> int:
     """How many threads should prepare windows, after `threads` of them had this pace: as many, or more.
 
-    Windows that take P seconds to prepare, and that the loop uses up in L seconds, need P / L threads. Where C of the P
-    seconds are computing, about P / C threads keep Python busy, which computes in one of them at a time. Further ones
-    would be in each other's way, so that preparation that computes all the time gets none.
+    Windows that take P seconds to prepare, and that the loop uses up in L seconds, need P / L threads, and a few more
+    as some take longer than others. Where C of the P seconds are computing, about P / C threads keep Python busy, which
+    computes in one of them at a time. Further ones would be in each other's way, so that preparation that computes all
+    the time gets none.
     """
     if threads >= most or pace.waited <= WAITED * pace.loop:
         return threads
-    needed = math.ceil(pace.prepared / max(pace.loop - pace.waited, 1e-9))
+    needed = math.ceil(SPARE * pace.prepared / max(pace.loop - pace.waited, 1e-9))
     useful = round(pace.prepared / max(pace.computed, 1e-9))
     return max(threads, min(max(needed, threads + 1), useful, most))
 
