@@ -236,7 +236,9 @@ class TrainConfig:
     milestones: list[int] | None = None
     milestone_every: int | None = None
     max_nonfinite: int = 10  # skipped steps in a row before the run stops
-    workers: int | None = None  # threads that prepare batches ahead; 0: none, in the loop; null: by this rank's cores
+    # Threads that prepare batches ahead; 0: none, in the loop; null: by this rank's cores, and up to 16 while the loop
+    # waits for storage.
+    workers: int | None = None
 
 
 @dataclass

@@ -5,7 +5,6 @@ Shapes: B rows of a micro-batch, S positions.
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +12,8 @@ import numpy as np
 import torch
 
 from distill.data.batch import Batch
+from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount
 from distill.seed import key, shuffled
-
-WINDOWS_AHEAD = 4
 
 
 class Collator(Protocol):
@@ -49,10 +47,15 @@ def subsample_rows(rows: np.ndarray, most: int | None, purpose: str) -> np.ndarr
     return rows if numbers is None else rows[numbers]
 
 
-def num_threads(requested: int | None, local_size: int) -> int:
-    """Threads that prepare batches: as many as requested, else one for every four cores of this rank, from 1 to 4."""
+def num_threads(requested: int | None, local_size: int) -> tuple[int, int]:
+    """Threads that prepare batches, and how many they may become while the loop waits for storage.
+
+    As many as requested, and never more; else at first one for every four cores of this rank, from 1 to 4.
+    """
+    if requested is not None:
+        return requested, requested
     cores = len(os.sched_getaffinity(0)) // local_size
-    return min(4, max(1, cores // 4)) if requested is None else requested
+    return min(4, max(1, cores // 4)), MOST_THREADS
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Batches:
     size: int = 1
     threads: int = 1  # that prepare windows ahead; 0: the loop prepares its own
     static: bool = False  # the same masks in every epoch: those of epoch 0
+    most_threads: int = 0  # where it is more than `threads`: these grow so far while the loop waits for storage
 
     @property
     def rows_per_step(self) -> int:
@@ -116,14 +120,7 @@ class Batches:
                 window = [read_ahead(batch) for batch in window]
             return [batch.pinned() for batch in window] if device.type == "cuda" else window
 
-        if not self.threads:
-            yield from ([batch.to(device) for batch in prepare(step)] for step in range(start, stop))
-            return
-        in_hand = max(WINDOWS_AHEAD, self.threads)
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="batches") as pool:
-            ahead = [pool.submit(prepare, step) for step in range(start, min(start + in_hand, stop))]
-            for step in range(start, stop):
-                window = ahead.pop(0).result()
-                if step + in_hand < stop:
-                    ahead.append(pool.submit(prepare, step + in_hand))
-                yield [batch.to(device) for batch in window]
+        steps = range(start, stop)
+        count = ThreadCount(self.threads, self.most_threads)
+        for window in Prefetch(prepare, steps, count) if self.threads else map(prepare, steps):
+            yield [batch.to(device) for batch in window]

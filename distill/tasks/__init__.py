@@ -84,6 +84,7 @@ class Task(ABC):
 
 def make_batches(config: Config, rows: np.ndarray, collator: Collator, backend: Backend) -> Batches:
     """This rank's share of the rows [N, S] in their order."""
+    threads, most_threads = num_threads(config.train.workers, backend.local_size)
     return Batches(
         rows,
         collator,
@@ -92,8 +93,9 @@ def make_batches(config: Config, rows: np.ndarray, collator: Collator, backend: 
         config.seed,
         backend.rank,
         backend.size,
-        num_threads(config.train.workers, backend.local_size),
+        threads,
         config.objective.masking.static,
+        most_threads,
     )
 
 

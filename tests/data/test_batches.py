@@ -178,5 +178,5 @@ def test_subsample_rows_is_a_fixed_choice_in_the_old_order() -> None:
 def test_threads_follow_the_cores_of_a_rank_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, local_size, expected in ((2, 1, 1), (16, 1, 4), (16, 2, 2), (16, 8, 1), (4, 8, 1), (128, 1, 4)):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
-        assert num_threads(None, local_size) == expected
-        assert num_threads(0, local_size) == 0 and num_threads(9, local_size) == 9
+        assert num_threads(None, local_size) == (expected, 16)
+        assert num_threads(0, local_size) == (0, 0) and num_threads(9, local_size) == (9, 9)

@@ -1,0 +1,161 @@
+"""Windows of batches prepared ahead of the loop by threads, of which there are more while storage is slow.
+
+The loop gets windows in the order of their steps whatever the threads do, so their number changes no result.
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Generic, TypeVar
+
+WINDOWS_AHEAD = 4  # or one for each thread, where those are more
+MOST_THREADS = 16  # that an automatic choice goes up to
+PERIOD = 4  # windows between two choices, or one for each thread, where those are more
+WAITED = 0.05  # share of its time that the loop may wait for windows before threads are added
+SPARE = 1.25  # times the threads that would do if every window took equally long
+GAIN = 0.1  # share of the waiting that added threads have to save, or they are given up again
+
+logger = logging.getLogger(__name__)
+Window = TypeVar("Window")
+
+
+@dataclass
+class Pace:
+    """How long some windows took, in seconds: sums over all of them."""
+
+    windows: int = 0
+    loop: float = 0.0  # from one window taken to the next, the wait for it included
+    waited: float = 0.0  # of that: until the window was there
+    prepared: float = 0.0  # from the beginning to the end of a window's preparation, in its thread
+    computed: float = 0.0  # of that: computing, or ready to compute while others use the cores
+
+    def add(self, loop: float, waited: float, prepared: float, computed: float) -> None:
+        self.windows += 1
+        self.loop += loop
+        self.waited += waited
+        self.prepared += prepared
+        self.computed += computed
+
+
+def choose_threads(pace: Pace, threads: int, most: int) -> int:
+    """How many threads should prepare windows, after `threads` of them had this pace: as many, or more.
+
+    Windows that take P seconds to prepare, and that the loop uses up in L seconds, need P / L threads, and a few more
+    as some take longer than others. Where C of the P seconds are computing, about P / C threads keep Python busy, which
+    computes in one of them at a time. Further ones would be in each other's way, so that preparation that computes all
+    the time gets none.
+    """
+    if threads >= most or pace.waited <= WAITED * pace.loop:
+        return threads
+    needed = math.ceil(SPARE * pace.prepared / max(pace.loop - pace.waited, 1e-9))
+    useful = round(pace.prepared / max(pace.computed, 1e-9))
+    return max(threads, min(max(needed, threads + 1), useful, most))
+
+
+class ThreadCount:
+    """The number of threads that prepare windows. It grows while the loop waits for storage, if that helps.
+
+    Attributes:
+        threads: how many there are now.
+        most: how many there may be; as many as there are at first: their number is fixed.
+    """
+
+    def __init__(self, threads: int, most: int) -> None:
+        self.threads, self.most = threads, max(threads, most)
+        self._pace = Pace()
+        self._skip = 1  # coming windows that say nothing about the pace; every loop waits for its first one
+        self._before: tuple[int, Pace] | None = None  # what fewer threads did, until more have proved themselves
+
+    def note(self, loop: float, waited: float, prepared: float, computed: float) -> None:
+        """Take note of a window's seconds, named as in `Pace`; when enough windows are known, choose anew."""
+        if self.threads == self.most and self._before is None:
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        self._pace.add(loop, waited, prepared, computed)
+        if self._pace.windows >= max(PERIOD, self.threads):
+            self._choose(self._pace)
+            self._pace = Pace()
+
+    def _choose(self, pace: Pace) -> None:
+        if self._before is not None:
+            fewer, before = self._before
+            self._before = None
+            if pace.waited / pace.windows > (1 - GAIN) * before.waited / before.windows:
+                logger.info(f"batches wait as long with {self.threads} threads: {fewer} again")
+                self.threads = self.most = fewer
+                return
+        threads = choose_threads(pace, self.threads, self.most)
+        if threads > self.threads:
+            logger.info(f"batches wait for storage: {threads} threads instead of {self.threads}")
+            self._before = (self.threads, pace)
+            self.threads = threads
+            self._skip = threads + WINDOWS_AHEAD  # begun before, or all at once: neither is the pace of these threads
+
+
+class Prefetch(Generic[Window]):
+    """Calls `prepare` for each of the steps in threads, and gives its results in the order of the steps.
+
+    At most one window for each thread, or `WINDOWS_AHEAD` where that is more, are in preparation or wait for the loop.
+    """
+
+    def __init__(self, prepare: Callable[[int], Window], steps: range, count: ThreadCount) -> None:
+        self.prepare, self.steps, self.count = prepare, steps, count
+        self._ahead: deque[Future[tuple[Window, float, float]]] = deque()
+        self._lock = Lock()  # of what follows, which the loop and the threads change
+        self._begun = 0  # steps that have been given to a thread
+        self._running = 0
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Window]:
+        with ThreadPoolExecutor(self.count.most, thread_name_prefix="batches") as pool:
+            try:
+                taken = time.perf_counter()
+                for _ in self.steps:
+                    self._fill(pool)
+                    waiting = time.perf_counter()
+                    window, prepared, computed = self._ahead.popleft().result()
+                    last, taken = taken, time.perf_counter()
+                    self.count.note(taken - last, taken - waiting, prepared, computed)
+                    self._fill(pool)
+                    yield window
+            finally:
+                with self._lock:
+                    self._closed = True
+
+    def _fill(self, pool: ThreadPoolExecutor) -> None:
+        """Give the next steps to threads that are free."""
+        with self._lock:
+            room = max(WINDOWS_AHEAD, self.count.threads) - len(self._ahead)
+            free = self.count.threads - self._running
+            left = 0 if self._closed else len(self.steps) - self._begun
+            for _ in range(min(room, free, left)):
+                self._ahead.append(pool.submit(self._work, pool, self.steps[self._begun]))
+                self._begun += 1
+                self._running += 1
+
+    def _work(self, pool: ThreadPoolExecutor, step: int) -> tuple[Window, float, float]:
+        """The window of a step, the seconds that it took, and in how many of them this thread computed."""
+        try:
+            began, computed = time.perf_counter(), _computed()
+            return self.prepare(step), time.perf_counter() - began, _computed() - computed
+        finally:
+            with self._lock:
+                self._running -= 1
+            self._fill(pool)
+
+
+def _computed() -> float:
+    """Seconds that this thread has computed, or would have on a core that was free; the latter is known on Linux."""
+    try:
+        wanted_core = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        wanted_core = 0.0
+    return time.thread_time() + wanted_core
