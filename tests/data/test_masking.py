@@ -37,9 +37,10 @@ def test_special_tokens_are_never_chosen_nor_drawn(tokenizer: Any) -> None:
     assert ((drawn - expected) ** 2 / expected).sum() < 75  # chi-squared, 38 degrees of freedom, 0.03 %
 
 
-def test_row_without_ordinary_tokens_has_no_targets(tokenizer: Any) -> None:
+@pytest.mark.parametrize("settings", [{}, {"whole_words": True}, {"ngrams": 3}])
+def test_row_without_ordinary_tokens_has_no_targets(tokenizer: Any, settings: dict[str, Any]) -> None:
     rows = np.array([[CLS, SEP, PAD, PAD], [CLS, 7, SEP, PAD]], np.uint16)
-    inputs, targets = apply(make_masks(tokenizer, rows), rows)
+    inputs, targets = apply(make_masks(tokenizer, rows, **settings), rows)
     assert (targets == IGNORE).sum(1).tolist() == [4, 3] and inputs[0].tolist() == [CLS, SEP, PAD, PAD]
 
 

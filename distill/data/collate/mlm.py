@@ -126,30 +126,32 @@ class MaskedLM:
         As in the code published with Lan et al., "ALBERT" (2020), section 4.1: an n-gram that does not fit into what is
         left of `wanted` is shortened word by word, and passed over if none is left or a word of it is chosen already.
         """
-        starts = np.flatnonzero(self._begins(ids, candidates))
-        ends = np.append(starts[1:], len(ids))
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):  # a word ends before a special token
-            ends[number] = start + np.append(candidates[start:end], False).argmin()
-        chosen = np.zeros_like(candidates)
-        left = wanted
-        for first in np.argsort(race[starts], kind="stable"):
+        begins = np.flatnonzero(self._begins(ids, candidates))
+        barriers = np.append(np.flatnonzero(~candidates), len(ids))  # a word ends before a special token
+        stops = np.minimum(np.append(begins[1:], len(ids)), barriers[np.searchsorted(barriers, begins)])
+        # Lists: the draw goes word by word, for which arrays are several times slower.
+        order = np.argsort(race[begins], kind="stable").tolist()
+        starts, ends, words = begins.tolist(), stops.tolist(), lengths[begins].tolist()
+        taken = [False] * len(starts)
+        left = int(wanted)
+        for first in order:
             if not left:
                 break
-            last = min(first + lengths[starts[first]], len(starts)) - 1
-            while last >= first and (ends[last] - starts[first] > left or not _adjoin(starts, ends, first, last)):
+            last = first  # the last of as many words as stand side by side and fit
+            while last - first + 1 < words[first] and last + 1 < len(starts) and ends[last] == starts[last + 1]:
+                last += 1
+            while last >= first and ends[last] - starts[first] > left:
                 last -= 1
-            if last >= first and not chosen[starts[first] : ends[last]].any():
-                chosen[starts[first] : ends[last]] = True
+            if last >= first and not any(taken[first : last + 1]):
+                taken[first : last + 1] = [True] * (last + 1 - first)
                 left -= ends[last] - starts[first]
-        if wanted and not chosen.any() and len(starts):  # every word is longer than what is wanted
-            first = race[starts].argmin()
-            chosen[starts[first] : ends[first]] = True
+        if wanted and order and not any(taken):  # every word is longer than what is wanted
+            taken[order[0]] = True
+        chosen = np.zeros_like(candidates)
+        for start, end, take in zip(starts, ends, taken, strict=True):
+            if take:
+                chosen[start:end] = True
         return chosen
-
-
-def _adjoin(starts: np.ndarray, ends: np.ndarray, first: int, last: int) -> bool:
-    """Whether no special token stands between the words from `first` to `last`."""
-    return bool((ends[first:last] == starts[first + 1 : last + 1]).all())
 
 
 def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> MaskedLM:
