@@ -317,7 +317,8 @@ def _check_training(config: Config) -> None:
     if settings.epochs is None and settings.steps is None and settings.minutes is None:
         raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
     _check_optimizer(config)
-    _share("student.dropout", config.student.dropout)
+    if config.student.dropout is not None:
+        _share("student.dropout", config.student.dropout)
     _choose("student.start", config.student.start, ("random", "neighbours"))
 
 

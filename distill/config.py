@@ -147,7 +147,7 @@ class StudentConfig:
     layers: Any = None
     num_layers: int | None = None  # how many a rule takes; null: half of the teacher's
     config: dict[str, Any] = field(default_factory=dict)  # fields of the transformers configuration
-    dropout: float = 0.1  # of kind=layers and kind=config; the others bring their own
+    dropout: float | None = None  # null: 0.1, or what a saved model says; not of kind=custom
     # Folder or Hub name, or corpus (trained on it); null: the teacher's. Another one than the teacher's is for losses
     # that need no pair of token rows, such as `pooled`.
     tokenizer: str | None = None

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,14 @@ def load_pretrained(
     revision: str | None = None,
     trust_remote_code: bool = False,
     new_heads: bool = False,
+    changes: Callable[[Any], dict[str, Any]] | None = None,
 ) -> Any:
     """A language model of a kind in fp32, from safetensors.
 
     Args:
         new_heads: whether heads that the saved model lacks, with the pooler before them, may begin at random, drawn
             from torch's generator.
+        changes: fields of the configuration that get another value, given the saved one.
 
     Raises:
         SettingError: nothing loadable at `path`, or not with all its weights; the message names `setting`.
@@ -60,7 +62,7 @@ def load_pretrained(
         names = {}
         if config.model_type in DEBERTA:
             config.legacy, names = True, DEBERTA_HEAD
-        for name, value in kind.fields.items():
+        for name, value in {**kind.fields, **(changes(config) if changes else {})}.items():
             setattr(config, name, value)
         with _quietly() if new_heads else nullcontext():
             model, found = kind.auto_class.from_pretrained(

@@ -19,6 +19,8 @@ from distill.models.load import load_pretrained, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+DROPOUT = 0.1  # of models that are made here, unless another is given
+
 # Rates of parts that no language model trains, but for the first where there is a head on whole rows.
 OTHER_DROPOUTS = ("classifier", "cls_", "summary", "pooler", "layerdrop", "drop_path", "stochastic_depth")
 
@@ -161,7 +163,10 @@ def _changes(known: Any, settings: StudentConfig, kind: ModelKind) -> dict[str, 
     for name in settings.config:
         if not hasattr(known, name):
             raise SettingError(f"student.config.{name} is no field of the {known.model_type} configuration")
-    return {**dict.fromkeys(dropout_names(known, kind), settings.dropout), **settings.config}
+    dropout = settings.dropout
+    if dropout is None and settings.kind != "pretrained":
+        dropout = DROPOUT
+    return {**({} if dropout is None else dict.fromkeys(dropout_names(known, kind), dropout)), **settings.config}
 
 
 def _path(settings: StudentConfig) -> str:
@@ -180,6 +185,7 @@ def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase
         kind,
         trust_remote_code=settings.trust_remote_code,
         new_heads=not kind.vocabulary,
+        changes=lambda known: _changes(known, settings, kind),
     )
 
 

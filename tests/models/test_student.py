@@ -97,6 +97,18 @@ def test_dropout_is_the_students_own(teacher: Any) -> None:
     assert (own.dropout, own.attention_dropout) == (0.1, 0.05)
 
 
+def test_dropout_and_fields_of_a_saved_model(tmp_path: Path) -> None:
+    make_model("bert", 1).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    saved = make(StudentConfig("pretrained", path=str(tmp_path)), None).config
+    assert (saved.hidden_dropout_prob, saved.attention_probs_dropout_prob) == (0.0, 0.0)  # as it was saved
+    changed = StudentConfig("pretrained", path=str(tmp_path), dropout=0.2, config={"hidden_dropout_prob": 0.3})
+    config = make(changed, None).config
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.3, 0.2)
+    for wrong in ({"intermediate_size": 7}, {"no_such_field": 1}):
+        assert "student." in refused(StudentConfig("pretrained", path=str(tmp_path), config=wrong), None)
+
+
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "modernbert", "albert"])
 def test_student_from_a_configuration(family: str) -> None:
     """Every family works on full rows of the length that was asked for."""
