@@ -13,7 +13,7 @@ from distill.compose import chain_config, register
 from distill.config import CONF, RECIPES, Config, SourceConfig
 from distill.schedule import length_in_steps, make_schedule, progress_of
 
-CHAINS = {"albert_chain", "albert_milestones"}
+CHAINS = {"albert_chain", "albert_milestones", "seeds"}
 NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS)
 SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
 
