@@ -68,11 +68,15 @@ def test_every_stage_of_a_chain_passes_the_checks(name: str) -> None:
         chain = chain_config(compose("config", [f"+recipe={name}"]), [f"+recipe={name}"])
     assert chain is not None
     check_chain(chain)
-    for stage in chain.stages.values():
+    positions: dict[str, int] = {}  # rows that each stage's model has learned to read
+    for stage_name, stage in chain.stages.items():
         config = composed(f"+recipe={stage.recipe}", *(REFERENCE.sub("folder", setting) for setting in stage.settings))
         check(config)
         if isinstance(config.corpus.source, SourceConfig):
             assert config.corpus.source.path is None, "the usual books"
+        positions[stage_name] = config.corpus.tokens.sequence_length
+        for earlier in {found for setting in stage.settings for found in REFERENCE.findall(setting)}:
+            assert positions[stage_name] <= positions[earlier], "rows longer than those of the model that it starts from"
 
 
 def test_paper_scale_is_the_benchmarks() -> None:
