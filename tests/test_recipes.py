@@ -79,7 +79,7 @@ def test_every_stage_of_a_chain_passes_the_checks(name: str) -> None:
             assert config.corpus.source.path is None, "the usual books"
         positions[stage_name] = config.corpus.tokens.sequence_length
         for earlier in {found for setting in stage.settings for found in REFERENCE.findall(setting)}:
-            assert positions[stage_name] <= positions[earlier], "rows longer than those of the model that it starts from"
+            assert positions[stage_name] <= positions[earlier], "longer rows than those of its model"
 
 
 def test_paper_scale_is_the_benchmarks() -> None:
