@@ -72,6 +72,9 @@ def _score(candidate: Candidate, sample: bytes) -> float:
     beyond = Counter(character for character in text if character > "\x7f")
     if beyond.total() < FEWEST:
         return 0.0
+    latin = sum(character.isascii() and character.isalpha() for character in text)
+    if beyond.total() > latin if candidate.name == "cp1252" else latin > 2 * beyond.total():
+        return 0.0  # most letters of a Latin text, and few of any other, are ASCII
     share = sum(count for character, count in beyond.items() if candidate.usual(character)) / beyond.total()
     return min(1.0, share / candidate.share)
 

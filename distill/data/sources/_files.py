@@ -20,6 +20,8 @@ SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
 RANGE_BYTES = 64 << 20  # larger plain files are read in ranges of this size, so that several processes can share one
 HUB_ROWS = 20_000  # rows of a Hub data set in one shard
 
+MOST_WRONG = 1000  # records without a field, before the first that has it
+
 Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
 Record = dict[str, Any] | BadRecord
 
@@ -138,24 +140,30 @@ class FileSource(Source):
             place: what stands before the number of a record in messages.
 
         Raises:
-            SettingError: of several records none has the field, so the setting is to blame.
+            SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame.
         """
         wrong: SettingError | None = None
-        fine = 0
+        waiting: list[BadRecord] | None = []  # until the first fine record shows that the setting is right
         for number, record in enumerate(records, 1):
             if isinstance(record, BadRecord):
                 yield record
                 continue
-            name = place.partition(",")[0]
             try:
-                content = self.content(record, name)
+                content = self.content(record, place.partition(",")[0])
             except SettingError as error:
                 wrong = wrong or error
-                yield BadRecord(f"{place} {number:,}", str(error))
+                bad = BadRecord(f"{place} {number:,}", str(error))
+                if waiting is None:
+                    yield bad
+                    continue
+                waiting.append(bad)
+                if len(waiting) == MOST_WRONG:
+                    raise wrong from None
                 continue
-            fine += 1
+            yield from waiting or ()
+            waiting = None
             yield content
-        if wrong is not None and not fine:
+        if waiting and wrong is not None:
             raise wrong
 
     @property
