@@ -376,5 +376,7 @@ def _check_corpus(config: Config) -> None:
     _at_least("corpus.rows", settings.rows, 1 if settings.unlabelled is None else 0)
     _at_least("corpus.vocab_size", tokens.vocab_size, 300)
     _at_least("corpus.workers", settings.cache.workers, 1)
+    if not 0 <= tokens.max_bad <= 1:
+        raise SettingError(f"corpus.max_bad={tokens.max_bad} must be from 0 to 1")
     if not 0 <= tokens.heldout < 1:
         raise SettingError(f"corpus.heldout={tokens.heldout} must be at least 0 and below 1")

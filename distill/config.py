@@ -44,6 +44,7 @@ class SourceConfig:
     path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
     # Column of JSONL, Parquet and Hub data sets; null: `text`, or `messages` of conversations.
     field: str | None = None
+    encoding: str | None = None  # of plain text, JSONL and CSV files; null: UTF-8
     document: DocumentUnit | None = None  # of plain text; null: about 1 MiB of whole paragraphs
     prompt: str | None = None  # column of a text before that of `field`, to be read and not predicted (causal models)
     template: str | None = None  # of conversations: one message, by its {role} and {content}
@@ -63,6 +64,8 @@ class TokensConfig:
     cross_documents: bool = False  # rows may run over a document's end
     heldout: float = 0.02  # share of the documents kept for the evaluation set `heldout`
     unreadable: Missing = Missing.skip  # a file that cannot be read: skip it with a count, or stop
+    # Share of the records (lines of plain text) that may be bad and left out; the run stops above it.
+    max_bad: float = 0.05
     vocab_size: int = 6144  # of the tokenizer, when there is none to take over
 
 

@@ -19,6 +19,7 @@ from distill.data.heldout import HeldOut, held_out
 from distill.data.packing import COUNTS, PARTS, Packing, pack
 from distill.data.row_format import IDS
 from distill.data.sources import Shard, Source, read
+from distill.data.unread import Unread
 from distill.files import atomic, remove
 from distill.progress import Progress
 
@@ -112,7 +113,7 @@ def _run(todo: list[Work], packing: Packing, pool: Executor | None) -> Iterator[
 def _publish(folder: Path, stems: list[Path], packing: Packing, seconds: float) -> dict[str, Any]:
     """Puts the part files together in order and gives the result its name in one step."""
     done = [json.loads(stem.with_suffix(".json").read_text()) for stem in stems]
-    meta: dict[str, Any] = {"skipped": [line for each in done for line in each["skipped"]], "seconds": seconds}
+    meta: dict[str, Any] = {**Unread.together(map(Unread.of, done)).as_dict(), "seconds": seconds}
     with atomic(folder) as new:
         new.mkdir()
         for part in PARTS:

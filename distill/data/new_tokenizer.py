@@ -1,20 +1,26 @@
 """A tokenizer trained on what a corpus does not hold out, kept in the cache."""
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.config import CorpusConfig
-from distill.data.build_tokens import Work, held_out_rule, work_of
+from distill.config import CorpusConfig, TokensConfig
+from distill.data.build_tokens import held_out_rule, work_of
 from distill.data.disk_cache import folder_of, once
+from distill.data.readers import blocks
 from distill.data.sources import read
-from distill.data.tokens import corpus_text, key_of
+from distill.data.tokens import Text, corpus_text, key_of
+from distill.data.unread import Unread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+BLOCK = 16 << 10  # characters
+_LONG = re.compile(r"\w{1000,}")
 
 logger = logging.getLogger(__name__)
 
@@ -41,23 +47,33 @@ def tokenizer_of_corpus(
         if missing:
             begun = time.perf_counter()
             logger.info(f"training a tokenizer of {corpus.tokens.vocab_size:,} pieces on {text.describe()}")
-            train(_training_texts(work_of(text.sources), corpus.tokens.heldout), corpus.tokens.vocab_size, path)
+            train(_training_texts(text, corpus.tokens), corpus.tokens.vocab_size, path)
             logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
     return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
 
 
-def _training_texts(work: list[Work], share: float) -> Iterator[str]:
-    rule = held_out_rule(share, work)
+def _training_texts(text: Text, settings: TokensConfig) -> Iterator[str]:
+    """What is not held out. Raises SettingError where more cannot be read than the settings allow."""
+    work = work_of(text.sources)
+    rule = held_out_rule(settings.heldout, work)
+    unread = Unread()
     for each in work:
-        for document in read(each.source, each.shard):
+        for document in read(each.source, each.shard, unread):
+            unread.fine(document, each.source)
             yield from (stretch.text for held, stretch in rule.parts(document) if not held)
+    unread.check(text.path, text.setting, settings)
 
 
 def spool(texts: Iterable[str], path: Path) -> Counter[str]:
-    """Writes the texts to a file, so that they are read and cleaned once only; gives the count of each character."""
+    """Writes the texts to a file, so that they are read and cleaned once only; gives the count of each character.
+
+    Lines of it have a bounded length, and runs of characters that no language has are left out: trainers hold every
+    line, and every word, in memory.
+    """
     counts: Counter[str] = Counter()
     with path.open("w", encoding="utf-8", errors="replace") as out:
         for text in texts:
             counts.update(text)
-            out.write(text + "\n")
+            for block in blocks(text, BLOCK):
+                out.write(_LONG.sub(" ", block) + "\n")
     return counts

@@ -20,6 +20,7 @@ from distill.data.readers import blocks
 from distill.data.row_format import INNER, PROMPT, RowFormat
 from distill.data.sentences import sentences
 from distill.data.sources import Shard, Source, read
+from distill.data.unread import Unread
 from distill.errors import SettingError
 from distill.files import atomic
 
@@ -158,11 +159,12 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     Each file appears whole or not at all, so a build that was killed goes on from the shards that are done.
     """
     begun = time.perf_counter()
-    skipped: list[str] = []
+    unread = Unread()
     with ExitStack() as files:
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
         writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]
-        for document in read(source, shard, lambda error: skipped.append(str(error))):
+        for document in read(source, shard, unread):
+            unread.fine(document, source)
             if document.parts and not packing.prompts:
                 raise SettingError(
                     f"{type(source).__name__} gives documents of parts, such as {document.name}: let its class say "
@@ -175,7 +177,7 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     done: dict[str, Any] = {
         part: {name: getattr(writer, name) for name in COUNTS} for part, writer in zip(PARTS, writers, strict=True)
     }
-    done |= {"skipped": skipped, "seconds": time.perf_counter() - begun}
+    done |= {**unread.as_dict(), "seconds": time.perf_counter() - begun}
     with atomic(Path(f"{stem}.json")) as record:
         record.write_text(json.dumps(done))
     return done

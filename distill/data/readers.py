@@ -1,58 +1,66 @@
 """Readers of one file, or one Hub data set, that give its texts in bounded memory."""
 
-import codecs
-import gzip
 import json
 import re
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
+from distill.data.lines import LONGEST, BadRecord, sound_lines
+from distill.data.lines import Unreadable as Unreadable
+from distill.data.lines import lines as lines
 from distill.errors import SettingError
 
 Value = TypeVar("Value", str, list)
 
 PIECE = 1 << 20  # characters after which a plain text file is cut at the next blank line
+ROWS = 256  # of a Parquet file that are in memory
+BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
 
 
-class Unreadable(Exception):
-    """A file that cannot be used: its name, and the reason in a few words."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
-        self.name, self.reason = name, " ".join(reason.split())
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
-
-
-def pieces(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """Consecutive texts of about 1 MiB of a plain text file, cut at blank lines where it has any.
+def pieces(
+    path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
+) -> Iterator[str | BadRecord]:
+    """Consecutive texts of about 1 MiB of a plain text file, cut at blank lines where it has any, and its bad lines.
 
     `start` and `stop` are byte offsets: the lines that begin in [start, stop) are read.
     """
-    piece: list[str] = []
+    return _joined(
+        sound_lines(path, start, stop, PIECE, encoding),
+        lambda line, size: size >= PIECE and (not line.strip() or size >= 2 * PIECE),
+    )
+
+
+def paragraphs(
+    path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
+) -> Iterator[str | BadRecord]:
+    """What stands between two blank lines of a plain text file, and its bad lines; `start` and `stop` as in `pieces`.
+
+    One of more than 16 Mi characters is cut.
+    """
+    found = sound_lines(path, start, stop, PIECE, encoding)
+    return (each for each in _joined(found, lambda line, size: not line.strip() or size >= LONGEST) if each)
+
+
+def whole(path: Path, encoding: str | None = None) -> Iterator[str | BadRecord]:
+    """The text of a plain text file, and its bad lines; one of more than 16 Mi characters is cut."""
+    return _joined(sound_lines(path, limit=PIECE, encoding=encoding), lambda line, size: size >= LONGEST)
+
+
+def _joined(lines: Iterator[str | BadRecord], ends: Callable[[str, int], bool]) -> Iterator[str | BadRecord]:
+    """Lines put together, up to one after which a text `ends`: a function of the line and the characters so far."""
+    text: list[str] = []
     size = 0
-    for line in lines(path, start, stop, limit=PIECE):
-        piece.append(line)
+    for line in lines:
+        if isinstance(line, BadRecord):
+            yield line
+            continue
+        text.append(line)
         size += len(line)
-        if size >= PIECE and (not line.strip() or size >= 2 * PIECE):
-            yield "".join(piece).strip()
-            piece, size = [], 0
-    yield "".join(piece).strip()
-
-
-def paragraphs(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
-    """What stands between two blank lines of a plain text file; `start` and `stop` as in `pieces`."""
-    paragraph: list[str] = []
-    for line in lines(path, start, stop):
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
-            yield "".join(paragraph).strip()
-            paragraph = []
-    yield "".join(paragraph).strip()
+        if ends(line, size):
+            yield "".join(text).strip()
+            text, size = [], 0
+    yield "".join(text).strip()
 
 
 _BLANK = re.compile(r"\s")
@@ -61,37 +69,46 @@ _BLANK = re.compile(r"\s")
 def blocks(text: str, size: int) -> Iterator[str]:
     """`text` in stretches of whole paragraphs of `size` to 2 `size` characters; put together they are the text.
 
-    A paragraph longer than that is cut between two words.
+    A paragraph longer than that is cut between two words, or after 4 `size` characters where it has no blank.
     """
     begin = 0
     while begin < len(text):
         cut = text.find("\n\n", begin + size, begin + 2 * size)
-        blank = _BLANK.search(text, begin + 2 * size) if cut < 0 else None
-        end = cut + 2 if cut >= 0 else blank.end() if blank else len(text)
+        blank = _BLANK.search(text, begin + 2 * size, begin + 4 * size) if cut < 0 else None
+        end = cut + 2 if cut >= 0 else blank.end() if blank else begin + 4 * size
         yield text[begin:end]
         begin = end
 
 
-def records(path: Path, start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
-    """Every JSON object of a JSONL file; `start` and `stop` as in `pieces`.
-
-    Raises:
-        Unreadable: a line is no JSON object.
-    """
-    for number, line in enumerate(lines(path, start, stop), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise Unreadable(path.name, f"line {number} is not JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise Unreadable(path.name, f"line {number} is no JSON object")
-        yield record
+def records(
+    path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
+) -> Iterator[dict[str, Any] | BadRecord]:
+    """Every JSON object of a JSONL file, and the lines that are none; `start` and `stop` as in `pieces`."""
+    behind = f" after byte {start:,}" if start else ""
+    for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole=True), 1):
+        if isinstance(line, BadRecord):
+            yield line
+        elif line.strip():
+            record = _parsed(line)
+            name = f"{path.name}, line {number:,}{behind}"
+            yield BadRecord(name, record) if isinstance(record, str) else record
 
 
-def columns(path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
-    """Columns of the row groups [start, stop) of a Parquet file, row by row, 256 of which are in memory.
+def _parsed(line: str) -> dict[str, Any] | str:
+    """The JSON object in a line, or the reason why there is none."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        return f"not JSON ({error})"
+    except RecursionError:
+        return "not JSON that can be read (too many brackets within brackets)"
+    return record if isinstance(record, dict) else "no JSON object"
+
+
+def columns(
+    path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None
+) -> Iterator[dict[str, Any] | BadRecord]:
+    """Columns of the row groups [start, stop) of a Parquet file, row by row, at most 256 of which are in memory.
 
     Args:
         fields: the columns by the setting that names each, such as {"corpus.field": "text"}.
@@ -103,15 +120,39 @@ def columns(path: Path, fields: dict[str, str], start: int = 0, stop: int | None
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        # With a buffer a row group is read page by page, not all at once.
+        with pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER) as file:
             for setting, field in fields.items():
                 if field not in file.schema_arrow.names:
                     raise no_field(field, file.schema_arrow.names, path.name, setting)
             groups = range(start, file.num_row_groups if stop is None else stop)
-            for batch in file.iter_batches(256, row_groups=groups, columns=list(fields.values())):
-                yield from batch.to_pylist()
+            number = 1 + sum(file.metadata.row_group(group).num_rows for group in range(start))
+            for batch in file.iter_batches(_rows_at_once(file), row_groups=groups, columns=list(fields.values())):
+                yield from _rows(batch, path.name, number)
+                number += len(batch)
     except (pyarrow.ArrowException, OSError) as error:
         raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+
+
+def _rows_at_once(file: Any) -> int:
+    """256, fewer where rows are long."""
+    groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+    longest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=0)
+    return max(1, min(ROWS, int(LONGEST / max(longest, 1))))
+
+
+def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | BadRecord]:
+    """The rows of an Arrow batch, the first of which has this number in its file; one that is not UTF-8 is bad."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for index in range(len(batch)):
+            try:
+                row = batch.slice(index, 1).to_pylist()[0]
+            except UnicodeDecodeError as error:
+                yield BadRecord(f"{name}, row {number + index:,}", f"not UTF-8 ({error.reason})")
+            else:
+                yield row
 
 
 def num_row_groups(path: Path) -> int:
@@ -135,6 +176,8 @@ def load_hub(hub: str, subset: str | None, split: str, streaming: bool, setting:
 
     datasets.disable_progress_bars()
     try:
+        if is_saved(hub):
+            return _load_saved(hub, split)
         return datasets.load_dataset(hub, subset, split=split, streaming=streaming)
     except Exception as error:  # `datasets` raises a dozen kinds for a wrong name, a wrong split and no network
         reason = " ".join(str(error).split())[:300]
@@ -142,6 +185,45 @@ def load_hub(hub: str, subset: str | None, split: str, streaming: bool, setting:
             f"{setting}.hub={hub} (subset={subset}, split={split}) cannot be loaded: {reason}; check the names and the "
             f"network, or give a local copy as {setting}.path"
         ) from error
+
+
+def sound_rows(rows: Any, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecord]:
+    """The rows [start, stop) of a data set of `datasets`; one that is not UTF-8 is bad."""
+    begin = start
+    try:
+        for row in rows.select(range(start, stop)):
+            yield row
+            begin += 1
+        return
+    except UnicodeDecodeError:  # a whole batch of rows is lost then, so they are read one by one
+        pass
+    for index in range(begin, stop):
+        try:
+            row = rows[index]
+        except UnicodeDecodeError as error:
+            yield BadRecord(f"row {index + 1:,}", f"not UTF-8 ({error.reason})")
+        else:
+            yield row
+
+
+def is_saved(folder: str) -> bool:
+    """Whether `save_to_disk` of `datasets` wrote this folder."""
+    path = Path(folder).expanduser()
+    return (path / "dataset_dict.json").is_file() or all(
+        (path / name).is_file() for name in ("state.json", "dataset_info.json")
+    )
+
+
+def _load_saved(folder: str, split: str) -> Any:
+    """The split of a data set that `save_to_disk` wrote; one that was saved alone is all there is of it."""
+    import datasets
+
+    found = datasets.load_from_disk(str(Path(folder).expanduser()))
+    if not isinstance(found, datasets.DatasetDict):
+        return found
+    if split not in found:
+        raise ValueError(f"it has no such split; it has {', '.join(found)}")
+    return found[split]
 
 
 def hub_revision(hub: str) -> str:
@@ -178,39 +260,3 @@ def value_of(record: dict[str, Any], field: str, name: str, setting: str, kind: 
 def no_field(field: str, fields: list[str], name: str, setting: str) -> SettingError:
     """For a record or file of this name that lacks a field; `fields` are those that it has."""
     return SettingError(f"{setting}={field}: {name} has no such field; it has {', '.join(map(str, fields))}")
-
-
-def lines(path: Path, start: int = 0, stop: int | None = None, limit: int = -1) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or gzip, that begin in bytes [start, stop); one over `limit` bytes comes in
-    parts.
-
-    Raises:
-        Unreadable: damaged, or not UTF-8.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    at = start
-    try:
-        with _open(path) as file:
-            if start:  # the line that crosses `start` belongs to the part before
-                file.seek(start - 1)
-                at = start - 1 + len(file.readline())
-            while stop is None or at < stop:
-                raw = file.readline(limit)
-                if not raw:
-                    decoder.decode(b"", final=True)
-                    return
-                line = decoder.decode(raw)
-                if at == 0:
-                    line = line.removeprefix("\ufeff")
-                if "\0" in line:
-                    raise Unreadable(path.name, "not text (it has zero bytes)")
-                at += len(raw)
-                yield line.replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise Unreadable(path.name, f"not UTF-8 near byte {at:,} ({error.reason})") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
-
-
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")  # type: ignore[return-value]

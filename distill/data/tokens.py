@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.config import CacheConfig, CorpusConfig, Missing, SourceConfig, TokensConfig
+from distill.config import CacheConfig, CorpusConfig, SourceConfig, TokensConfig
 from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.heldout import HeldOut
@@ -22,13 +22,13 @@ from distill.data.packing import PARTS, Packing
 from distill.data.row_format import RowFormatOf, masked_rows
 from distill.data.sources import Source, find_source, no_prompts
 from distill.data.sources.prose import Prose
+from distill.data.unread import Unread
 from distill.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 3  # raise it when the same inputs and settings would give other rows
-MOST_NAMED = 10  # files that could not be read and are named
+FORMAT = 4  # raise it when the same inputs and settings would give other rows
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Tokens:
     tokens: int  # ids in `rows` that are not padding
     seconds: float  # it took to prepare the whole text, when that was done
     tokens_per_second: float  # of that preparation
-    skipped: tuple[str, ...]  # `name: reason` of every file that could not be read
+    unread: Unread  # files and records that are left out
     prompts: bool = False  # whether ids carry the flags of `row_format`
 
 
@@ -123,7 +123,8 @@ def prepare(
         rows: the format of rows, for a tokenizer.
 
     Raises:
-        SettingError: a file cannot be read and `corpus.unreadable=stop`, the tokenizer lacks a special token, there is
+        SettingError: a file or record cannot be read and `corpus.unreadable=stop`, more than `corpus.max_bad` of the
+            records are bad, the tokenizer lacks a special token, there is
             not one row, a folder cannot be written, or the text has prompts and the format no place for them.
     """
     assert part in (*PARTS, "all")
@@ -139,10 +140,8 @@ def prepare(
     if cache.local is not None:
         folder = local_copy(folder, cache.local)
     tokens = _load(folder, part, text, packing, settings)
-    for line in tokens.skipped[:MOST_NAMED]:
-        logger.info(f"skipped {line}")
-    if tokens.skipped:
-        logger.info(f"skipped {len(tokens.skipped):,} of the files: they could not be read")
+    for line in tokens.unread.lines():
+        logger.info(line)
     return tokens
 
 
@@ -190,11 +189,8 @@ def _plain(tokenizer: str) -> str:
 def _load(folder: Path, part: str, text: Text, packing: Packing, settings: TokensConfig) -> Tokens:
     meta = json.loads((folder / "meta.json").read_text())
     kept = PARTS[part == "heldout"]
-    skipped = tuple(meta["skipped"])
-    if skipped and settings.unreadable is Missing.stop:
-        raise SettingError(
-            f"{text.setting}.path={text.path}: {skipped[0]}; mend or remove it, or set corpus.unreadable=skip"
-        )
+    unread = Unread.of(meta)
+    unread.check(text.path, text.setting, settings)
     if not meta[kept]["rows"]:
         raise _no_rows(meta, part, text, settings)
     shape = (meta[kept]["rows"], packing.sequence_length)
@@ -207,7 +203,7 @@ def _load(folder: Path, part: str, text: Text, packing: Packing, settings: Token
         tokens=meta[kept]["tokens"],
         seconds=meta["seconds"],
         tokens_per_second=rate(meta),
-        skipped=skipped,
+        unread=unread,
         prompts=packing.prompts,
     )
 

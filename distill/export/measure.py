@@ -49,7 +49,7 @@ def rows_of(path: Path, tokenizer: Any, length: int, most: int) -> np.ndarray:
     if not path.is_file():
         raise SettingError(f"--text {path} is no file: give a plain text")
     try:
-        text = "\n".join(readers.pieces(path))
+        text = "".join(readers.lines(path))
     except Unreadable as error:
         raise SettingError(f"--text {path} cannot be read: {error}") from error
     found = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True, verbose=False)

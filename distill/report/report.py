@@ -243,6 +243,10 @@ def _data(results: dict[str, Any]) -> list[Block]:
         ("Rows", _with_unit(corpus.get("rows"), f"of {number(corpus.get('sequence_length'))} tokens")),
         ("Preparation", ", ".join(filter(None, prepared))),
         ("Left out", f"{len(skipped)}: {', '.join(skipped[:MOST_NAMED])}{more}" if skipped else None),
+        (
+            "Bad records left out",
+            f"{number(corpus['bad'])} of {number(corpus['records'])}" if corpus.get("bad") else None,
+        ),
     ]
     sets = results.get("evaluation") or {}
     keys = ("documents", "rows", "tokens", "positions", "pseudo_positions")

@@ -36,10 +36,11 @@ def notes(config: Config, tokens: Tokens) -> list[str]:
     for name, own in settings_by_member(config).items():
         if own.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
-    if tokens.skipped:
-        lines.append(
-            f"{len(tokens.skipped)} files could not be read and were skipped: {', '.join(tokens.skipped[:5])}."
-        )
+    skipped = tokens.unread.skipped
+    if skipped:
+        lines.append(f"{len(skipped)} files could not be read and were skipped: {', '.join(skipped[:5])}.")
+    if tokens.unread.bad:
+        lines.append(f"The preparation of the corpus {tokens.unread.bad_line()}.")
     return lines
 
 
@@ -135,7 +136,7 @@ def corpus_block(tokens: Tokens, batches: Batches) -> dict[str, Any]:
         "tokens": tokens.tokens,
         "rows": len(batches.rows),
         "sequence_length": batches.rows.shape[1],
-        "skipped": list(tokens.skipped),
+        **tokens.unread.as_dict(),
         "preparation": {
             "seconds": tokens.seconds,
             "tokens_per_second": tokens.tokens / tokens.seconds if tokens.seconds else None,

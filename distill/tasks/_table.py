@@ -17,6 +17,7 @@ from distill.config import Config, CorpusConfig, EvaluateConfig
 from distill.data.batches import Collator, sample_rows
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
+from distill.data.unread import Unread
 from distill.errors import SettingError
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.sets import EvaluationSet
@@ -67,7 +68,7 @@ class TableTask(Task):
             tokens=int((rows.rows != rows.pad_id).sum()),
             seconds=0.0,
             tokens_per_second=0.0,
-            skipped=(),
+            unread=Unread(),
         )
         sets = [self._set(name, config, tokenizer) for name in config.evaluate.sets]
         return Prepared(tokens, make_batches(config, rows.rows, self.collator(rows), backend), sets, [])

@@ -74,7 +74,7 @@ def test_rows_are_those_of_a_naive_packer(
         np.testing.assert_array_equal(found.rows, rows)
         np.testing.assert_array_equal(found.counts, np.bincount(rows.ravel(), minlength=len(tokenizer)))
         assert found.tokens == (rows != tokenizer.pad_token_id).sum()
-        assert found.documents == len(texts) and found.skipped == () and found.tokens_per_second > 0
+        assert found.documents == len(texts) and found.unread.lines() == [] and found.tokens_per_second > 0
 
 
 def test_all_takes_a_source_with_the_settings_of_the_corpus(
@@ -182,8 +182,9 @@ def test_unreadable_files_are_counted_or_stop(
     corpus = corpus_config(kind="gutenberg", path=f"{tmp_path}/books", cache=str(tmp_path), workers=1, heldout=0.0)
     for _ in range(2):  # said when built, and when it comes from the cache
         found = tokens_of(corpus, tokenizer)
-        assert len(found.skipped) == 1 and found.skipped[0].startswith("bad.txt.gz: BadGzipFile")
-        assert lines[-2:] == [f"skipped {found.skipped[0]}", "skipped 1 of the files: they could not be read"]
+        (skipped,) = found.unread.skipped
+        assert skipped.startswith("bad.txt.gz: BadGzipFile")
+        assert lines[-2:] == [f"skipped {skipped}", "skipped 1 of the files: they could not be read"]
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: bad\.txt\.gz: BadGzipFile"):
         tokens_of(changed(corpus, unreadable=Missing.stop), tokenizer)
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: bad\.txt\.gz: BadGzipFile"):

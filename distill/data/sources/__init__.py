@@ -11,11 +11,12 @@ from distill.config import CacheConfig, SourceConfig
 from distill.data.document import Document as Document
 from distill.data.document import Part as Part
 from distill.data.heldout import fraction
-from distill.data.readers import Unreadable
+from distill.data.lines import BadRecord as BadRecord
+from distill.data.lines import Unreadable as Unreadable
 from distill.errors import SettingError
 
 # Settings that only some kinds read, as they say in `takes`.
-OPTIONAL = ("prompt", "template", "target_role", "document")
+OPTIONAL = ("prompt", "template", "target_role", "document", "encoding")
 
 
 class Shard(NamedTuple):
@@ -41,6 +42,7 @@ class Source(ABC):
 
     share: float = 1.0  # seeded share of the documents that is used
     prompts: bool = False  # whether its documents may have parts that do not count (`Document.of_parts`)
+    by_lines: bool = False  # whether what is left out as bad is lines of documents, not whole documents
     made_from: Any = None  # the import path and settings of a user's own source; built-in ones say all in `identity`
 
     @abstractmethod
@@ -48,8 +50,8 @@ class Source(ABC):
         """The units of work that the source falls into, in the order of its documents."""
 
     @abstractmethod
-    def documents(self, shard: Shard) -> Iterator[Document]:
-        """The documents of a shard, in order and in bounded memory.
+    def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
+        """The documents of a shard, in order and in bounded memory; in place of one that is damaged, what is wrong.
 
         Raises:
             Unreadable: the file cannot be used; what came before stays.
@@ -67,19 +69,38 @@ class Source(ABC):
 
 
 def read(
-    source: Source, shard: Shard, unreadable: Callable[[Unreadable], None] = lambda error: None
+    source: Source, shard: Shard, unread: Callable[[Unreadable | BadRecord], None] = lambda error: None
 ) -> Iterator[Document]:
     """The documents of a shard, of them the seeded share `source.share`.
 
-    A file that cannot be read goes to `unreadable`, and the next one is read.
+    A file that cannot be read goes to `unread`, and the next one is read; so does a bad record, and a text with half a
+    surrogate pair, which has no UTF-8. Of bad records, too, only the share counts.
     """
+
+    def counts(text: str) -> bool:
+        return source.share >= 1 or fraction(text, "share") < source.share
+
     for part in shard.parts():
         try:
             for document in source.documents(part):
-                if source.share >= 1 or fraction(document.text, "share") < source.share:
-                    yield document
+                if isinstance(document, BadRecord):
+                    if counts(str(document)):
+                        unread(document)
+                elif counts(document.text):
+                    if _has_utf8(document.text):
+                        yield document
+                    else:
+                        unread(BadRecord(document.name, "half a surrogate pair in it"))
         except Unreadable as error:
-            unreadable(error)
+            unread(error)
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def file_state(path: Path) -> tuple[str, int, int]:

@@ -9,8 +9,10 @@ from typing import Any, ClassVar, Self
 
 from distill.config import CacheConfig, SourceConfig
 from distill.data import readers
+from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, find_files
-from distill.data.readers import Unreadable
+from distill.data.lines import BadRecord, Unreadable
+from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source, file_state
 from distill.errors import SettingError
 
@@ -18,7 +20,10 @@ SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
 RANGE_BYTES = 64 << 20  # larger plain files are read in ranges of this size, so that several processes can share one
 HUB_ROWS = 20_000  # rows of a Hub data set in one shard
 
+MOST_WRONG = 1000  # records without a field, before the first that has it
+
 Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
+Record = dict[str, Any] | BadRecord
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class FileSource(Source):
         """The source with its path filled in from $DISTILL_DATA where it has none; a Hub data set if it names one."""
         if settings.path is None and (usual := cls._usual_path(settings.split)):
             settings = replace(settings, path=str(usual))
+        if settings.path is not None and readers.is_saved(settings.path):
+            settings = replace(settings, path=None, hub=settings.path, streaming=False)
+        check_encoding(settings.encoding, setting)
         source = cls(settings, setting)
         if settings.path is not None:
             _ = source.files  # refuses a path without any
@@ -59,7 +67,7 @@ class FileSource(Source):
         """The files of a folder that belong to the source."""
         return [path for path in root.rglob("*") if path.name.lower().endswith(self.suffixes) and path.is_file()]
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
         """The texts of a file, or of the lines that begin in its bytes [start, stop)."""
         raise NotImplementedError
 
@@ -75,14 +83,13 @@ class FileSource(Source):
         prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
         return (Part(prompt, counts=False), Part(text)) if text else ()
 
-    def from_rows(self, rows: Iterable[dict[str, Any]]) -> Iterable[Content]:
+    def from_rows(self, rows: Iterable[Record]) -> Iterable[Content | BadRecord]:
         """The documents in the rows of a Hub data set."""
         assert self.settings.hub is not None
-        for row in rows:
-            content = self.content(row, self.settings.hub)
+        for content in self.contents(rows, f"{self.settings.hub}, row"):
             yield content.strip() if isinstance(content, str) else content
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content]]:
+    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | BadRecord]]:
         """Name and content of everything in a file or a range of it."""
         for number, content in enumerate(self._from_file(path, start, stop)):
             yield f"{path.name}#{number}", content
@@ -108,14 +115,56 @@ class FileSource(Source):
         """Why a file without a document is left out."""
         return "no text in it"
 
-    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content]:
-        return (self.content(record, path.name) for record in readers.records(path, start, stop))
-
-    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content]:
-        fields = {f"{self.setting}.field": self.field}
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that it reads, by the setting that names each."""
+        columns = {f"{self.setting}.field": self.field}
         if self.settings.prompt is not None:
-            fields[f"{self.setting}.prompt"] = self.settings.prompt
-        return (self.content(record, path.name) for record in readers.columns(path, fields, start, stop))
+            columns[f"{self.setting}.prompt"] = self.settings.prompt
+        return columns
+
+    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+        return self.contents(readers.records(path, start, stop, self.settings.encoding), f"{path.name}, record")
+
+    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+        return self.contents(readers.columns(path, self.columns, start, stop), f"{path.name}, row")
+
+    def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+        """The rows of a CSV or TSV file, which is always read as a whole."""
+        return self.contents(separated_rows(path, self.columns, self.settings.encoding), f"{path.name}, row")
+
+    def contents(self, records: Iterable[Record], place: str) -> Iterator[Content | BadRecord]:
+        """What records say, and in their places those that are bad: damaged, without the field, or of another type.
+
+        Args:
+            place: what stands before the number of a record in messages.
+
+        Raises:
+            SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame.
+        """
+        wrong: SettingError | None = None
+        waiting: list[BadRecord] | None = []  # until the first fine record shows that the setting is right
+        for number, record in enumerate(records, 1):
+            if isinstance(record, BadRecord):
+                yield record
+                continue
+            try:
+                content = self.content(record, place.partition(",")[0])
+            except SettingError as error:
+                wrong = wrong or error
+                bad = BadRecord(f"{place} {number:,}", str(error))
+                if waiting is None:
+                    yield bad
+                    continue
+                waiting.append(bad)
+                if len(waiting) == MOST_WRONG:
+                    raise wrong from None
+                continue
+            yield from waiting or ()
+            waiting = None
+            yield content
+        if waiting and wrong is not None:
+            raise wrong
 
     @property
     def share(self) -> float:  # type: ignore[override]
@@ -169,6 +218,8 @@ class FileSource(Source):
         how = [settings.kind, self.field, settings.hub, settings.subset, settings.split, settings.share]
         if settings.document is not None:
             how.append(settings.document.value)
+        if settings.encoding is not None:
+            how.append(settings.encoding)
         if self.prompts:
             how += [settings.prompt, settings.template, settings.target_role]
         if settings.path is not None or settings.hub is None:
@@ -202,7 +253,7 @@ class FileSource(Source):
             step = max(1, count * RANGE_BYTES // size)
             cuts = [*range(0, count, step), count]
             return [Shard((str(path),), a, b, size * (b - a) // count) for a, b in pairwise(cuts)]
-        if not self.ranges or path.suffix in (".gz", ".zip"):
+        if not self.ranges or path.suffix in (".gz", ".zip") or is_table(path):
             return []
         cuts = [*range(0, size, RANGE_BYTES), size]
         return [Shard((str(path),), a, b, b - a) for a, b in pairwise(cuts)]
@@ -214,7 +265,7 @@ class FileSource(Source):
         cuts = [*range(0, rows, HUB_ROWS), rows]
         return [Shard((), a, b, b - a) for a, b in pairwise(cuts)]
 
-    def documents(self, shard: Shard) -> Iterator[Document]:
+    def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
         if not shard.paths:
             contents = enumerate(self._from_hub(shard))
             yield from (_document(f"{self.settings.hub}#{number}", each) for number, each in contents if each)
@@ -228,18 +279,20 @@ class FileSource(Source):
             if empty and shard.stop is None:
                 raise Unreadable(path.name, self.nothing)
 
-    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content]:
-        """Parquet and JSONL files are read as such, whatever the kind."""
+    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+        """Parquet, JSONL, CSV and TSV files are read as such, whatever the kind."""
         if path.suffix == ".parquet":
             return self.from_parquet(path, start, stop)
         if ".jsonl" in path.suffixes:
             return self.from_jsonl(path, start, stop)
+        if is_table(path):
+            return self.from_table(path, start, stop)
         return self.read(path, start, stop)
 
-    def _from_hub(self, shard: Shard) -> Iterable[Content]:
+    def _from_hub(self, shard: Shard) -> Iterable[Content | BadRecord]:
         rows = self._hub_rows()
         if not self.settings.streaming:
-            rows = rows.select(range(shard.start, shard.stop or len(rows)))
+            rows = readers.sound_rows(rows, shard.start, len(rows) if shard.stop is None else shard.stop)
         return self.from_rows(rows)
 
     def _hub_rows(self) -> Any:
@@ -248,5 +301,7 @@ class FileSource(Source):
         return readers.load_hub(settings.hub, settings.subset, settings.split, settings.streaming, self.setting)
 
 
-def _document(name: str, content: Content) -> Document:
+def _document(name: str, content: Content | BadRecord) -> Document | BadRecord:
+    if isinstance(content, BadRecord):
+        return content
     return Document(name, content) if isinstance(content, str) else Document.of_parts(name, content)

@@ -23,7 +23,7 @@ class Chat(FileSource):
 
     word = "conversation"
     suffixes = (".jsonl", ".jsonl.gz", ".parquet")
-    takes = ("template", "target_role")
+    takes = ("template", "target_role", "encoding")
     usual_field = "messages"
     prompts = True
     read = FileSource.from_jsonl

@@ -1,14 +1,14 @@
 """Project Gutenberg books as they come: header, licence and credits stripped, lines joined to paragraphs."""
 
 import codecs
-import gzip
 import re
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from distill.data.readers import Unreadable
+from distill.data.lines import LONGEST, Unreadable, open_bytes
 from distill.data.sources._files import FileSource
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
@@ -78,9 +78,19 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
             if not members:
                 raise Unreadable(path.name, "no .txt inside")
             for member in members:
-                yield f"{path.name}/{member}", archive.read(member)
+                with archive.open(member) as file:
+                    yield f"{path.name}/{member}", _book(file, path.name)
     else:
-        yield path.name, gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+        with open_bytes(path) as file:
+            yield path.name, _book(file, path.name)
+
+
+def _book(file: IO[bytes], name: str) -> bytes:
+    """A book is held in memory as a whole, so one that is larger than books are is refused, packed or not."""
+    data = file.read(LONGEST + 1)
+    if len(data) > LONGEST:
+        raise Unreadable(name, f"more than {LONGEST >> 20} MiB, which is no book; read it as kind=text")
+    return data
 
 
 def decode(data: bytes, name: str) -> str:

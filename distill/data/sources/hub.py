@@ -3,6 +3,7 @@
 from typing import Self
 
 from distill.config import CacheConfig, SourceConfig
+from distill.data import readers
 from distill.data.sources._files import FileSource
 from distill.errors import SettingError
 
@@ -14,8 +15,13 @@ class Hub(FileSource):
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self | None:
+        if settings.path is not None and not readers.is_saved(settings.path):
+            raise SettingError(
+                f"{setting}.path={settings.path}: kind=hub takes no path but a folder that `save_to_disk` wrote; set "
+                f"{setting}.kind"
+            )
         if settings.path is not None:
-            raise SettingError(f"{setting}.path={settings.path}: kind=hub takes no path; set {setting}.kind")
+            return super().find(settings, setting, cache)
         if not settings.hub:
             raise SettingError(f"{setting}.hub=null: {setting}.kind=hub needs the name of a data set on the Hub")
         return cls(settings, setting)

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.data.readers import lines
+from distill.data.lines import BadRecord
+from distill.data.readers import whole
 from distill.data.sources._files import FileSource
 
 _BREAK = re.compile(r"\s*(?:<br\s*/?>\s*)+", re.I)
@@ -14,6 +15,7 @@ _C1 = {code: bytes([code]).decode("cp1252", errors="ignore") for code in range(0
 class Imdb(FileSource):
     word = "IMDB"
     suffixes = (".txt", ".jsonl", ".jsonl.gz")
+    takes = ("encoding",)
 
     @classmethod
     def usual_paths(cls, data: Path, split: str) -> list[Path]:
@@ -28,9 +30,10 @@ class Imdb(FileSource):
         of_split = [path for path in root.glob("*.jsonl*") if path.name.startswith(f"{split}.")]
         return of_split or list(root.glob("*.jsonl*"))
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | BadRecord]:
         """The one review of a file of the original folders."""
-        yield review("".join(lines(path)))
+        for each in whole(path, self.settings.encoding):
+            yield each if isinstance(each, BadRecord) else review(each)
 
     def clean(self, text: str) -> str:
         return review(text)

@@ -6,5 +6,5 @@ from distill.data.sources._files import FileSource
 class Jsonl(FileSource):
     word = "JSONL"
     suffixes = (".jsonl", ".jsonl.gz")
-    takes = ("prompt",)
+    takes = ("prompt", "encoding")
     read = FileSource.from_jsonl

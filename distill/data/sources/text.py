@@ -5,6 +5,7 @@ from pathlib import Path
 
 from distill.config import DocumentUnit
 from distill.data import readers
+from distill.data.lines import BadRecord, sound_lines
 from distill.data.sources import Shard
 from distill.data.sources._files import FileSource
 
@@ -14,17 +15,20 @@ class Text(FileSource):
 
     word = "text"
     suffixes = (".txt", ".txt.gz")
-    takes = ("document",)
+    takes = ("document", "encoding")
+    by_lines = True
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | BadRecord]:
+        encoding = self.settings.encoding
         match self.settings.document:
             case DocumentUnit.line:
-                return (line.strip() for line in readers.lines(path, start, stop) if line.strip())
+                found = sound_lines(path, start, stop, encoding=encoding)
+                return (line if isinstance(line, BadRecord) else line.strip() for line in found)
             case DocumentUnit.blank:
-                return readers.paragraphs(path, start, stop)
+                return readers.paragraphs(path, start, stop, encoding)
             case DocumentUnit.file:
-                return iter(["".join(readers.lines(path, start, stop)).strip()])
-        return readers.pieces(path, start, stop)
+                return readers.whole(path, encoding)
+        return readers.pieces(path, start, stop, encoding)
 
     def _ranges(self, path: Path, size: int) -> list[Shard]:
         whole = self.settings.document is DocumentUnit.file

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from distill.data.readers import PIECE, lines, value_of
-from distill.data.sources._files import FileSource
+from distill.data.lines import BadRecord, sound_lines
+from distill.data.readers import PIECE, value_of
+from distill.data.sources._files import FileSource, Record
 
 _FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 _HEADING = re.compile(r"\s*((?:= )+)(.*?)((?: =)+)\s*$")
@@ -16,18 +16,41 @@ _MARK = re.compile(r" ?@([-,.])@ ?")
 class Wikitext(FileSource):
     word = "WikiText"
     suffixes = (".txt", ".txt.gz", ".raw", ".tokens")
+    takes = ("encoding",)
+    by_lines = True
 
     @classmethod
     def usual_paths(cls, data: Path, split: str) -> list[Path]:
         return [data / "wikitext-2-raw" / _FILES.get(split, split)]
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | BadRecord]:
         """The articles; one that crosses `stop` is cut there."""
-        return articles(lines(path, start, stop))
+        return _sound_articles(sound_lines(path, start, stop, encoding=self.settings.encoding))
 
-    def from_rows(self, rows: Iterable[dict[str, Any]]) -> Iterable[str]:
+    def from_rows(self, rows: Iterable[Record]) -> Iterable[str | BadRecord]:
         name = str(self.settings.hub)  # every line is a row there
-        return articles(value_of(row, self.field, name, f"{self.setting}.field", str) for row in rows)
+        return _sound_articles(
+            row if isinstance(row, BadRecord) else value_of(row, self.field, name, f"{self.setting}.field", str)
+            for row in rows
+        )
+
+
+def _sound_articles(lines: Iterable[str | BadRecord]) -> Iterator[str | BadRecord]:
+    """The articles in those lines that are sound; the others stand before the article that ends after them."""
+    bad: list[BadRecord] = []
+
+    def sound() -> Iterator[str]:
+        for line in lines:
+            if isinstance(line, BadRecord):
+                bad.append(line)
+            else:
+                yield line
+
+    for article in articles(sound()):
+        yield from bad
+        bad.clear()
+        yield article
+    yield from bad
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.data import readers
-from distill.data.readers import Unreadable
+from distill.data.lines import LONGEST, BadRecord, Unreadable
 from distill.data.tables import TableConfig
 from distill.errors import SettingError
 
@@ -157,14 +157,17 @@ def _parsed(row: Row, columns: Columns, parse: Callable[[Any], Any], training: b
     return text, other, None if columns.label is None else parse(row.values[columns.label])
 
 
-def _numbered(path: Path, records: Iterable[dict[str, Any]]) -> Iterator[Row]:
+def _numbered(path: Path, records: Iterable[dict[str, Any] | BadRecord]) -> Iterator[Row]:
     for number, record in enumerate(records, 1):
+        if isinstance(record, BadRecord):
+            raise Unreadable(record.name, record.reason)
         yield Row(f"{path.name}, row {number}", record)
 
 
-def _with_fields(path: Path, fields: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _with_fields(path: Path, fields: dict[str, str]) -> Iterator[dict[str, Any] | BadRecord]:
     for record in readers.records(path):
-        _check_fields(fields, list(record), path.name)
+        if not isinstance(record, BadRecord):
+            _check_fields(fields, list(record), path.name)
         yield record
 
 
@@ -186,7 +189,7 @@ def _separated(
 def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every row; a field in quotation marks may hold delimiters and ends of lines."""
     csv.field_size_limit(LONGEST_FIELD)
-    table = csv.reader(readers.lines(path), delimiter=delimiter, strict=True)
+    table = csv.reader(readers.lines(path, limit=LONGEST, whole=True), delimiter=delimiter, strict=True)
     try:
         yield from ((table.line_num, values) for values in table if values)
     except csv.Error as error:
@@ -195,7 +198,7 @@ def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The same where a quotation mark is a character like any other."""
-    for number, line in enumerate(readers.lines(path), 1):
+    for number, line in enumerate(readers.lines(path, limit=LONGEST, whole=True), 1):
         if line.strip():
             yield number, line.rstrip("\r\n").split(delimiter)
 

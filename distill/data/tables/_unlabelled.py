@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from distill.data import readers
-from distill.data.readers import Unreadable
+from distill.data.lines import LONGEST, Unreadable
 from distill.data.tables import LabelledTexts, TableConfig, describe
 from distill.data.tables._rows import SUFFIXES, Columns, Row, collect, kind_of, read_files
 from distill.errors import SettingError
@@ -50,7 +50,7 @@ def _rows(
 def _lines(path: Path, setting: str, column: str) -> Iterator[Row]:
     """The lines of a plain text file, without empty ones."""
     try:
-        for number, line in enumerate(readers.lines(path), 1):
+        for number, line in enumerate(readers.lines(path, limit=LONGEST, whole=True), 1):
             if line.strip():
                 yield Row(f"{path.name}, line {number}", {column: line.strip()})
     except Unreadable as error:

@@ -219,7 +219,7 @@ def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
         content = json.loads("".join(readers.lines(path)))
     except Unreadable as error:
         raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingError(
             f"{setting}={path}: not JSON ({error}); mend it, or call a file of one object a line *.jsonl"
         ) from error

@@ -1,0 +1,90 @@
+"""What of a text could not be read, counted, and the line that ends a run where that is too much."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from distill.config import Missing, TokensConfig
+from distill.data.document import Document
+from distill.data.lines import BadRecord, Unreadable
+from distill.data.sources import Source
+from distill.errors import SettingError
+
+MOST_NAMED = 10  # of files, and of bad records
+
+
+@dataclass
+class Unread:
+    """Counts of a text, or of a part of it; what `sources.read` calls with everything that cannot be read."""
+
+    skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
+    records: int = 0  # or lines, of plain text; good and bad ones
+    bad: int = 0  # of these, left out
+    first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
+
+    def __call__(self, error: Unreadable | BadRecord) -> None:
+        if isinstance(error, Unreadable):
+            self.skipped.append(str(error))
+            return
+        self.records += 1
+        self.bad += 1
+        self.first_bad = [*self.first_bad, str(error)][:MOST_NAMED]
+
+    def fine(self, document: Document, source: Source) -> None:
+        """Counts a document that was read."""
+        self.records += document.text.count("\n") + 1 if source.by_lines else 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> "Unread":
+        """What `as_dict` gave, which may have further entries."""
+        return cls(**{name: found[name] for name in cls.__dataclass_fields__})
+
+    @classmethod
+    def together(cls, parts: Iterable["Unread"]) -> "Unread":
+        """What was read in several parts, in their order."""
+        total = cls()
+        for part in parts:
+            total.skipped += part.skipped
+            total.records += part.records
+            total.bad += part.bad
+            total.first_bad = [*total.first_bad, *part.first_bad][:MOST_NAMED]
+        return total
+
+    @property
+    def share(self) -> float:
+        """Of the records, how much is bad."""
+        return self.bad / max(self.records, 1)
+
+    def lines(self) -> list[str]:
+        """For the log and the report; none where all could be read."""
+        found = [f"skipped {line}" for line in self.skipped[:MOST_NAMED]]
+        if self.skipped:
+            found.append(f"skipped {len(self.skipped):,} of the files: they could not be read")
+        return found + ([self.bad_line()] if self.bad else [])
+
+    def bad_line(self) -> str:
+        """How many records were left out, and why the first one was."""
+        return f"left out {self.bad:,} of {self.records:,} records ({self.share:.2%}), first {self.first_bad[0]}"
+
+    def check(self, path: str, setting: str, settings: TokensConfig) -> None:
+        """Raises SettingError where more could not be read than the settings allow.
+
+        Args:
+            path: of the text, as the user gave it.
+            setting: what error lines call the text, such as `corpus`.
+        """
+        named = f"{setting}.path={path}"
+        strict = settings.unreadable is Missing.stop
+        if self.skipped and strict:
+            raise SettingError(f"{named}: {self.skipped[0]}; mend or remove it, or set corpus.unreadable=skip")
+        if self.bad and strict:
+            raise SettingError(f"{named}: {self.first_bad[0]}; mend or remove it, or set corpus.unreadable=skip")
+        if self.share > settings.max_bad:
+            raise SettingError(
+                f"{named}: {self.bad:,} of {self.records:,} records ({self.share:.1%}) are bad, more than "
+                f"corpus.max_bad={settings.max_bad:g} allows; first {self.first_bad[0]}; mend them, set "
+                f"{setting}.encoding or {setting}.kind, or raise corpus.max_bad"
+            )
