@@ -20,6 +20,7 @@ from distill.config import ChainConfig, StageConfig
 from distill.errors import SettingError, StageFailed
 from distill.report import chain_report
 from distill.report.by_milestone import MilestoneRuns
+from distill.results_file import check_student, read_results
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its milestones
 
@@ -191,7 +192,13 @@ def _is_finished(folder: Path, known: dict[str, Any]) -> bool:
     What has changed is left to the run itself, which knows whether that makes a difference to it.
     """
     done = folder / STAGE
-    return done.is_file() and (folder / "results.json").is_file() and json.loads(done.read_text()) == known
+    if not done.is_file() or not (folder / "results.json").is_file():
+        return False
+    try:
+        check_student(folder, _results(folder))
+        return bool(json.loads(done.read_bytes()) == known)
+    except (ValueError, RecursionError):  # damage: the run itself says what is left to do
+        return False
 
 
 def _milestone_runs(path: Path, chain: ChainConfig) -> dict[str, MilestoneRuns]:
@@ -221,5 +228,4 @@ def _run(command: list[str]) -> int:
 
 
 def _results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
+    return read_results(folder / "results.json")

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 from distill import optim
-from distill.checkpoint import optimizer_state
 from distill.component import Component
 from distill.config import Config, MaskingConfig, SourceConfig
 from distill.data.sources import no_prompts
@@ -15,6 +14,7 @@ from distill.objective.terms import Term, VocabularyTerm
 from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import mixing_temperature
+from distill.optimizer_state import optimizer_state
 from distill.ramp import Ramp
 from distill.schedule import ENDLESS, length_in_steps, make_schedule
 from distill.tasks import Task, find_task, task_of

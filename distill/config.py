@@ -344,5 +344,5 @@ class Config:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     scale: str = "custom"  # said in the banner and the report
     seed: int = 0
-    resume: str = "auto"  # auto, never, or a checkpoint folder
+    resume: str = "auto"  # auto, strict, never, or a checkpoint folder
     given: dict[str, Any] = field(default_factory=dict)  # the same settings, nested by the names of the command line

@@ -1,10 +1,20 @@
 """The errors that are the user's to mend, or that end a run on purpose; each carries its exit status."""
 
+from pathlib import Path
+
 
 class SettingError(ValueError):
     """Bad input: the message is one line that names the setting, its value and the cure. Exit status 2."""
 
     status = 2
+
+
+class Damaged(SettingError):
+    """A file or folder of a run is not as it was written. Exit status 2 where nothing can stand in for it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is damaged ({reason})")
+        self.path, self.reason = path, reason
 
 
 class Diverged(RuntimeError):

@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all, whatever kills the process that writes them."""
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
     if durable:
         for written in [*new.rglob("*"), new]:
             flush_to_disk(written)
-    if path.is_dir():
+    if path.is_dir() or new.is_dir():
         remove(path)
     os.replace(new, path)
     if durable:
@@ -40,6 +41,14 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what is damaged, so that nothing is lost and nobody takes it for whole; gives the new path."""
+    more = (f"damaged-{path.name}.{number}" for number in itertools.count(2))
+    names = itertools.chain([f"damaged-{path.name}"], more)
+    free = next(name for name in names if not os.path.lexists(path.with_name(name)))
+    return path.rename(path.with_name(free))
 
 
 def flush_to_disk(path: Path) -> None:

@@ -70,7 +70,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         steps = num_steps(config, text.batches)
         schedule = choose_schedule(config, text.batches)
         identity = run_identity(config, {**models.digests, "corpus": text.tokens.digest}, text.batches, steps)
-        folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend.rank == 0))
+        folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend))
         length = {name: getattr(config.train, name) for name in ("epochs", "steps", "minutes")}
         if (finished := folder.finished(steps, length)) is not None:
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")

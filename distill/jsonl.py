@@ -3,31 +3,76 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distill.errors import SettingError
+from distill.errors import Damaged
 from distill.files import atomic
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def is_metrics(line: Any) -> bool:
+    """Whether this can be a line of metrics.jsonl: numbers, among them those that every step has."""
+    always = ("step", "seconds", "data_wait")
+    return _has_numbers(line, always) and all(_is_number(value) for value in line.values() if value is not None)
+
+
+def is_history(line: Any) -> bool:
+    """Whether this can be a line of history.jsonl: where it was measured, the losses, and scores by measure and set."""
+    always = ("epoch", "step", "tokens", "seconds")
+    if not _has_numbers(line, always) or "loss" not in line:
+        return False
+    groups = [value for name, value in line.items() if name not in always]
+    return all(
+        isinstance(group, dict) and all(value is None or _is_number(value) for value in group.values())
+        for group in groups
+    )
+
+
+def _has_numbers(line: Any, names: tuple[str, ...]) -> bool:
+    return isinstance(line, dict) and all(_is_number(line.get(name)) and line[name] >= 0 for name in names)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
+
+
+def _is_object(line: Any) -> bool:
+    return isinstance(line, dict)
+
+
+def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: bool = False) -> list[dict[str, Any]]:
     """The objects of a log, oldest first; a torn last line, left by a killed process, is passed over.
 
-    A missing file has no lines. Raises SettingError where any other line is not a JSON object.
+    A missing file has no lines.
+
+    Args:
+        fits: whether a value can be a line of this log.
+        only_good: pass over damaged lines.
+
+    Raises:
+        Damaged: any other line does not fit, or its step does not come after that of the line before.
     """
     if not path.exists():
         return []
     *whole, _torn = path.read_bytes().split(b"\n")
-    lines = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise SettingError(f"{path}: line {number} is not a JSON object; mend or remove that line")
-        lines.append(value)
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(whole, start=1):
+        line = _parse(text)
+        if fits(line) and (not lines or line.get("step", 0) > lines[-1].get("step", -1)):
+            lines.append(line)
+        elif not only_good:
+            raise Damaged(path, f"line {number} is not a JSON object of this log")
     return lines
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 class JsonLines:

@@ -7,6 +7,7 @@ from pathlib import Path
 from distill.checkpoint import State
 from distill.config import TrainConfig
 from distill.errors import SettingError
+from distill.record import STEP
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Milestones:
 
     def found(self) -> list[int]:
         """The steps of all that are there, in their order."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
+        named = [STEP.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()]
+        return sorted(int(match[1]) for match in named if match)
 
 
 def check_within(settings: TrainConfig, steps: int) -> None:

@@ -177,9 +177,14 @@ def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
 
     for job in (two, three):
         job.folder.mkdir(parents=True)
-        (job.folder / "results.json").write_text("2")
+        (job.folder / "results.json").write_text('{"milestones": []}')
         (job.folder / STAGE).write_text(json.dumps(known(job)))
         assert _is_finished(job.folder, known(job))
+    for damaged in (STAGE, "results.json"):
+        whole = (two.folder / damaged).read_text()
+        (two.folder / damaged).write_text(whole[:-2])
+        assert not _is_finished(two.folder, known(two))
+        (two.folder / damaged).write_text(whole)
     (one.folder / "results.json").write_text('{"milestones": [5], "other": 1}')
     assert not _is_finished(two.folder, known(two)) and _is_finished(three.folder, known(three))
     weights.write_text("3")

@@ -8,11 +8,11 @@ import torch
 from tiny import make_model
 from torch import nn
 
-from distill.checkpoint import optimizer_state
 from distill.compose import optimizer_config
 from distill.config import OptimizerConfig
 from distill.errors import SettingError
 from distill.optim import bound_of_rank, build, clip, peak_lr, set_learning_rate, try_out
+from distill.optimizer_state import optimizer_state
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "modernbert", "albert"])

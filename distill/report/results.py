@@ -1,6 +1,5 @@
 """The facts of a run in words and numbers: the banner at its start, results.json at its end."""
 
-import json
 import os
 import platform
 import subprocess
@@ -24,6 +23,7 @@ from distill.models.load import size
 from distill.objective.objective import Objective
 from distill.optim import peak_lr
 from distill.ramp import Ramp
+from distill.results_file import read_results
 from distill.schedule import ENDLESS, total_steps
 from distill.teacher.members import settings_by_member
 
@@ -111,11 +111,9 @@ def history_line(line: dict[str, Any], measures: list[Measure]) -> str:
 def read(folder: Path, setting: str) -> dict[str, Any]:
     """results.json of a finished run. Raises SettingError, naming `setting`, when there is none."""
     try:
-        results = json.loads((folder.expanduser() / "results.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_results(folder.expanduser() / "results.json")
+    except (OSError, SettingError) as error:
         raise SettingError(f"{setting}={folder} is no finished run: {error}") from None
-    assert isinstance(results, dict)
-    return results
 
 
 def model_block(name: str, model: Any, scores: dict[str, Any], tokens_per_second: float | None) -> dict[str, Any]:

@@ -1,0 +1,246 @@
+"""Damage of every file of a run: named, set aside, and made good from what came before; never a traceback."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from job import Shelf, assert_same, results
+from safetensors.torch import load_file, save_file
+from tiny import Fit
+
+from distill.backends.single import Single
+from distill.config import BackendConfig, TrainConfig
+from distill.errors import Damaged, SettingError
+from distill.manifest import MANIFEST, check_manifest, write_manifest
+from distill.run_folder import RunFolder
+
+CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", MANIFEST)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "a flipped bit": flip,
+    "removed": lambda path: path.unlink(),
+    "a folder": to_folder,
+    "JSON of another shape": lambda path: path.write_text("{}"),
+    "JSON that is a list": lambda path: path.write_text("[1, 2]"),
+    "100,000 brackets": lambda path: path.write_text("[" * 100_000),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any, rows: np.ndarray) -> Path:
+    """A run folder with the checkpoints of steps 1 to 3; tests copy it."""
+    folder = tmp_path_factory.mktemp("run")
+    fit_in(folder, tokenizer, rows).run()
+    return folder
+
+
+def fit_in(folder: Path, tokenizer: Any, rows: np.ndarray) -> Fit:
+    student = tiny.make_model("distilbert", 1, seed=5).train()
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=1, save_every=1, keep=3)
+    return Fit(folder / "checkpoints", tokenizer, rows, None, student, tiny.only(mlm=1.0), settings)
+
+
+@pytest.fixture
+def fit(trained: Path, tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> Fit:
+    shutil.copytree(trained, tmp_path / "run")
+    return fit_in(tmp_path / "run", tokenizer, rows)
+
+
+def opened(fit: Fit, resume: str = "auto") -> RunFolder:
+    return RunFolder(fit.folder.parent, resume, {"run": "tiny"}, 3, Single(BackendConfig(device="cpu")))
+
+
+def newest(fit: Fit) -> Path:
+    return fit.folder / "step-00000003"
+
+
+def assert_taken_back(fit: Fit, lines: list[str]) -> None:
+    """The newest checkpoint is named and kept under another name, and the run goes on from the one before."""
+    with opened(fit) as folder:
+        state = folder.begin(fit.model, fit.made, "")
+    assert state.step == 2
+    assert any("step-00000003 is damaged" in line and "taking step-00000002" in line for line in lines), lines
+    assert (fit.folder / "damaged-step-00000003").exists() and not newest(fit).exists()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", CHECKPOINT_FILES)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(fit: Fit, lines: list[str], name: str, damage: str) -> None:
+    DAMAGES[damage](newest(fit) / name)
+    with pytest.raises(SettingError, match=r"resume=strict.*step-00000003 is damaged"), opened(fit, "strict") as folder:
+        folder.start()
+    with pytest.raises(SettingError, match="is damaged"), opened(fit, str(newest(fit))) as folder:
+        folder.start()
+    assert newest(fit).exists()
+    assert_taken_back(fit, lines)
+
+
+def test_a_file_or_an_empty_folder_in_its_place(fit: Fit, lines: list[str]) -> None:
+    shutil.rmtree(newest(fit))
+    newest(fit).write_text("x")
+    assert_taken_back(fit, lines)
+    (fit.folder / "step-00000009").mkdir()
+    (fit.folder / "step-x").mkdir()  # of somebody else
+    assert opened(fit).start() == fit.folder / "step-00000002"
+
+
+def change(path: Path, part: str, value: Any) -> None:
+    """One value of state.json, under digests that are right again."""
+    record = json.loads((path / "state.json").read_text())
+    *above, name = part.split(".")
+    inner = record
+    for each in above:
+        inner = inner[each]
+    inner[name] = value
+    (path / "state.json").write_text(json.dumps(record))
+    (path / MANIFEST).unlink()
+    write_manifest(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("state", {}),
+        ("state", None),
+        ("state.step", 7),
+        ("state.step", -1),
+        ("state.step", 3.0),
+        ("state.step", True),
+        ("state.step", "3"),
+        ("state.tokens", 10**30),
+        ("state.seconds", float("nan")),
+        ("state.seconds", None),
+        ("state.tally", {}),
+        ("state.tally.sums", {"mlm": "x"}),
+        ("state.loss_scale.value", 1e30),
+        ("state.loss_scale", 3),
+        ("identity", 5),
+        ("optimizer", []),
+        ("optimizer", {"a//b": [1]}),
+        ("precision", "fp32"),
+        ("tensors", {}),
+        ("format", "5"),
+        ("format", None),
+    ],
+)
+def test_types_and_ranges_are_checked_although_the_digests_agree(
+    fit: Fit, lines: list[str], part: str, value: Any
+) -> None:
+    change(newest(fit), part, value)
+    assert_taken_back(fit, lines)
+
+
+@pytest.mark.parametrize("kind", ["half", "other shapes", "other numbers"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_other_tensors_are_found_although_the_digests_agree(fit: Fit, lines: list[str], name: str, kind: str) -> None:
+    path = newest(fit) / name
+    tensors = load_file(path)
+    if kind == "half":
+        tensors = dict(list(tensors.items())[::2])
+    elif kind == "other shapes":
+        tensors = {key: torch.zeros(3, *tensor.shape) for key, tensor in tensors.items()}
+    else:
+        tensors = {key: tensor.double() for key, tensor in tensors.items()}
+    save_file(tensors, path)
+    (newest(fit) / MANIFEST).unlink()
+    write_manifest(newest(fit))
+    assert_taken_back(fit, lines)
+
+
+def test_when_all_are_damaged_the_run_starts_anew_and_loses_nothing(fit: Fit, lines: list[str]) -> None:
+    for path in fit.folder.iterdir():
+        flip(path / "state.json")
+    (fit.folder.parent / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "data_wait": 0.0}\n')
+    with opened(fit) as folder:
+        assert folder.begin(fit.model, fit.made, "").step == 0
+    assert sorted(path.name for path in fit.folder.iterdir()) == [f"damaged-step-0000000{n}" for n in (1, 2, 3)]
+    assert (fit.folder.parent / "damaged-metrics.jsonl").exists() and "starting from the first step" in lines[-1]
+
+
+GOOD = '{"step": 1, "seconds": 1.0, "data_wait": 0.0, "loss/total": null}\n'
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ['{"step": 2}', "[2]", "{}", "x", '{"step": "2", "seconds": 2.0, "data_wait": 0}', "[" * 100_000, "\x00\x00",
+     '{"step": 1, "seconds": 1.0, "data_wait": 0.0}', '{"step": 2, "seconds": null, "data_wait": 0.0}'],
+)  # fmt: skip
+def test_a_damaged_line_of_the_metrics_is_set_aside(fit: Fit, lines: list[str], bad: str) -> None:
+    path = fit.folder.parent / "metrics.jsonl"
+    path.write_text(f"{GOOD}{bad}\n{GOOD.replace('1', '3')}")
+    before = path.read_bytes()
+    with opened(fit, "strict") as folder, pytest.raises(SettingError, match=r"resume=strict.*metrics.jsonl.*line 2"):
+        folder.begin(fit.model, fit.made, "")
+    with opened(fit) as folder:
+        folder.begin(fit.model, fit.made, "")
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
+    assert (path.parent / "damaged-metrics.jsonl").read_bytes() == before
+    assert any("metrics.jsonl is damaged (line 2" in line and "2 good lines" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", [".lock", "config.yaml", "metrics.jsonl", "history.jsonl", "results.json"])
+def test_folders_in_the_place_of_files(fit: Fit, lines: list[str], name: str) -> None:
+    (fit.folder.parent / name).mkdir()
+    with pytest.raises(SettingError, match=r"resume=strict.*it is a folder"), opened(fit, "strict"):
+        pass
+    with opened(fit) as folder:
+        assert folder.begin(fit.model, fit.made, "").step == 3
+    assert (fit.folder.parent / f"damaged-{name}").is_dir() and any(f"{name} is damaged" in line for line in lines)
+
+
+def test_a_manifest_lists_what_sha256sum_would(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("abc")
+    write_manifest(tmp_path)
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc", in FIPS 180-2
+    assert (tmp_path / MANIFEST).read_text() == f"{known}  a\n"
+    check_manifest(tmp_path, ["a"])
+    with pytest.raises(Damaged):
+        check_manifest(tmp_path, ["a", "b"])
+
+
+def test_a_finished_run_with_damage_ends_with_the_same_student(
+    shelf: Shelf, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Newest checkpoint, results, history and plots at once; then the student alone, and then all that made it."""
+    folder = Path(shutil.copytree(done, tmp_path / "run"))
+    flip(folder / "checkpoints" / "step-00000008" / "optimizer.safetensors")
+    flip(folder / "results.json")
+    (folder / "history.jsonl").write_text("{}\n")
+    shutil.rmtree(folder / "plots")
+    (folder / "plots").touch()
+    assert shelf.run(folder) == 0
+    said = capfd.readouterr().err
+    assert all(name in said for name in ("step-00000008", "results.json", "history.jsonl", "plots", "damaged"))
+    assert "other settings" not in said and "Traceback" not in said
+    assert_same(folder, done)
+    assert (folder / "plots").is_dir() and results(folder)["training"]["steps"] == 8
+
+    flip(folder / "student" / "model.safetensors")
+    assert shelf.run(folder) == 0
+    assert "making the student again" in capfd.readouterr().err and (folder / "damaged-student").is_dir()
+    assert_same(folder, done)
+
+    shutil.rmtree(folder / "student")
+    shutil.rmtree(folder / "checkpoints")
+    assert shelf.run(folder) == 2
+    assert "there is no checkpoint to make it from" in capfd.readouterr().err
