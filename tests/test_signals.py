@@ -1,6 +1,5 @@
 """What signals do to a process: deferred, at once, the second one, ignored ones, and to the processes it started."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from job import environment, wait_for
+from job import environment, is_alive, wait_for
 
 from distill.errors import Interrupted
 from distill.signals import ALL, STOPPING, Signals, handled, name_of
@@ -142,12 +141,3 @@ def test_a_child_dies_with_its_parent_and_gets_its_signals(tmp_path: Path) -> No
     while is_alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether this process is there, and is not only waiting to be collected by its parent."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False

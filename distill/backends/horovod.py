@@ -150,6 +150,8 @@ def _tune(settings: BackendConfig, rings: int, nccl: bool) -> None:
     # Its idle thread looks for work once per cycle, which at the default of 1 ms costs a sixth of two busy cores.
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if settings.sync == "every" else "10")
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, round(settings.timeout))))
+    # Rank 0 then names the ranks that an exchange waits for, and after as many seconds again.
+    os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
     # Segments and stripes are long enough; joining them would copy them, and put them on one stream.
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     if nccl and rings > 1:

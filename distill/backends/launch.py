@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import IO, NoReturn
 
+from distill.backends import roll_call
 from distill.backends.interface import RankLost
 from distill.backends.rank import rank_from_env
 from distill.backends.ranks import run_children, run_ranks
@@ -63,6 +64,7 @@ def keep_log(folder: Path) -> None:
     if info.rank == 0:
         sys.stdout, sys.stderr = _Both(sys.stdout, log), _Both(sys.stderr, log)
         return
+    roll_call.terminal = os.fdopen(os.dup(2), "w", buffering=1)
     # The descriptors too, for what libraries write without Python.
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)

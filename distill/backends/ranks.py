@@ -81,11 +81,10 @@ def _wait(children: list["subprocess.Popen[bytes]"]) -> int | None:
     """Wait for all, end all when one fails; which failed first."""
     failed: int | None = None
     since, asked = 0.0, False
-    while any(child.poll() is None for child in children):
+    while alive := [child for child in children if child.poll() is None]:
         if failed is None:
             failed = next((number for number, child in enumerate(children) if child.returncode), None)
             since = time.monotonic()
-        alive = [child for child in children if child.returncode is None]
         past = time.monotonic() - since if failed is not None else 0.0
         if past > OWN_END and not asked:
             asked = True
