@@ -67,7 +67,7 @@ def run_children(
         everyone = [*children, *(apart if commands else [])]
         failed = _wait(everyone)
         code = 0 if failed is None else everyone[failed].returncode
-        received = [number for number in signals.received if number in ALL]
+        received = list(signals.received)
         signals.received.clear()  # the children have heeded them
     if failed is None:
         return 0, None
