@@ -10,10 +10,27 @@ from distill.threads import limit_spinning
 
 if TYPE_CHECKING:
     from distill.config import Config
+    from distill.signals import Signals
 
 
 def main() -> int:
-    """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 130 or 143 stopped by a signal; else a bug."""
+    """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 128 + a signal that stopped it; else a bug."""
+    from distill.errors import Interrupted
+    from distill.signals import handled
+
+    with handled() as signals:
+        try:
+            return run_hydra(signals)
+        except Interrupted as error:
+            if os.environ.get("DISTILL_TRACEBACK") == "1":
+                raise
+            print(f"distill: {error}", file=sys.stderr)
+            end_rank(error.status, error)
+            return error.status
+
+
+def run_hydra(signals: "Signals") -> int:
+    """Compose and run the command's jobs; gives the exit status of the first that failed."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
@@ -21,7 +38,7 @@ def main() -> int:
 
     from distill.compose import explain, register
     from distill.config import CONF
-    from distill.errors import Diverged, Interrupted, RankLost, SettingError, StageFailed
+    from distill.errors import Diverged, RankLost, SettingError, StageFailed
 
     limit_spinning()
     show_traceback = os.environ.get("DISTILL_TRACEBACK") == "1"
@@ -30,8 +47,8 @@ def main() -> int:
 
     def composed(cfg: Any) -> None:
         try:
-            run_composed(cfg, HydraConfig.get(), statuses)
-        except (SettingError, Diverged, Interrupted, RankLost, StageFailed) as error:
+            run_composed(cfg, HydraConfig.get(), statuses, signals)
+        except (SettingError, Diverged, RankLost, StageFailed) as error:
             if show_traceback:
                 raise
             # Kept back from Hydra, which would print lines of its own; the other jobs of a sweep go on.
@@ -47,9 +64,6 @@ def main() -> int:
     register()
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed)()
-    except KeyboardInterrupt:
-        print("distill: interrupted before or after training; the same command goes on", file=sys.stderr)
-        return 130
     except (HydraException, OmegaConfBaseException) as error:
         if show_traceback:
             raise
@@ -58,17 +72,19 @@ def main() -> int:
     return next(filter(None, statuses), 0)
 
 
-def run_composed(cfg: Any, job: Any, statuses: list[int]) -> None:
+def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") -> None:
     """Run what Hydra has composed: one job, in this process or by starting its ranks, or a chain of jobs.
 
     Args:
         job: Hydra's own configuration.
         statuses: gets the status of ranks that were started.
+        signals: learns what SIGUSR1 means in this run.
     """
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
     from distill.compose import build, chain_config
+    from distill.config import OnUsr1
 
     path, overrides = Path(job.runtime.output_dir), list(job.overrides.task)
     if (chain := chain_config(cfg, overrides)) is not None:
@@ -85,6 +101,7 @@ def run_composed(cfg: Any, job: Any, statuses: list[int]) -> None:
         print(run_chain(chain, path, config_dir(sys.argv)))
         return
     config = build(cfg, overrides)
+    signals.on_usr1(config.train.on_usr1 is OnUsr1.stop)
     if config.backend.name != "single" and start_ranks(config, path, job.mode is RunMode.MULTIRUN, statuses):
         return
     from distill.job import run

@@ -8,19 +8,21 @@ seeds, and from each milestone of an earlier stage.
 import hashlib
 import json
 import logging
+import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distill.children import dying_with, pass_signals
 from distill.config import ChainConfig, StageConfig
 from distill.errors import SettingError, StageFailed
 from distill.report import chain_report
 from distill.report.by_milestone import MilestoneRuns
 from distill.results_file import check_student, read_results
+from distill.signals import STOPPING, handled
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its milestones
 
@@ -215,16 +217,12 @@ def _milestone_runs(path: Path, chain: ChainConfig) -> dict[str, MilestoneRuns]:
 
 def _run(command: list[str]) -> int:
     """The status of a command that gets the signals which would end this process, and ends in its own time."""
-    process = subprocess.Popen(command)
-    before = {
-        number: signal.signal(number, lambda received, _: process.send_signal(received))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        return process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled() as signals, pass_signals(signals) as processes:
+        processes.append(subprocess.Popen(command, preexec_fn=dying_with(os.getpid())))
+        status = processes[0].wait()
+        # A stage that failed has heeded them; where it came to its end all the same, the chain stops before the next.
+        signals.received = [number for number in signals.received if number in STOPPING and not status]
+    return status
 
 
 def _results(folder: Path) -> dict[str, Any]:

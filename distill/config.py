@@ -28,6 +28,13 @@ class Missing(Enum):
     skip = "skip"
 
 
+class OnUsr1(Enum):
+    """What SIGUSR1 does besides writing a checkpoint."""
+
+    save = "save"  # nothing: the run goes on
+    stop = "stop"  # it ends the run, as SIGTERM does
+
+
 class DocumentUnit(Enum):
     """What of a plain text file is one document."""
 
@@ -239,6 +246,7 @@ class TrainConfig:
     milestones: list[int] | None = None
     milestone_every: int | None = None
     max_nonfinite: int = 10  # skipped steps in a row before the run stops
+    on_usr1: OnUsr1 = OnUsr1.save  # what SIGUSR1 asks for: a checkpoint, or a checkpoint and the end of this process
     # Threads that prepare batches ahead; 0: none, in the loop; null: by this rank's cores, and up to 16 while the loop
     # waits for storage.
     workers: int | None = None

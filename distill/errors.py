@@ -23,8 +23,11 @@ class Diverged(RuntimeError):
     status = 3
 
 
-class Interrupted(RuntimeError):
-    """A signal asked the run to stop; the checkpoint is written and the same command goes on from it."""
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the run to stop; nothing is lost and the same command goes on. Exit status 128 + its number.
+
+    Not an Exception: it can come anywhere, and no part that survives errors of its own is to survive this.
+    """
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

@@ -1,10 +1,10 @@
 """The loop: window, forward, backward, one exchange, step; then log, save, evaluate."""
 
+import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import torch
 
 from distill.backends import Backend
 from distill.checkpoint import Checkpoints, State
-from distill.config import OptimizerFlags, TrainConfig
+from distill.config import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.errors import Diverged, Interrupted
@@ -25,7 +25,10 @@ from distill.optim import bound_of_rank, clip, peak_lr, set_learning_rate
 from distill.points import Points
 from distill.schedule import Schedule, progress_of, share, total_steps
 from distill.seed import key
+from distill.signals import ALL, SAVING, handled
 from distill.teacher.signal import Teacher
+
+logger = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
@@ -108,7 +111,7 @@ def train(run: Training) -> str:
 
     Raises:
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite.
-        Interrupted: SIGINT or SIGTERM; the checkpoint is written.
+        Interrupted: a signal asked to stop, on this rank or another one; the checkpoint is written.
     """
     model, objective, batches, backend, state = run.model, run.objective, run.batches, run.backend, run.state
     settings, observer = run.settings, run.observer
@@ -128,7 +131,8 @@ def train(run: Training) -> str:
     loss_scale = state.loss_scale
     loss_scale.begin(model.student.precision == "fp16")
     clock = state.seconds  # of rank 0, the same on all ranks
-    with _stopping() as stop_signal:
+    with handled() as signals, signals.deferred():
+        signals.on_usr1(settings.on_usr1 is OnUsr1.stop)
         while not over:
             began, syncs = time.monotonic(), backend.num_syncs
             # Where dropout is not keyed by row, one stream per step and rank: nothing to save, the same after a resume.
@@ -143,10 +147,10 @@ def train(run: Training) -> str:
             waiting = time.monotonic()
             upcoming = next(windows, [])
             waited = time.monotonic() - waiting
-            # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, a wish to stop
+            # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, signals
             # and rank 0's clock ride along. (As float32 the counts are exact up to 16.7 M positions a step.)
             clock = state.seconds + time.monotonic() - began if backend.rank == 0 else 0.0
-            own = [*objective.count(upcoming).tolist(), float(stop_signal()), clock]
+            own = [*objective.count(upcoming).tolist(), *signals.wishes(), clock]
             stats = backend.sum_gradients(torch.cat([sums, sums.new_tensor(own)]))
             assert stats is not None
             loss_scale.unscale(backend.gradients)
@@ -154,7 +158,9 @@ def train(run: Training) -> str:
             reduced = stats.tolist()
             step_sums = objective.by_name(reduced[: len(sums)])
             step_counts = objective.by_name(counts.tolist())
-            next_counts, (stopped, clock) = reduced[len(sums) : -2], reduced[-2:]
+            next_counts, wishes, clock = reduced[len(sums) : -len(ALL) - 1], reduced[-len(ALL) - 1 : -1], reduced[-1]
+            stopped = signals.agreed_stop(wishes)
+            wanted = wishes[ALL.index(SAVING)] > 0
             lr = peak * share(run.schedule, progress_of(state.step, steps, clock, minutes))
             loss_is_finite = math.isfinite(sum(step_sums.values()))
             finite = loss_is_finite and math.isfinite(float(norm))
@@ -203,17 +209,20 @@ def train(run: Training) -> str:
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
             if run.milestones is not None and backend.rank == 0:
                 run.milestones.save(state)
-            due = state.step % settings.save_every == 0 or at_point or over or stopped or diverged
+            due = state.step % settings.save_every == 0 or at_point or over or wanted or stopped is not None or diverged
             if due and backend.rank == 0:
                 run.checkpoints.save(state, model, run.optimizer)
+            if wanted:
+                logger.info(f"SIGUSR1: the checkpoint of step {state.step} is written")
             if diverged:
                 raise Diverged(_diverged(run))
-            if stopped:
-                raise _interrupted(state, stop_signal())
+            if stopped is not None:
+                backend.barrier()  # the end of a rank ends the others, and rank 0 is still saving
+                signals.received.clear()
+                raise _interrupted(state, stopped)
             if at_point or over:
-                _reach_point(run)
-        if backend.sum(torch.tensor(stop_signal())):  # during the last evaluation
-            raise _interrupted(state, stop_signal())
+                with signals.at_once():  # its checkpoint is written
+                    _reach_point(run)
     return ended_by if state.step >= steps else "minutes"
 
 
@@ -224,9 +233,9 @@ def _reach_point(run: Training) -> None:
 
 
 def _interrupted(state: State, number: int) -> Interrupted:
-    """`number` is 0 where another rank got the signal."""
-    message = f"stopped at step {state.step}; the same command goes on from there"
-    return Interrupted(message, number or signal.SIGTERM)
+    name = signal.Signals(number).name
+    message = f"stopped by {name} at step {state.step}, its checkpoint is written; the same command goes on from there"
+    return Interrupted(message, number)
 
 
 def _diverged(run: Training) -> str:
@@ -236,19 +245,3 @@ def _diverged(run: Training) -> str:
         f"(train.max_nonfinite={run.settings.max_nonfinite}); lower optimizer.lr or use precision fp32. "
         + (f"The last good checkpoint is {newest}" if newest else "There is no checkpoint yet")
     )
-
-
-@contextmanager
-def _stopping() -> Iterator[Callable[[], int]]:
-    """Let the step under way finish when asked to stop; gives a function that says which signal came, or 0."""
-    received: list[int] = []
-    names = (signal.SIGINT, signal.SIGTERM)
-    try:
-        old = {name: signal.signal(name, lambda number, _: received.append(number)) for name in names}
-    except ValueError:  # not in the main thread, as in some tests: signals are somebody else's
-        old = {}
-    try:
-        yield lambda: received[0] if received else 0
-    finally:
-        for name, handler in old.items():
-            signal.signal(name, handler)

@@ -195,6 +195,15 @@ def wait_for(condition: Any, process: Any, seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether this process is there, and is not only waiting to be collected by its parent."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
 def composed(*overrides: str) -> Config:
     """The settings that a command line with these overrides gives."""
     register()

@@ -92,6 +92,24 @@ def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
     assert_same(folder, done)
 
 
+@pytest.mark.parametrize("part", ["imports", "text"])
+def test_before_the_first_step_a_signal_ends_a_run_in_one_line(shelf: Shelf, part: str) -> None:
+    folder = shelf.root / f"early-{part}"
+    early = command(*shelf.arguments(folder))
+    wait_for(lambda: folder.exists() if part == "text" else handles_signals(early.pid), early)
+    early.send_signal(signal.SIGHUP)
+    _, errors = early.communicate(timeout=60)
+    assert early.returncode == 129, errors
+    said = [line for line in errors.splitlines() if line.startswith("distill: ")]
+    assert len(said) == 1 and "SIGHUP" in said[0] and "Traceback" not in errors
+
+
+def handles_signals(process: int) -> bool:
+    """Whether SIGHUP has a handler there."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1)
+
+
 def test_the_twin_stands_beside_the_student(shelf: Shelf) -> None:
     twin, student = shelf.root / "twin", shelf.root / "with-twin"
     assert distill("+recipe=distilbert_gutenberg_twin", *shelf.arguments(twin)[1:]) == 0

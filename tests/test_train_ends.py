@@ -11,7 +11,7 @@ import tiny
 import torch
 from tiny import Fit, make_model, make_rows, new_student, only, weights_of
 
-from distill.config import TrainConfig
+from distill.config import OnUsr1, TrainConfig
 from distill.errors import Diverged, Interrupted
 from distill.schedule import ENDLESS, total_steps
 from distill.schedules.linear import Linear
@@ -204,7 +204,9 @@ def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, mon
 # --- signals -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)]
+)
 def test_a_signal_stops_after_the_step_with_a_checkpoint(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, number: signal.Signals, status: int
 ) -> None:
@@ -220,6 +222,24 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
     again = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=5)).resume()
     assert again.run() == "epochs" and again.state.step == 15 and again.logs[0]["step"] == 5
+
+
+@pytest.mark.parametrize("answer", list(OnUsr1))
+def test_usr1_writes_a_checkpoint_and_goes_on_or_stops(
+    tmp_path: Path, tokenizer: Any, rows: np.ndarray, answer: OnUsr1
+) -> None:
+    settings = TrainConfig(4, 2, epochs=None, steps=3, save_every=100, on_usr1=answer)
+    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
+    fit.student.base_model.register_forward_pre_hook(
+        lambda *_: signal.raise_signal(signal.SIGUSR1) if fit.state.step == 0 else None
+    )
+    if answer is OnUsr1.save:
+        assert fit.run() == "steps" and fit.state.step == 3
+    else:
+        with pytest.raises(Interrupted) as error:
+            fit.run()
+        assert error.value.status == 138 and fit.state.step == 1
+    assert (tmp_path / "step-00000001").is_dir()
 
 
 @pytest.mark.parametrize("when", ["last step", "last evaluation"])

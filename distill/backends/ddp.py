@@ -13,6 +13,7 @@ from distill.backends.interface import Backend
 from distill.backends.rank import RankInfo, rank_from_env
 from distill.backends.rendezvous import open_store
 from distill.backends.rings import CANDIDATES, TorchRings, parse_rings
+from distill.backends.roll_call import RollCall
 from distill.config import BackendConfig
 
 POLL = 0.05  # seconds between two looks at a barrier
@@ -50,6 +51,8 @@ class Ddp(Backend):
         )
         self._rings = TorchRings(1 if nccl else requested or max(CANDIDATES), settings.timeout)
         self._nccl = nccl
+        # A connection of its own: a wait in the other one would hold it up.
+        self._roll_call = RollCall(dist.PrefixStore("roll call", self._store.clone()), self.rank, self.size)
         self._describe()
 
     def _barrier(self) -> None:
@@ -68,6 +71,8 @@ class Ddp(Backend):
             self._store.add("left", 1)
             while self.rank == 0 and self._store.add("left", 0) < self.size:
                 time.sleep(POLL)
+            if self._roll_call is not None:
+                self._roll_call.close()
             dist.destroy_process_group()
 
     def _choose_rings(self) -> None:

@@ -150,6 +150,8 @@ def _tune(settings: BackendConfig, rings: int, nccl: bool) -> None:
     # Its idle thread looks for work once per cycle, which at the default of 1 ms costs a sixth of two busy cores.
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if settings.sync == "every" else "10")
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, round(settings.timeout))))
+    # Rank 0 then names the ranks that an exchange waits for, and after as many seconds again.
+    os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
     # Segments and stripes are long enough; joining them would copy them, and put them on one stream.
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     if nccl and rings > 1:
@@ -178,13 +180,15 @@ def _rendezvous(info: RankInfo, timeout: float) -> dist.Store:
     from horovod.runner.http.http_server import RendezvousServer
 
     store = open_store(info, timeout, "horovod")
-    store.set(str(info.rank), f"{socket.gethostname()} {info.local_rank}")
-    seats = [store.get(str(rank)).decode().split() for rank in range(info.size)]
+    store.set(str(info.rank), socket.gethostname())
+    hosts = [store.get(str(rank)).decode() for rank in range(info.size)]
+    # Counted here: a launcher can start a machine's ranks in several parts.
+    seats = [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]
     slots = []
     for rank, (host, local) in enumerate(seats):
-        here = [int(other) for name, other in seats if name == host]
+        here = [other for name, other in seats if name == host]
         across = [name for name, other in seats if other == local]
-        slots.append(SlotInfo(host, rank, int(local), across.index(host), info.size, len(here), len(across)))
+        slots.append(SlotInfo(host, rank, local, across.index(host), info.size, len(here), len(across)))
     if info.rank == 0:
         server = RendezvousServer()
         store.set("port", str(server.start()))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from distill.backends.bucket import MAX_STATS, Bucket
 from distill.backends.rank import RankInfo
 from distill.backends.rings import choose_rings, parse_rings
+from distill.backends.roll_call import RollCall
 from distill.config import BackendConfig
 from distill.errors import RankLost
 
@@ -70,6 +71,7 @@ class Backend:
         self.num_syncs = self.num_collectives = self.bytes_sent = 0
         self.gradients = torch.empty(0)
         self._bucket = Bucket([], device)
+        self._roll_call: RollCall | None = None  # where there is a store for it
         self._under_way: list[Callable[[], None]] = []  # what to wait for: one entry per segment that was started
 
     def prepare(self, model: nn.Module) -> None:
@@ -144,7 +146,7 @@ class Backend:
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         if self.size > 1:
             self._count(result)
-            with _naming_lost_rank():
+            with self._waiting():
                 self._sum(result)
         return result
 
@@ -164,7 +166,7 @@ class Backend:
         """Wait until all ranks have come here, however long that takes."""
         if self.size > 1:
             self.num_collectives += 1
-            with _naming_lost_rank():
+            with self._waiting(barrier=True):
                 self._barrier()
 
     def close(self) -> None:
@@ -212,7 +214,7 @@ class Backend:
         self.num_syncs += 1
         for number in range(len(self._under_way), len(self._bucket.segments)):
             self._start(number)
-        with _naming_lost_rank():
+        with self._waiting():
             for wait in self._under_way:
                 wait()
         self._under_way = []
@@ -243,6 +245,18 @@ class Backend:
 
         self._under_way.append(finish)
 
+    @contextmanager
+    def _waiting(self, barrier: bool = False) -> Iterator[None]:
+        """A wait for the other ranks, in which those that do not come are named."""
+        if self._roll_call is not None:
+            self._roll_call.enter(barrier)
+        try:
+            with _naming_lost_rank():
+                yield
+        finally:
+            if self._roll_call is not None:
+                self._roll_call.leave()
+
     def _choose_rings(self) -> None:
         """Measure one, two and four rings on (a part of) the bucket, which is still all zeros, and take what pays."""
         trial = self._bucket.flat[:LARGEST_TRIAL]
@@ -266,7 +280,7 @@ class Backend:
         with torch.no_grad():
             data = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
             self._count(data)
-            with _naming_lost_rank():
+            with self._waiting():
                 self._broadcast(data)
             start = 0
             for tensor in tensors:

@@ -1,34 +1,29 @@
-"""Start the ranks of a run on one or more hosts: torch's elastic launcher for ddp, Horovod's runner for horovod."""
+"""Start the ranks of a run on one or more hosts, over ssh where they are others, and end a rank in good order."""
 
 import importlib.util
 import json
-import logging
 import os
 import re
 import shlex
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import IO, NoReturn
 
+from distill.backends import roll_call
 from distill.backends.interface import RankLost
 from distill.backends.rank import rank_from_env
+from distill.backends.ranks import run_children, run_ranks
 from distill.config import BackendConfig
 from distill.errors import SettingError
+from distill.signals import handled
 
 INSTALL = "python -m distill.backends.install_horovod"
-# What ranks on other hosts take over from here; Horovod's runner hands on everything.
+# What ranks on other hosts take over from here.
 EXPORTED = re.compile(
     r"(PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|(DISTILL|HF|TRANSFORMERS|WANDB|NCCL|GLOO|OMP|MKL)_.*)"
 )
-FAILURE_LINES = {"rank": re.compile(r"^Process name: (\d+)"), "status": re.compile(r"^Exit code: (\d+)")}
-OF_RANK = re.compile(r"^\[(\d+)\]<std(?:out|err)>:")
 GIVE_WAY = 2.0  # seconds
 
 
@@ -41,17 +36,17 @@ def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
     """Run `command`, by default this very command line, as every rank; wait; return the exit status of the run.
 
     The status is that of the rank that failed first (128 + the signal's number when it was killed). Rank 0 has the
-    terminal; the others write where `keep_log` says. SIGINT and SIGTERM are passed on to the ranks, which have 30 (ddp)
-    or 5 seconds (Horovod) to end by themselves. Raises SettingError for hosts that make no sense.
+    terminal; the others write where `keep_log` says. Signals are passed on to the ranks, which end in their own time;
+    a second one ends all at once. Ranks do not outlive their launcher.
+
+    Raises SettingError for hosts that make no sense.
     """
     command = command or [sys.executable, *sys.orig_argv[1:]]
     hosts = _hosts(settings)
-    if settings.name == "horovod":
-        if importlib.util.find_spec("horovod") is None:
-            raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{INSTALL}`")
-        return _launch_horovod(hosts, command)
+    if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
+        raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{INSTALL}`")
     if len(hosts) == 1 and _is_here(hosts[0][0]):
-        return _agent(0, 1, hosts[0][1], "localhost", 0, command)
+        return run_ranks(0, hosts[0][1], hosts[0][1], "127.0.0.1", 0, command)
     return _launch_agents(hosts, command)
 
 
@@ -69,6 +64,7 @@ def keep_log(folder: Path) -> None:
     if info.rank == 0:
         sys.stdout, sys.stderr = _Both(sys.stdout, log), _Both(sys.stderr, log)
         return
+    roll_call.terminal = os.fdopen(os.dup(2), "w", buffering=1)
     # The descriptors too, for what libraries write without Python.
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -144,138 +140,31 @@ def _is_here(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", socket.gethostname())
 
 
-def _agent(node: int, num_nodes: int, processes: int, address: str, port: int, command: list[str]) -> int:
-    """Run the ranks of one host under torch's elastic agent and return the exit status."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    logging.disable(logging.ERROR)  # the agent's tables and warnings; the failure is said below, in one line
-    with tempfile.TemporaryDirectory(prefix="distill-ranks-") as scratch:
-        config = LaunchConfig(
-            min_nodes=num_nodes,
-            max_nodes=num_nodes,
-            nproc_per_node=processes,
-            run_id="distill",
-            rdzv_backend="static" if num_nodes > 1 else "c10d",
-            rdzv_endpoint=f"{address}:{port}",
-            rdzv_configs={"rank": node} if num_nodes > 1 else {},
-            local_addr=address if num_nodes == 1 else None,
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-        )
-        try:
-            elastic_launch(config, command[0])(*command[1:])
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            status = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-            _report_failure(rank, status)
-            return status
-        except SignalException as error:
-            return 128 + int(error.sigval)
-    return 0
-
-
 def _launch_agents(hosts: list[tuple[str, int]], command: list[str]) -> int:
-    """Run one elastic agent on each host, over ssh where that is not this one; the first failure ends all."""
+    """Start the ranks of each host, over ssh where that is not this one; the first failure ends all."""
     address = socket.gethostname() if _is_here(hosts[0][0]) else hosts[0][0]
     if all(_is_here(host) for host, _ in hosts):
         address = "127.0.0.1"
-    port = _free_port()
-    agents = []
-    for node, (host, processes) in enumerate(hosts):
-        where = [str(node), str(len(hosts)), str(processes), address, str(port)]
-        local = [sys.executable, "-m", "distill.backends.launch", *where, json.dumps(command)]
-        # The terminal (-tt) makes the remote agent end when the connection does.
-        agents.append(
-            subprocess.Popen(local if _is_here(host) else ["ssh", "-tt", "-o", "BatchMode=yes", host, _remote(local)])
-        )
-    return _wait(agents)
+    port, total, first = _free_port(), sum(ranks for _, ranks in hosts), 0
+    agents, far = [], []
+    for host, ranks in hosts:
+        where = [str(number) for number in (first, ranks, total)]
+        local = [sys.executable, "-m", "distill.backends.launch", *where, address, str(port), json.dumps(command)]
+        if _is_here(host):
+            agents.append(local)
+        else:
+            # The terminal (-tt) makes the remote agent end when the connection does: as by SIGHUP.
+            far.append(["ssh", "-tt", "-o", "BatchMode=yes", host, _remote(local)])
+        first += ranks
+    with handled() as signals:
+        # The ranks of this host hand a signal on to the others; it would only end the connections to them.
+        code, _ = run_children(signals, agents, far)
+    return code
 
 
 def _remote(command: list[str]) -> str:
     variables = [f"{name}={value}" for name, value in os.environ.items() if EXPORTED.fullmatch(name)]
     return f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
-
-
-def _launch_horovod(hosts: list[tuple[str, int]], command: list[str]) -> int:
-    """Run Horovod's own launcher; its prefixes are taken off rank 0's output and its traceback becomes one line."""
-    total = sum(ranks for _, ranks in hosts)
-    runner = [sys.executable, "-m", "horovod.runner.launch", "-np", str(total), "--gloo"]
-    if len(hosts) > 1 or not _is_here(hosts[0][0]):
-        runner += ["-H", ",".join(f"{host}:{ranks}" for host, ranks in hosts)]
-    # A session of its own: Ctrl-C at the terminal reaches the ranks once, through us.
-    child = subprocess.Popen(
-        [*runner, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    own_lines: list[str] = []
-    pumps = [
-        threading.Thread(target=_pump, args=(source, target, own_lines))
-        for source, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
-    ]
-    for pump in pumps:
-        pump.start()
-    status = _wait([child])
-    for pump in pumps:
-        pump.join()
-    if status in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
-        return status
-    found = {
-        what: int(match[1]) for line in own_lines for what, form in FAILURE_LINES.items() if (match := form.match(line))
-    }
-    if "status" not in found:
-        print(f"Horovod's launcher failed: {own_lines[-1] if own_lines else 'it says nothing'}", file=sys.stderr)
-        return status
-    _report_failure(found["rank"], found["status"])
-    return found["status"]
-
-
-def _pump(source: IO[bytes], target: IO[str], own_lines: list[str]) -> None:
-    """Hand on the lines of the ranks, those of rank 0 as they are; collect the launcher's own."""
-    rest = b""
-    while data := os.read(source.fileno(), 65536):
-        *lines, rest = re.split(rb"(?<=[\r\n])", rest + data)
-        for line in [text.decode(errors="replace") for text in lines]:
-            of_rank = OF_RANK.match(line)
-            if of_rank is None:
-                own_lines.extend([line.strip()] if line.strip() else [])
-                continue
-            target.write(("" if of_rank[1] == "0" else f"rank {of_rank[1]}: ") + line[of_rank.end() :])
-            target.flush()
-
-
-def _wait(children: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all children, passing signals on; end all when one fails. Returns the first status that is not 0."""
-    caught: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-        for child in children:
-            child.send_signal(number)
-
-    former = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    first = 0
-    try:
-        while any(child.poll() is None for child in children):
-            failed = [child.returncode for child in children if child.returncode]
-            if failed and not first:
-                first = failed[0]
-                for child in children:
-                    child.terminate()
-            time.sleep(0.05)
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-    if caught:
-        return 128 + caught[0]
-    return first or next((child.returncode for child in children if child.returncode), 0)
-
-
-def _report_failure(rank: int, status: int) -> None:
-    """Say which rank ended the run, unless it is rank 0 that ended by itself and has said why."""
-    if rank > 0 or status > 128:
-        how = f"was killed by {signal.Signals(status - 128).name}" if status > 128 else f"ended with status {status}"
-        print(f"rank {rank} {how}; its output is in logs/rank{rank}.log of the run folder", file=sys.stderr)
 
 
 def _free_port() -> int:
@@ -285,5 +174,5 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    node, num_nodes, processes, address, port, command = sys.argv[1:]
-    sys.exit(_agent(int(node), int(num_nodes), int(processes), address, int(port), json.loads(command)))
+    first, processes, total, address, port, command = sys.argv[1:]
+    sys.exit(run_ranks(int(first), int(processes), int(total), address, int(port), json.loads(command)))

@@ -86,8 +86,9 @@ def workers(cache: CacheConfig, only_if: bool = True) -> Iterator[Executor | Non
 
 
 def _start_worker() -> None:
-    """Leaves Ctrl-C to the parent, and ends this process when the parent is gone: a killed one cannot say so."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Leaves signals to the parent, and ends this process when the parent is gone: a killed one cannot say so."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):  # which come to a group of processes
+        signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

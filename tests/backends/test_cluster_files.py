@@ -18,7 +18,7 @@ from distill.backends.launch import should_launch
 from distill.backends.rank import RankInfo, rank_from_env
 from distill.backends.rendezvous import meeting_point
 from distill.checks import check
-from distill.config import Config
+from distill.config import Config, OnUsr1
 
 MANIFESTS = ("mpijob.yml", "pytorchjob.yml")
 OVERRIDE = re.compile(r"\+?[a-z_]+(\.[a-z_]+)*=.+")
@@ -96,6 +96,9 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
     assert (config.backend.name, config.backend.threads, config.scale) == ("horovod", 8, "paper")
     assert config.corpus.source.path == "/data/my books" and config.corpus.cache.local == "/scratch/distill-somebody"
     assert (config.seed, config.train.epochs) == (1, 1)
+    # Slurm warns by the signal that these settings answer with a checkpoint and the end of the run.
+    assert config.train.on_usr1 is OnUsr1.stop
+    assert "#SBATCH --signal=USR1@180" in (FOLDER / "slurm.sh").read_text().splitlines()
 
 
 def test_slurm_takes_the_backend_from_the_environment(tmp_path: Path) -> None:

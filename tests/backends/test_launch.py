@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from job import environment, is_alive, wait_for
 
 from distill.backends.launch import should_launch
 from distill.config import BackendConfig
@@ -51,6 +52,8 @@ if __name__ == "__main__":
                 print("stopped in good order", flush=True)
                 launch.leave(128 + number)
             signal.signal(signal.SIGTERM, stop)
+            signal.signal(signal.SIGHUP, stop)
+            signal.signal(signal.SIGUSR1, lambda *_: Path(folder, f"saved{rank}").touch())
             Path(folder, f"ready{rank}").touch()
             while True:
                 time.sleep(0.1)
@@ -114,18 +117,65 @@ def test_a_killed_rank_ends_the_run(name: str, tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
+def start_and_wait(tmp_path: Path, name: str) -> subprocess.Popen[str]:
+    """Two ranks that have begun to wait for a signal."""
+    job = start(tmp_path, name, "wait")
+    wait_for(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2)), job)
+    return job
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_signals_reach_the_ranks(name: str, tmp_path: Path) -> None:
-    job = start(tmp_path, name, "wait")
-    until = time.monotonic() + LIMIT
-    while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
-        assert job.poll() is None and time.monotonic() < until, job.communicate()
-        time.sleep(0.1)
-    job.send_signal(signal.SIGTERM)
+    """All of them; what ends on request is not reported as killed."""
+    job = start_and_wait(tmp_path, name)
+    job.send_signal(signal.SIGUSR1)
+    wait_for(lambda: all((tmp_path / f"saved{rank}").exists() for rank in range(2)), job)
+    number = signal.SIGTERM if name == "ddp" else signal.SIGHUP
+    job.send_signal(number)
     output, errors = job.communicate(timeout=LIMIT)
-    assert job.returncode == 128 + signal.SIGTERM, errors
-    assert "stopped in good order" in output
+    assert job.returncode == 128 + number, errors
+    assert "stopped in good order" in output and "killed" not in errors
     assert "stopped in good order" in (tmp_path / "logs/rank1.log").read_text()
+
+
+def children(process: int) -> list[int]:
+    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def test_a_rank_that_is_asked_to_stop_by_itself_is_not_called_killed(tmp_path: Path) -> None:
+    job = start_and_wait(tmp_path, "ddp")
+    os.kill(children(job.pid)[0], signal.SIGTERM)
+    _, errors = job.communicate(timeout=LIMIT)
+    assert job.returncode == 128 + signal.SIGTERM and "killed" not in errors, errors
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    job = start_and_wait(tmp_path, "ddp")
+    ranks = children(job.pid)
+    assert len(ranks) == 2 and all(map(is_alive, ranks))
+    job.kill()
+    job.communicate(timeout=LIMIT)
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, ranks)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.3])
+def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_path: Path) -> None:
+    """With programs that start quickly, hundreds of which would fill the time."""
+    text = (
+        "import sys; from distill.backends.ranks import run_ranks\n"
+        "open('ready', 'w').close()\n"
+        "sys.exit(run_ranks(0, 20, 20, '127.0.0.1', 0, ['sh', '-c', 'echo $$ >> pids; exec sleep 60']))"
+    )
+    job = subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
+    wait_for((tmp_path / "pids").exists, job)
+    time.sleep(delay)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGTERM and not errors
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
 @pytest.mark.parametrize("name", NAMES)

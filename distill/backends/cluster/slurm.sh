@@ -14,14 +14,15 @@
 # --ntasks-per-node=2 --ntasks-per-socket=1 --cpus-per-task=16. Do not use --gpus-per-task: a rank picks its GPU itself
 # and expects to see all of its node. Where Horovod was built with MPI, srun also needs --mpi=pmix.
 # The same number of rows is to enter a step whatever the number of ranks: rows = train.batch_size x train.accumulate x
-# ranks. Submit the same line again and the run goes on.
+# ranks. Submit the same line again and the run goes on. 180 seconds before the time is over Slurm sends USR1, by which
+# the run ends with a checkpoint (status 138): take more where a step or a checkpoint lasts longer.
 #SBATCH --job-name=distill
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=8
 #SBATCH --time=24:00:00
-#SBATCH --signal=TERM@180
+#SBATCH --signal=USR1@180
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=distill-%j.log
@@ -35,6 +36,7 @@ srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     .venv/bin/python -m distill +recipe=distilbert_gutenberg scale=paper \
     backend="${BACKEND:-horovod}" \
     backend.threads="$SLURM_CPUS_PER_TASK" \
+    train.on_usr1=stop \
     corpus.path="${BOOKS:-$PWD/books}" \
     corpus.cache="$PWD/runs/cache" \
     corpus.local="${TMPDIR:-/tmp}/distill-$USER" \
