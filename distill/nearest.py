@@ -8,10 +8,10 @@ from distill.errors import SettingError
 MOST = 3  # names that are suggested
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """ " (did you mean NAME?)", or nothing where no known name is spelled nearly so."""
+def did_you_mean(name: object, known: Iterable[str], before: str = "") -> str:
+    """The words that suggest the nearest names, `before` in front of each; nothing where none is spelled nearly so."""
     names = {each.lower(): each for each in known}
-    found = [names[each] for each in get_close_matches(str(name).lower(), names, MOST)]
+    found = [before + names[each] for each in get_close_matches(str(name).lower(), names, MOST)]
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 

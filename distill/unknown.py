@@ -1,5 +1,6 @@
 """One line for what Hydra and OmegaConf refuse: the setting, what is wrong with it, and the names that come nearest."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,8 @@ def _first_sentence(error: Exception, inner: BaseException, key: Any) -> str:
     if inner is error:
         options = [line for line in lines[1:] if not any(word in line for word in ("full_key", "_type="))]
         what = " ".join([what, *options])
+    if null := re.match(r"field '(\S+)' is not Optional", what):
+        return f"{null[1]}=null is not possible: give it a value, or leave it out"
     return f"{key}: {what}" if key and str(key) not in what else what
 
 
@@ -47,8 +50,7 @@ def _no_such_setting(key: str, parent: Any) -> str:
     """
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
-    beside = [f"{before}{each}" for each in _names(parent)]
-    nearest = did_you_mean(key, beside)
+    nearest = did_you_mean(name, _names(parent), before)
     if not nearest:
         same = [each for each in _leaves(_root(parent), "") if each.rpartition(".")[2] == name]
         nearest = f" (did you mean {' or '.join(same[:3])}?)" if same else ""

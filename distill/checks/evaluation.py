@@ -19,7 +19,8 @@ def check_evaluation(config: Config) -> None:
     for name in settings.sets:
         if settings.sets.count(name) > 1:
             raise SettingError(f"evaluate.sets={settings.sets} names {name} twice: name each set once")
-        if name not in settings.sources and find_task(config.objective.task).kind.vocabulary:
+        # Settings that are built in Python may have no sources yet.
+        if settings.sources and name not in settings.sources and find_task(config.objective.task).kind.vocabulary:
             known = ", ".join(sorted(settings.sources))
             raise SettingError(
                 f"evaluate.sets: {name} has no source{did_you_mean(name, settings.sources)}; choose from {known} or "

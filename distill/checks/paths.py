@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from distill.checks.ranges import FLAT
 from distill.component import Component
 from distill.config import Config, Missing, SourceConfig
 from distill.errors import SettingError
@@ -107,8 +108,8 @@ def _texts(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
         value, name = getattr(part, each.name), f"{path}.{each.name}".lstrip(".")
         if name == "given":
             continue
-        name = {"corpus.source": "corpus", "corpus.tokens": "corpus", "corpus.cache": "corpus"}.get(name, name)
-        yield from _texts_in(value, name)
+        flat = name in FLAT and not isinstance(value, str)
+        yield from _texts_in(value, FLAT[name] if flat else name)
 
 
 def _texts_in(value: Any, name: str) -> Iterator[tuple[str, str]]:

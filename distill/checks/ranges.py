@@ -128,7 +128,7 @@ def _shown(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 10_000 and number < 1e15 else f"{number:g}"
 
 
-# Settings of these parts stand on the command line directly under their group.
+# These parts have no name of their own on the command line: their settings stand directly under their group.
 FLAT = {"corpus.source": "corpus", "corpus.tokens": "corpus", "corpus.cache": "corpus", "objective.terms": "objective"}
 FLAT |= {"optimizer.make": "optimizer", "teacher.custom": "teacher", "student.custom": "student"}
 
