@@ -109,8 +109,10 @@ RANGES: dict[type[Any], dict[str, Range]] = {
 def check_ranges(config: Config) -> None:
     """Raises SettingError for the first number that is not in its range, or not finite, wherever it stands."""
     for setting, value, allowed in _numbers(config, ""):
-        if value not in allowed:
-            raise SettingError(f"{setting}={value} {_verdict(value, allowed)}: give a number {allowed}")
+        for number in value if isinstance(value, list) else [value]:
+            if number not in allowed:
+                which = f", of which {number}" if isinstance(value, list) else ""
+                raise SettingError(f"{setting}={value}{which} {_verdict(number, allowed)}: give a number {allowed}")
 
 
 def range_of(owner: type[Any], name: str) -> Range | None:
@@ -133,7 +135,7 @@ FLAT = {"corpus.source": "corpus", "corpus.tokens": "corpus", "corpus.cache": "c
 FLAT |= {"optimizer.make": "optimizer", "teacher.custom": "teacher", "student.custom": "student"}
 
 
-def _numbers(part: Any, path: str) -> Iterator[tuple[str, float, Range]]:
+def _numbers(part: Any, path: str) -> Iterator[tuple[str, float | list[float], Range]]:
     """(setting, number, its range) of all numbers in a dataclass, by their names on the command line."""
     for each in fields(part):
         if path == "" and each.name == "given":
@@ -143,7 +145,7 @@ def _numbers(part: Any, path: str) -> Iterator[tuple[str, float, Range]]:
         yield from _inside(getattr(part, each.name), FLAT.get(name, name), allowed)
 
 
-def _inside(value: Any, name: str, allowed: Range) -> Iterator[tuple[str, float, Range]]:
+def _inside(value: Any, name: str, allowed: Range) -> Iterator[tuple[str, float | list[float], Range]]:
     if isinstance(value, bool | str | Enum) or value is None:
         return
     if isinstance(value, int | float):
@@ -162,5 +164,8 @@ def _inside(value: Any, name: str, allowed: Range) -> Iterator[tuple[str, float,
         for key, one in value.items():
             yield from _inside(one, f"{name}.{key}", allowed)
     elif isinstance(value, list | tuple):
-        for one in value:
+        numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in value)
+        if numbers:
+            yield name, list(value), allowed
+        for one in [] if numbers else value:
             yield from _inside(one, name, allowed)
