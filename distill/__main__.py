@@ -36,9 +36,10 @@ def run_hydra(signals: "Signals") -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from distill.compose import explain, register
+    from distill.compose import check_overrides, register
     from distill.config import CONF
     from distill.errors import Diverged, RankLost, SettingError, StageFailed
+    from distill.unknown import explain
 
     limit_spinning()
     show_traceback = os.environ.get("DISTILL_TRACEBACK") == "1"
@@ -63,11 +64,17 @@ def run_hydra(signals: "Signals") -> int:
 
     register()
     try:
+        check_overrides(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed)()
     except (HydraException, OmegaConfBaseException) as error:
         if show_traceback:
             raise
         print(f"distill: {explain(error)}", file=sys.stderr)
+        return SettingError.status
+    except SettingError as error:
+        if show_traceback:
+            raise
+        print(f"distill: {error}", file=sys.stderr)
         return SettingError.status
     return next(filter(None, statuses), 0)
 

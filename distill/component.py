@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, make_dataclass
 from typing import Any, get_type_hints
 
 from distill.errors import SettingError
+from distill.nearest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,11 @@ class Component:
         }
         for name in given:
             if name in context or (name not in parameters and not _takes_all(parameters)):
-                takes = ", ".join(sorted(set(parameters) - context)) or "none"
-                raise SettingError(f"{self.setting}.{name} is no setting of {self.path} (it takes {takes}): remove it")
+                names = sorted(set(parameters) - context)
+                takes, nearest = ", ".join(names) or "none", did_you_mean(name, names)
+                raise SettingError(
+                    f"{self.setting}.{name} is no setting of {self.path}{nearest} (it takes {takes}): remove it"
+                )
         for name, each in parameters.items():
             required = each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
             if required and name not in {*given, *context}:
@@ -131,8 +135,8 @@ def component(
     kind = str(given.get("kind", kind))
     if kind not in (known := kinds(wing)):
         raise SettingError(
-            f"{setting}.kind={kind} is not known: choose one of {', '.join(known)}, or name a callable of your own as "
-            f"{setting}._target_"
+            f"{setting}.kind={kind} is not known{did_you_mean(kind, known)}: choose one of {', '.join(known)}, or name "
+            f"a callable of your own as {setting}._target_"
         )
     return Component(setting, f"{wing}.{kind}.{class_name(kind)}", arguments, optional)
 

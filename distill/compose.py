@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from distill.component import Component, component, convert, kinds
 from distill.config import (
+    CONF,
     RECIPES,
     CacheConfig,
     ChainConfig,
@@ -29,7 +30,9 @@ from distill.config import (
     TokensConfig,
 )
 from distill.errors import SettingError
+from distill.nearest import did_you_mean
 from distill.ramp import Ramp
+from distill.unknown import explain
 
 SOURCES = "distill.data.sources"
 TABLES = "distill.data.tables"
@@ -115,13 +118,14 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     for name in given:
         if name not in groups:
             raise SettingError(
-                f"{name} is no setting of Distill: a recipe is +recipe=NAME, and --cfg job shows the rest"
+                f"{name} is no setting of Distill{did_you_mean(name, [*groups, 'recipe'])}: a recipe is +recipe=NAME, "
+                "and --cfg job shows the rest"
             )
     for name, default in groups.items():
         if name in OPEN_GROUPS:
-            setattr(config, name, OPEN_GROUPS[name](given.get(name) or {}))
+            setattr(config, name, OPEN_GROUPS[name](_group(name, given.get(name))))
         elif is_dataclass(default):
-            setattr(config, name, _typed(type(default), given.get(name) or {}, name))
+            setattr(config, name, _typed(type(default), _group(name, given.get(name)), name))
         else:
             setattr(config, name, convert(given.get(name, default), type(default), name))
     for name, source in config.evaluate.sources.items():
@@ -133,6 +137,18 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
             raise SettingError(f"teacher.members.{name}={member} is no teacher: write {{path: {member}}}")
         config.teacher.members[name] = _frozen_model(MemberConfig, member, f"teacher.members.{name}")
     return config
+
+
+def _group(name: str, given: Any) -> dict[str, Any]:
+    """The settings of a group. Raises SettingError where one value stands in place of them."""
+    if not isinstance(given, dict):
+        raise SettingError(f"{name}={_said(given)}: {name} is a group of settings, give {name}.NAME=VALUE")
+    return {str(key): value for key, value in given.items()}
+
+
+def _said(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return "null" if value is None else str(value)
 
 
 def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
@@ -187,17 +203,19 @@ def corpus_config(given: dict[str, Any]) -> CorpusConfig:
     return CorpusConfig(source=_source("corpus", given), tokens=tokens, cache=cache, **asdict(own))
 
 
-def _source(setting: str, given: dict[str, Any]) -> SourceConfig | Component:
+def _source(setting: str, given: Any) -> SourceConfig | Component:
+    if not isinstance(given, dict):
+        raise SettingError(f"{setting}={_said(given)} is no source of text: write {{kind: text, path: FILE}}")
     if given.get("_target_") is not None:
         return component(setting, given, SOURCES, optional=tuple(each.name for each in fields(SourceConfig)))
     kind = str(given.get("kind"))
     if kind in kinds(TABLES):
         arguments = {name: value for name, value in given.items() if value is not None}
         return component(setting, arguments, TABLES)
-    if kind != HELDOUT and kind not in (known := kinds(SOURCES)):
+    if kind != HELDOUT and kind not in (known := [*kinds(SOURCES), *kinds(TABLES)]):
         raise SettingError(
-            f"{setting}.kind={kind} is not known: choose one of {', '.join([*known, *kinds(TABLES)])}, or name a class "
-            f"of your own as {setting}._target_"
+            f"{setting}.kind={kind} is not known{did_you_mean(kind, known)}: choose one of {', '.join(known)}, or name "
+            f"a class of your own as {setting}._target_"
         )
     return _typed(SourceConfig, {name: value for name, value in given.items() if value is not None}, setting)
 
@@ -324,18 +342,41 @@ def _replace_dicts(composed: Any, overrides: list[str]) -> None:
     OmegaConf.set_struct(composed, struct)
 
 
-def explain(error: Exception) -> str:
-    """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
-    key = getattr(error, "full_key", None)
-    chain: list[BaseException] = [error]
-    while cause := chain[-1].__cause__:
-        chain.append(cause)
-    # Hydra wraps OmegaConf's error, which says what is wrong with the value.
-    inner = next((e for e in reversed(chain) if getattr(e, "full_key", None)), error)
-    key = getattr(inner, "full_key", None) or key
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    what = str(inner).strip().splitlines()[0] if inner is not error else lines[0]
-    if inner is error:
-        options = [line for line in lines[1:] if "full_key" not in line and "object_type" not in line]
-        what = " ".join([what, *options])
-    return f"{key}: {what}" if key and key not in what else what
+# Where Hydra begins a run folder; of nothing it would make the folder that the user is in.
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+
+
+def check_overrides(arguments: list[str]) -> None:
+    """Refuse what Hydra would end in a traceback, or with files where nobody looks for them.
+
+    Args:
+        arguments: the command line after `python -m distill`.
+
+    Raises:
+        SettingError: a group with a value that can name no option of it, or an empty run folder.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    groups = {each.name for each in CONF.iterdir() if each.is_dir()} | {"recipe"}
+    for argument in arguments:
+        if argument.startswith(("-", "~")) or "=" not in argument:
+            continue
+        try:
+            override = OverridesParser.create().parse_override(argument)
+        except HydraException:
+            continue  # Hydra says it itself
+        if override.is_sweep_override():
+            continue
+        name, value = override.key_or_group, override.value()
+        if name in groups and not isinstance(value, str | list):
+            raise SettingError(f"{name}={_said(value)} is no option: choose one of {', '.join(_options(name))}")
+        if name in FOLDERS and (value is None or not str(value).strip()):
+            raise SettingError(f"{name}={value} is empty (a shell variable that is not set?): give a folder")
+        if name == "train" and not isinstance(value, dict):
+            _group(name, value)
+
+
+def _options(group: str) -> list[str]:
+    folder = RECIPES if group == "recipe" else CONF / group
+    return sorted(file.stem for file in folder.glob("*.yaml"))

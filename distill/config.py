@@ -90,6 +90,7 @@ class CorpusFlags:
     add_prose: bool = False  # the docstrings of installed packages join the corpus
     fallback: bool = False  # without a path, $DISTILL_DATA or `hub`: train on those docstrings alone
     rows: int | None = None  # train on at most this many rows, or labelled examples, a seeded choice
+    unknown: float = 0.2  # largest share of the text's tokens that the vocabulary may not know
     # Of fine-tuning with a teacher: file, folder or glob of examples that the teacher labels; they all count.
     unlabelled: str | None = None
 

@@ -14,7 +14,7 @@ from distill.ramp import Ramp
 
 def make() -> Config:
     return Config(
-        corpus=tiny.corpus_config(kind="text", path="x"),
+        corpus=tiny.corpus_config(kind="text", path="."),
         teacher=TeacherConfig("pretrained", "x"),
         student=StudentConfig("layers"),
         objective=tiny.objective_config(),

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.component import Component
 from distill.config import Config, MaskingConfig, Missing
 from distill.data.batches import Collator, sample_rows
+from distill.data.known_share import check_known
 from distill.data.row_format import RowFormatOf, masked_rows
 from distill.data.tokens import Tokens, corpus_text, prepare, set_text
 from distill.errors import SettingError
@@ -57,6 +58,7 @@ def load_sets(
     for name in config.evaluate.sets:
         if (tokens := _tokens(name, config, tokenizer, rows)) is not None:
             numbers = sample_rows(len(tokens.rows), config.evaluate.rows, f"evaluated rows of {name}")
+            check_known(tokens, tokenizer, config.corpus.unknown, f"evaluate.sets: {name}")
             chosen = tokens.rows if numbers is None else tokens.rows[numbers]
             sets.append(
                 EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.rows, numbers, tokens.prompts)

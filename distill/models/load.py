@@ -17,6 +17,9 @@ from distill.errors import SettingError, first_line
 from distill.models.check import check_model
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 
+# Of any family: tokenizer.json, tokenizer.model, vocab.txt, spiece.model, merges.txt, dict.txt and the like.
+TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "merges*", "dict*.txt", "*.tiktoken", "*.bpe")
+
 logger = logging.getLogger(__name__)
 
 # DeBERTa as its authors published it, v1 to v3: its head stands under other names and in another class of transformers,
@@ -135,6 +138,7 @@ def load_tokenizer(
         SettingError: there is none at `path`; the message names `setting`.
     """
     folder = model_folder(path)
+    _refuse_no_files(setting, path, Path(folder))
     try:
         if _is_generic(Path(folder)):
             tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -150,6 +154,16 @@ def load_tokenizer(
         needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
         raise SettingError(f"{setting}={path}: {kind.noun}s need {needs}")
     return tokenizer
+
+
+def _refuse_no_files(setting: str, path: str, folder: Path) -> None:
+    """Refuse a folder with none of the files of a tokenizer, for which transformers would make an empty one up."""
+    if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
+        raise SettingError(
+            f"{setting}={path} has no tokenizer that loads: the folder has no tokenizer.json, nor a vocabulary; save "
+            "the tokenizer beside the model"
+            + (", or name where it lies as teacher.tokenizer=FOLDER" if setting == "teacher.path" else "")
+        )
 
 
 def size(model: nn.Module) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from distill.config import StudentConfig
 from distill.errors import SettingError, first_line
 from distill.models.check import check_length, check_model, check_tokenizers, longest_row, position_offset
 from distill.models.custom import custom_model
+from distill.models.fields import check_fields, family
 from distill.models.from_layers import copy_layers, student_fields
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
@@ -20,6 +21,9 @@ from distill.models.load import load_pretrained, load_tokenizer
 logger = logging.getLogger(__name__)
 
 DROPOUT = 0.1  # of models that are made here, unless another is given
+
+# What the families of transformers raise for sizes that do not fit each other.
+UNFIT = (ValueError, TypeError, AssertionError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 
 # Rates of parts that no language model trains, but for the first where there is a head on whole rows.
 OTHER_DROPOUTS = ("classifier", "cls_", "summary", "pooler", "layerdrop", "drop_path", "stochastic_depth")
@@ -111,7 +115,7 @@ def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, 
     fields = {**fields, **_changes(teacher.config, settings, kind)}
     try:
         return type(teacher)(type(teacher.config).from_dict(fields)).float()
-    except (ValueError, TypeError, AssertionError, StrictDataclassError) as error:
+    except (*UNFIT, StrictDataclassError) as error:
         raise SettingError(
             f"student.kind=layers with student.config={settings.config} makes no {type(teacher).__name__} "
             f"({first_line(error)}); leave the layers' parts alone, or build the student in a function of your own, "
@@ -143,16 +147,13 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
     Raises:
         SettingError: a family that is not known or has no models of this kind, or fields that it refuses.
     """
-    try:
-        known = AutoConfig.for_model(architecture)
-    except ValueError as error:
-        raise SettingError(f"student.architecture={architecture} is no transformers model type") from error
+    known = family(architecture)
     refuse_other_kind(f"student.architecture={architecture}", known, kind)
     fields = {**fields, **kind.fields, **_changes(known, settings, kind)}
     fields.pop("model_type", None)
     try:
         return kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
-    except (ValueError, TypeError, StrictDataclassError) as error:
+    except (*UNFIT, StrictDataclassError) as error:
         raise SettingError(
             f"student.architecture={architecture} with student.config={settings.config}: {' '.join(str(error).split())}"
         ) from error
@@ -160,9 +161,7 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
 
 def _changes(known: Any, settings: StudentConfig, kind: ModelKind) -> dict[str, Any]:
     """What `student.dropout` and `student.config` change of a configuration."""
-    for name in settings.config:
-        if not hasattr(known, name):
-            raise SettingError(f"student.config.{name} is no field of the {known.model_type} configuration")
+    check_fields(known, settings.config)
     dropout = settings.dropout
     if dropout is None and settings.kind != "pretrained":
         dropout = DROPOUT

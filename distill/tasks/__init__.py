@@ -18,6 +18,7 @@ from distill.errors import SettingError
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import ModelKind
+from distill.nearest import did_you_mean
 from distill.objective.terms import Term
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ def find_task(name: str, terms: Iterable[Term] = ()) -> Task:
         SettingError: there is no such file in this package.
     """
     if name not in (known := kinds(__name__)):
-        raise SettingError(f"objective.task={name} is not known: choose one of {', '.join(known)}")
+        raise SettingError(
+            f"objective.task={name} is not known{did_you_mean(name, known)}: choose one of {', '.join(known)}"
+        )
     task = getattr(importlib.import_module(f"{__name__}.{name}"), class_name(name)).of(terms)
     assert isinstance(task, Task)
     return task

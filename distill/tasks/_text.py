@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.backends import Backend
 from distill.config import Config, CorpusConfig
 from distill.data.batches import Collator, subsample_rows
+from distill.data.known_share import check_known
 from distill.data.row_format import RowFormat
 from distill.data.tokens import corpus_text, prepare
 from distill.evaluation.measures import Scoring
@@ -41,6 +42,7 @@ class TextTask(Task):
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
         corpus = config.corpus
         tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
+        check_known(tokens, tokenizer, corpus.unknown, "corpus")
         sets, left_out = load_sets(config, tokenizer, self.row_format)
         rows = subsample_rows(tokens.rows, corpus.rows, "training rows")
         batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), backend)

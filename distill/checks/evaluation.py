@@ -1,0 +1,40 @@
+"""Refuses settings of the corpus and of the evaluation that no run can have."""
+
+from distill.component import Component
+from distill.config import Config
+from distill.errors import SettingError
+from distill.evaluation.own_measures import check_measures
+from distill.nearest import did_you_mean
+from distill.tasks import find_task
+
+
+def check_evaluation(config: Config) -> None:
+    """Raises SettingError for a set that has no source or is named twice, and for a bad measure."""
+    settings = config.evaluate
+    if settings.stride is not None and settings.stride >= config.corpus.tokens.sequence_length:
+        raise SettingError(  # the first token of a window has nothing before it to be predicted from
+            f"evaluate.stride={settings.stride} has to be less than a row of corpus.sequence_length="
+            f"{config.corpus.tokens.sequence_length}: lower it"
+        )
+    for name in settings.sets:
+        if settings.sets.count(name) > 1:
+            raise SettingError(f"evaluate.sets={settings.sets} names {name} twice: name each set once")
+        # Settings that are built in Python may have no sources yet.
+        if settings.sources and name not in settings.sources and find_task(config.objective.task).kind.vocabulary:
+            known = ", ".join(sorted(settings.sources))
+            raise SettingError(
+                f"evaluate.sets: {name} has no source{did_you_mean(name, settings.sources)}; choose from {known} or "
+                f"add evaluate.sources.{name}"
+            )
+    if "heldout" in settings.sets and config.corpus.tokens.heldout == 0:
+        raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
+    check_measures(settings.measures)
+
+
+def check_corpus(config: Config) -> None:
+    """Raises SettingError for a corpus that is an evaluation set, or one without a row."""
+    settings = config.corpus
+    if not isinstance(settings.source, Component) and settings.source.kind == "heldout":
+        raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
+    if settings.rows == 0 and settings.unlabelled is None:
+        raise SettingError("corpus.rows=0 is too small: give 1 or more, or null for all")

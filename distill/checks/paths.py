@@ -1,0 +1,128 @@
+"""Refuses empty values and paths that lead nowhere, before anyone waits for a model or for the Hub."""
+
+import glob
+import os
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from distill.checks.ranges import FLAT
+from distill.component import Component
+from distill.config import Config, Missing, SourceConfig
+from distill.errors import SettingError
+from distill.nearest import did_you_mean
+
+LISTED = 1000  # entries of a folder among which the nearest name is looked for
+
+
+def check_paths(config: Config) -> None:
+    """Raises SettingError for a value that is empty, and for a file or folder that is not there."""
+    for setting, value in _texts(config):
+        if not value.strip():
+            raise SettingError(
+                f"{setting}={value} is empty (a shell variable that is not set?): give a value, or null for none"
+            )
+    for setting, path in _models(config):
+        if path is not None and looks_local(path):
+            refuse_missing(setting, path)
+    if config.resume not in ("auto", "strict", "never"):
+        _check_resume(config.resume)
+    for setting, path in _texts_to_read(config):
+        if path is not None and not glob.has_magic(path):
+            refuse_missing(setting, path)
+
+
+def _check_resume(resume: str) -> None:
+    """Refuse a value of `resume` that is neither one of its words nor a folder."""
+    if not looks_local(resume) and not Path(resume).exists():
+        nearest = did_you_mean(resume, ("auto", "strict", "never"))
+        raise SettingError(f"resume={resume} is not known{nearest}: give auto, strict, never, or a checkpoint folder")
+    refuse_missing("resume", resume)
+
+
+def looks_local(path: str) -> bool:
+    """Whether a value can be no name on the Hub, which is NAME or OWNER/NAME.
+
+    So it is with what begins with . / or ~, has more than one slash, or begins with a folder that is there.
+    """
+    first, slash, _ = path.partition("/")
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or bool(slash and Path(first).is_dir())
+
+
+def refuse_missing(setting: str, path: str) -> None:
+    """Raises SettingError, with the nearest name of what is there, where there is no such file or folder."""
+    wanted = Path(path).expanduser()
+    try:
+        if wanted.exists():
+            return
+        there = next(folder for folder in wanted.absolute().parents if folder.is_dir())
+        part = wanted.absolute().relative_to(there).parts[0]
+        entries = sorted(each.name for each, _ in zip(os.scandir(there), range(LISTED), strict=False))
+    except OSError as error:
+        raise SettingError(f"{setting}={path} cannot be read: {error.strerror}; correct the path") from error
+    raise SettingError(
+        f"{setting}={path}: no such file or folder, {there} has no {part}{did_you_mean(part, entries)}; "
+        "correct the path"
+    )
+
+
+def _models(config: Config) -> Iterator[tuple[str, str | None]]:
+    """The settings that name a model or a tokenizer, with their values; a callable of the user's reads its path."""
+    teacher, student = config.teacher, config.student
+    if teacher.kind == "pretrained":
+        yield "teacher.path", teacher.path
+    yield "teacher.tokenizer", teacher.tokenizer
+    for name, member in teacher.members.items():
+        if member.kind == "pretrained":
+            yield f"teacher.members.{name}.path", member.path
+        yield f"teacher.members.{name}.tokenizer", member.tokenizer
+    if student.kind == "pretrained":
+        yield "student.path", student.path
+    yield "student.tokenizer", student.tokenizer
+
+
+def _texts_to_read(config: Config) -> Iterator[tuple[str, str | None]]:
+    """The settings that name files or folders of text or of an earlier run."""
+    yield "corpus.path", _path_of(config.corpus.source)
+    yield "corpus.unlabelled", config.corpus.unlabelled
+    yield "evaluate.twin", config.evaluate.twin
+    if config.evaluate.missing is Missing.stop:
+        for name in config.evaluate.sets:
+            yield f"evaluate.sources.{name}.path", _path_of(config.evaluate.sources.get(name))
+
+
+def _path_of(source: Any) -> str | None:
+    if isinstance(source, SourceConfig):
+        return source.path
+    # A built-in table of labelled examples; what a callable of the user's calls `path` is not known.
+    if isinstance(source, Component) and source.path.startswith("distill."):
+        path = source.arguments.get("path")
+        return None if path is None else str(path)
+    return None
+
+
+def _texts(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(setting, value) of all texts in a dataclass, by their names on the command line."""
+    for each in fields(part):
+        value, name = getattr(part, each.name), f"{path}.{each.name}".lstrip(".")
+        if name == "given":
+            continue
+        flat = name in FLAT and not isinstance(value, str)
+        yield from _texts_in(value, FLAT[name] if flat else name)
+
+
+def _texts_in(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Component):
+        if (path := _path_of(value)) is not None:
+            yield f"{name}.path", path
+    elif is_dataclass(value):
+        yield from _texts(value, name)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _texts_in(one, f"{name}.{key}")
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts_in(one, name)
+    elif isinstance(value, str):
+        yield name, value

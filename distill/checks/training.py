@@ -1,0 +1,74 @@
+"""Refuses settings of the training, of its optimizer and of its ranks that no run can have."""
+
+import math
+import re
+
+from distill import optim
+from distill.backends import parse_rings
+from distill.backends.interface import WIRE
+from distill.config import BackendConfig, Config
+from distill.errors import SettingError
+from distill.nearest import choose
+from distill.optimizer_state import optimizer_state
+from distill.schedule import ENDLESS, length_in_steps, make_schedule
+
+FORMATS = ("fp32", "bf16", "fp16", "auto")
+DEVICE = r"auto|cpu|cuda(:\d+)?"
+MOST_RINGS = 64  # each is a connection of its own to every other rank
+
+
+def check_training(config: Config) -> None:
+    """Raises SettingError for a run without an end, and for an optimizer, ranks or formats that cannot be."""
+    settings = config.train
+    if settings.epochs is None and settings.steps is None and settings.minutes is None:
+        raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
+    _check_optimizer(config)
+    _check_backend(config.backend)
+    for name in ("student", "teacher", "evaluate"):
+        formats = (*FORMATS, "int8") if name == "teacher" else FORMATS
+        choose(f"precision.{name}", getattr(config.precision, name), formats)
+    choose("precision.kernels", config.precision.kernels, ("auto", "plain"))
+    choose("tracker.kind", config.tracker.kind, ("none", "wandb", "tensorboard"))
+    choose("tracker.mode", config.tracker.mode, ("offline", "online"))
+
+
+def _check_backend(settings: BackendConfig) -> None:
+    choose("backend.name", settings.name, ("single", "ddp", "horovod"))
+    choose("backend.sync", settings.sync, ("window", "every"))
+    choose("backend.compression", settings.compression, ("none", *WIRE))
+    if not re.fullmatch(DEVICE, settings.device):
+        raise SettingError(f"backend.device={settings.device} is not known: give auto, cpu, cuda or cuda:<number>")
+    if (rings := parse_rings(settings.rings)) is not None and rings > MOST_RINGS:
+        raise SettingError(
+            f"backend.rings={settings.rings} is too large: give a number from 1 to {MOST_RINGS}, or auto"
+        )
+
+
+def _check_optimizer(config: Config) -> None:
+    """And its schedule, as far as it can be known before the corpus says how many steps an epoch has."""
+    settings = config.optimizer
+    choose("optimizer.scale_lr", settings.scale_lr, ("none", "linear", "sqrt"))
+    if (settings.scale_lr == "none") != (settings.base_batch is None):
+        raise SettingError(
+            f"optimizer.scale_lr={settings.scale_lr} with optimizer.base_batch={settings.base_batch}: give linear or "
+            "sqrt and the rows a step that optimizer.lr is meant for, or none and null"
+        )
+    if settings.clip_each_rank and settings.clip is None:
+        raise SettingError("optimizer.clip_each_rank=true, but optimizer.clip=null: give clip a norm")
+    if settings.clip_each_rank and config.backend.sync == "every":
+        raise SettingError(
+            "optimizer.clip_each_rank=true clips once, before the only exchange of a step, but backend.sync=every "
+            "exchanges after each micro-batch: set backend.sync=window"
+        )
+    optimizer_state(*optim.try_out(settings))
+    scaled = settings.scale_lr != "none"  # by the rows of a step, which the backend knows
+    _check_wire(config)
+    make_schedule(config.schedule, length_in_steps(config.train, ENDLESS), math.inf if scaled else settings.lr)
+
+
+def _check_wire(config: Config) -> None:
+    if config.precision.student == "fp16" and config.backend.compression == "fp16":
+        raise SettingError(
+            "backend.compression=fp16 with precision.student=fp16 would scale gradients twice, for the format and for "
+            "the wire, and lose small ones: set backend.compression=bf16 or none"
+        )

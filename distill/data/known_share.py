@@ -1,0 +1,48 @@
+"""How much of a text a vocabulary knows: said before training, and refused where too little could be learned."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from distill.data.tokens import Tokens
+from distill.errors import SettingError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+
+def check_known(tokens: Tokens, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str) -> float:
+    """The share of a text's tokens that are the unknown one.
+
+    They cannot be predicted, nor can special tokens, so a model learns from the other positions of the rows alone.
+
+    Args:
+        largest: share of unknown tokens, from 0 to 1, above which the text is refused.
+        setting: what names the text, such as `corpus.path=FOLDER`.
+
+    Raises:
+        SettingError: there are more, or no token at all can be predicted.
+    """
+    special = {int(number) for number in tokenizer.all_special_ids if number < len(tokens.counts)}
+    known = int(tokens.counts.sum()) - sum(int(tokens.counts[number]) for number in special)
+    unknown = int(tokens.counts[tokenizer.unk_token_id]) if _marks_unknown(tokenizer) else 0
+    share = unknown / max(known + unknown, 1)
+    if share > largest or not known:
+        raise SettingError(
+            f"{setting}: the vocabulary does not know {share:.1%} of its tokens, and "
+            f"{known / max(tokens.tokens, 1):.1%} of the positions can be predicted: take a model with a vocabulary of "
+            f"this language, student.tokenizer=corpus, or the right encoding (corpus.unknown={largest:g} is the limit)"
+        )
+    if unknown:
+        positions = known / max(tokens.tokens, 1)
+        logger.info(
+            f"{setting}: {share:.2%} of its tokens are unknown, {positions:.1%} of its positions can be predicted"
+        )
+    return share
+
+
+def _marks_unknown(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether a token stands for unknown text alone; some vocabularies give that name to the end of a text."""
+    others = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in others

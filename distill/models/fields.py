@@ -1,0 +1,54 @@
+"""The families of transformers and the fields of their configurations, as the user may name and change them."""
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from distill.errors import SettingError
+from distill.nearest import did_you_mean
+
+MOST = 10**8  # of one size, such as the width of a layer or the length of a vocabulary
+# Endings of whole numbers that are no sizes, and a size that may be 0.
+NO_SIZES = ("_id", "_ids", "type_vocab_size")
+
+
+def family(architecture: str) -> Any:
+    """The configuration of a family of transformers with its defaults. Raises SettingError where there is none."""
+    if architecture not in CONFIG_MAPPING:
+        raise SettingError(
+            f"student.architecture={architecture} is no transformers model type"
+            f"{did_you_mean(architecture, CONFIG_MAPPING)}: name one such as bert, distilbert, albert or gpt2"
+        )
+    return AutoConfig.for_model(architecture)
+
+
+def check_fields(known: Any, given: dict[str, Any]) -> None:
+    """Refuse changes of a configuration that has no such field, or numbers that no model can have there.
+
+    A field whose usual value is a whole number above 0 is a size (a width, a number of layers), unless its name says
+    that it is the id of a token.
+
+    Args:
+        known: the configuration that is to be changed.
+        given: `student.config`.
+
+    Raises:
+        SettingError: it names the field, its value and what would do.
+    """
+    for name, value in given.items():
+        where = f"student.config.{name}"
+        if not hasattr(known, name):
+            names = {*known.to_dict(), *known.attribute_map}
+            raise SettingError(
+                f"{where} is no field of the {known.model_type} configuration{did_you_mean(name, names)}: correct it "
+                "or leave it out"
+            )
+        usual = getattr(known, name)
+        if value is None or isinstance(usual, bool) or not isinstance(usual, int | float) or name.endswith(NO_SIZES):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SettingError(f"{where}={value} is no number: give one such as {usual}")
+        if isinstance(usual, int) and usual > 0 and (not isinstance(value, int) or not 1 <= value <= MOST):
+            raise SettingError(f"{where}={value} is no size of a model: give a whole number from 1 to {MOST:,}")
+        if "dropout" in name and not 0 <= value < 1:
+            raise SettingError(f"{where}={value} is no share: give a number from 0 to below 1")
