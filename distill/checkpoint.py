@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from distill.divergence import LossLevel, weights_are_finite
 from distill.files import atomic, remove
 from distill.identity import refuse_other_settings
 from distill.loss_scale import LossScale
@@ -17,6 +18,7 @@ from distill.objective.tally import Tally
 from distill.optimizer_state import check_slots, optimizer_state, restore_optimizer
 from distill.record import (
     FORMAT,
+    OLDER_FORMAT,
     OPTIMIZER,
     RECORD,
     STEP,
@@ -42,6 +44,7 @@ class State:
     tally: Tally = field(default_factory=Tally)  # of the loss terms, since the last point of the history
     overflows: int = 0  # further steps left out, whose gradient overflowed by the loss scale
     loss_scale: LossScale = field(default_factory=LossScale)
+    level: LossLevel = field(default_factory=LossLevel)
 
 
 class Checkpoints:
@@ -61,8 +64,21 @@ class Checkpoints:
         found = self.found()
         return found[-1] if found else None
 
-    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write all that is trained, flush it to the disk, rename: a kill at any moment leaves the older ones whole."""
+    def newest_good(self) -> Path | None:
+        """The newest that was saved while the loss was sane."""
+        return next((path for path in reversed(self.found()) if is_good(path)), None)
+
+    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, good: bool = True) -> None:
+        """Write all that is trained, flush it to the disk, rename: a kill at any moment leaves the older ones whole.
+
+        Weights that are not finite are not written: nothing could go on from them.
+
+        Args:
+            good: whether the loss is sane. The newest good checkpoint stays, however many others follow it.
+        """
+        weights = _model_tensors(model)
+        if not weights_are_finite(weights):
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{state.step:08d}"
         if final.exists():  # written before an interrupted evaluation: nothing has changed since
@@ -71,16 +87,26 @@ class Checkpoints:
             remove(leftover)
         with atomic(final, durable=True) as new:
             new.mkdir()
-            weights = _model_tensors(model)
             save_file(weights, new / WEIGHTS)
             tensors, numbers = optimizer_state(model, optimizer)
             save_file(tensors, new / OPTIMIZER)
             record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.precision}
-            record |= {"optimizer": numbers, "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)}}
+            record |= {
+                "good": good,
+                "optimizer": numbers,
+                "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)},
+            }
             (new / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
             write_manifest(new)
+        kept = self.newest_good()
         for old in self.found()[: -self.keep]:
-            remove(old)
+            if old != kept:
+                remove(old)
+
+    def drop_ruined(self) -> None:
+        """Remove the checkpoints after the newest good one, of a training that has diverged."""
+        good = self.newest_good()
+        self.drop_after(_step_of(good) if good else -1)
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, when a run resumes from an earlier one."""
@@ -91,7 +117,7 @@ class Checkpoints:
     def check(self, path: Path) -> None:
         """Raises Damaged, or SettingError for a format of another release, unless `path` is whole in itself."""
         record = read_record(path)
-        check_state(path, record["state"], asdict(State()))
+        check_state(path, _state(record), asdict(State()))
         for name in (WEIGHTS, OPTIMIZER):
             load_tensors(path, name, record)
 
@@ -103,7 +129,7 @@ class Checkpoints:
             SettingError: one of other settings or another student.
         """
         record = read_record(path)
-        state = record["state"]
+        state = _state(record)
         check_state(path, state, asdict(State()))
         refuse_other_settings(record["identity"], self.identity, f"resume={path}")
         weights, slots = (load_tensors(path, name, record) for name in (WEIGHTS, OPTIMIZER))
@@ -114,7 +140,23 @@ class Checkpoints:
                 tensor.copy_(weights[name])
         restore_optimizer(model, optimizer, slots, record["optimizer"])
         parts = {"tally": Tally(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
+        parts["level"] = LossLevel(**state["level"])
         return State(**{**state, **parts})
+
+
+def is_good(path: Path) -> bool:
+    """Whether a checkpoint was saved while the loss was sane. Whether it is whole is not looked at here."""
+    try:
+        record = json.loads((path / RECORD).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not isinstance(record, dict) or record.get("good", True) is not False
+
+
+def _state(record: dict[str, Any]) -> dict[str, Any]:
+    """The state of a record; the older format knows no level of the loss."""
+    older = {"level": asdict(LossLevel())} if record["format"] == OLDER_FORMAT else {}
+    return older | record["state"]
 
 
 def _step_of(path: Path) -> int:

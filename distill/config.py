@@ -247,6 +247,9 @@ class TrainConfig:
     milestones: list[int] | None = None
     milestone_every: int | None = None
     max_nonfinite: int = 10  # skipped steps in a row before the run stops
+    # What the loss may be, as a multiple of the first step's, before checkpoints no longer count as good; null: any.
+    max_loss_ratio: float | None = 3.0
+    max_spike: int = 1000  # steps in a row with a loss beyond that before the run stops
     on_usr1: OnUsr1 = OnUsr1.save  # what SIGUSR1 asks for: a checkpoint, or a checkpoint and the end of this process
     # Threads that prepare batches ahead; 0: none, in the loop; null: by this rank's cores, and up to 16 while the loop
     # waits for storage.

@@ -15,8 +15,11 @@ RESUME_IGNORES = ("corpus", "teacher", "evaluate", "backend", "precision", "trac
 SETTINGS_IGNORED = {
     *(
         f"train.{name}"
-        for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "max_nonfinite", "workers")
+        for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "workers", "on_usr1")
     ),
+    "train.max_nonfinite",
+    "train.max_loss_ratio",
+    "train.max_spike",
     "train.milestones",
     "train.milestone_every",
     "objective.kernel",

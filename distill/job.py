@@ -15,6 +15,8 @@ from distill.checkpoint import State
 from distill.checks import check
 from distill.config import Config
 from distill.data.batches import Batches
+from distill.divergence import not_finite
+from distill.errors import Diverged
 from distill.evaluation.evaluator import Evaluator
 from distill.export.folder import export
 from distill.identity import run_identity
@@ -101,6 +103,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         ending = {"ended_by": train(training), "length": length}
         monitor.close()
         content = facts | results_of(config, models, text, training, ending, monitor, twin, caches)
+        refuse_ruined(content, [measure.name for measure in evaluator.measures])
         write_outputs(folder, content, models, resolved)
         backend.barrier()
         return content
@@ -298,6 +301,15 @@ def compare_models(
         else None,
         "evaluation": {data.name: evaluator.describe(data) for data in sets},
     }
+
+
+def refuse_ruined(content: dict[str, Any], measures: list[str]) -> None:
+    """Raises Diverged where a score of the student is not finite, so that nothing is published."""
+    if ruined := not_finite({name: content["student"][name] for name in measures if name in content["student"]}):
+        raise Diverged(
+            f"the student's scores are not finite ({', '.join(ruined)}), so it is not published; lower optimizer.lr, "
+            "in another folder (hydra.run.dir=DIR)"
+        )
 
 
 def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, resolved: str) -> None:

@@ -15,6 +15,7 @@ from distill.checkpoint import Checkpoints, State
 from distill.config import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
+from distill.divergence import offending_rows
 from distill.errors import Diverged, Interrupted
 from distill.kernels.dropout import keyed_by_row
 from distill.milestones import Milestones
@@ -88,19 +89,18 @@ def accumulate_gradients(
         loss_scale: what the loss, and so every gradient, is multiplied by.
 
     Returns:
-        The sums of the terms on this rank, without the scale, [T].
+        The sums of the terms in each micro-batch of this rank, without the scale, [M, T].
     """
     backend.zero_gradients()
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
     scales = objective.scales(counts, backend.device) * loss_scale
-    sums = torch.zeros_like(scales)
+    sums = scales.new_zeros(len(window), len(scales))
     with model.student.weight_cast_cache():
         signals = teacher.signals(window, objective.teacher_spec)
         for number, (batch, teacher_signal) in enumerate(zip(window, signals, strict=True)):
             with backend.sync(number == len(window) - 1, overlap), keyed_by_row(dropout_keys(batch)):
-                loss, parts = objective(model, teacher_signal, batch, scales)
+                loss, sums[number] = objective(model, teacher_signal, batch, scales)
                 loss.backward()
-            sums += parts
     return sums
 
 
@@ -110,7 +110,9 @@ def train(run: Training) -> str:
     The state is updated in place. Rank 0 saves.
 
     Raises:
-        Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite.
+        Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
+            had a loss above `train.max_loss_ratio` times that of the first step, or the run ends in one of these
+            states or without any step that was taken. The newest good checkpoint is kept, the later ones are not.
         Interrupted: a signal asked to stop, on this rank or another one; the checkpoint is written.
     """
     model, objective, batches, backend, state = run.model, run.objective, run.batches, run.backend, run.state
@@ -124,6 +126,8 @@ def train(run: Training) -> str:
     over = state.step >= steps or state.seconds >= 60 * minutes
     if state.step and (run.points.after(state.step, batches.steps_per_epoch) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
+        if reason := divergence(state, settings, over):
+            raise _diverged(run, reason)
         _reach_point(run)
     ended_by = "epochs" if settings.epochs and steps == settings.epochs * batches.steps_per_epoch else "steps"
     window: list[Batch] = next(windows, [])
@@ -138,7 +142,7 @@ def train(run: Training) -> str:
             # Where dropout is not keyed by row, one stream per step and rank: nothing to save, the same after a resume.
             torch.manual_seed(int(key(batches.seed, "dropout", state.step, backend.rank) >> 1))
             objective.begin_step(progress_of(state.step, steps, clock, minutes))
-            sums = accumulate_gradients(
+            parts = accumulate_gradients(
                 model, run.teacher, objective, window, counts, backend,
                 lambda batch: batches.dropout_keys(batch, state.step), own_bound is None, loss_scale.factor,
             )  # fmt: skip
@@ -151,19 +155,21 @@ def train(run: Training) -> str:
             # and rank 0's clock ride along. (As float32 the counts are exact up to 16.7 M positions a step.)
             clock = state.seconds + time.monotonic() - began if backend.rank == 0 else 0.0
             own = [*objective.count(upcoming).tolist(), *signals.wishes(), clock]
-            stats = backend.sum_gradients(torch.cat([sums, sums.new_tensor(own)]))
+            stats = backend.sum_gradients(torch.cat([parts.sum(0), parts.new_tensor(own)]))
             assert stats is not None
             loss_scale.unscale(backend.gradients)
-            norm = clip(model, run.optimizer_settings.clip)
-            reduced = stats.tolist()
-            step_sums = objective.by_name(reduced[: len(sums)])
+            gradient_norm = clip(model, run.optimizer_settings.clip)
+            # The one place where a step waits for a GPU: whether all is finite is known from what is read anyway.
+            *reduced, norm = torch.cat([stats, gradient_norm.detach().to(stats).reshape(1)]).tolist()
+            step_sums = objective.by_name(reduced[: parts.shape[1]])
             step_counts = objective.by_name(counts.tolist())
-            next_counts, wishes, clock = reduced[len(sums) : -len(ALL) - 1], reduced[-len(ALL) - 1 : -1], reduced[-1]
+            next_counts = reduced[parts.shape[1] : -len(ALL) - 1]
+            wishes, clock = reduced[-len(ALL) - 1 : -1], reduced[-1]
             stopped = signals.agreed_stop(wishes)
             wanted = wishes[ALL.index(SAVING)] > 0
             lr = peak * share(run.schedule, progress_of(state.step, steps, clock, minutes))
             loss_is_finite = math.isfinite(sum(step_sums.values()))
-            finite = loss_is_finite and math.isfinite(float(norm))
+            finite = loss_is_finite and math.isfinite(norm)
             scaling = {} if loss_scale.value is None else {"loss_scale": loss_scale.value}
             overflow = loss_scale.update(loss_is_finite, finite)
             if finite:
@@ -178,15 +184,21 @@ def train(run: Training) -> str:
             if not overflow:  # the scale falls to its level, which is no sign of divergence
                 state.skipped += not finite
                 state.skipped_in_a_row = 0 if finite else state.skipped_in_a_row + 1
+            if not finite and not overflow:
+                which = "loss" if not loss_is_finite else "gradient"
+                rows = offending_rows(parts, window, backend)
+                logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {rows}")
             since_log.tokens += int(step_counts[TOKENS])
             log_waited += waited
             if finite:
                 since_log.add(step_sums, step_counts, objective.weights)
                 state.tally.add(step_sums, step_counts, objective.weights)
+                if said := state.level.add(step_sums, step_counts, objective.weights, settings.max_loss_ratio):
+                    logger.warning(f"step {state.step}: {said}")
             window, counts = upcoming, torch.tensor(next_counts, dtype=torch.float64)
             at_point = run.points.after(state.step, batches.steps_per_epoch)
             over = state.step >= steps or clock >= 60 * minutes
-            diverged = state.skipped_in_a_row >= settings.max_nonfinite
+            diverged = divergence(state, settings, over)
 
             if state.step % settings.log_every == 0 or over or not finite:
                 span = max(state.seconds - log_began, 1e-9)
@@ -199,7 +211,7 @@ def train(run: Training) -> str:
                         **{f"loss/{k}": v for k, v in since_log.means(objective.names).items()},
                         **objective.scheduled(),
                         "lr": lr,
-                        "grad_norm": float(norm),
+                        "grad_norm": norm,
                         "tokens_per_second": since_log.tokens / span,
                         "data_wait": log_waited / span,
                         "skipped": state.skipped,
@@ -207,19 +219,20 @@ def train(run: Training) -> str:
                     }
                 )
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
-            if run.milestones is not None and backend.rank == 0:
+            if run.milestones is not None and backend.rank == 0 and not diverged:
                 run.milestones.save(state)
-            due = state.step % settings.save_every == 0 or at_point or over or wanted or stopped is not None or diverged
-            if due and backend.rank == 0:
-                run.checkpoints.save(state, model, run.optimizer)
+            due = state.step % settings.save_every == 0 or at_point or over or wanted or stopped is not None
+            saved = due and not state.skipped_in_a_row and not diverged
+            if saved and backend.rank == 0:
+                run.checkpoints.save(state, model, run.optimizer, state.level.is_sane(settings.max_loss_ratio))
             if wanted:
-                logger.info(f"SIGUSR1: the checkpoint of step {state.step} is written")
+                logger.info(f"SIGUSR1 at step {state.step}, {_saved(saved)}")
             if diverged:
-                raise Diverged(_diverged(run))
+                raise _diverged(run, diverged)
             if stopped is not None:
                 backend.barrier()  # the end of a rank ends the others, and rank 0 is still saving
                 signals.received.clear()
-                raise _interrupted(state, stopped)
+                raise _interrupted(state, stopped, saved)
             if at_point or over:
                 with signals.at_once():  # its checkpoint is written
                     _reach_point(run)
@@ -232,16 +245,43 @@ def _reach_point(run: Training) -> None:
     run.state.tally = Tally()
 
 
-def _interrupted(state: State, number: int) -> Interrupted:
+def divergence(state: State, settings: TrainConfig, over: bool) -> str:
+    """Why a run is to end as one that has diverged; empty where it goes on or has ended well.
+
+    Args:
+        over: this is the end of the run.
+    """
+    if state.skipped_in_a_row and (over or state.skipped_in_a_row >= settings.max_nonfinite):
+        return (
+            f"loss or gradient was not finite in {state.skipped_in_a_row} steps in a row up to step {state.step} "
+            f"(train.max_nonfinite={settings.max_nonfinite})"
+        )
+    if state.level.high_in_a_row and (over or state.level.high_in_a_row >= settings.max_spike):
+        return (
+            f"the loss has been more than {settings.max_loss_ratio} times that of the first step in "
+            f"{state.level.high_in_a_row} steps in a row up to step {state.step} (train.max_loss_ratio, "
+            f"train.max_spike={settings.max_spike})"
+        )
+    return "no step was taken: each of them overflowed" if over and state.step == state.overflows > 0 else ""
+
+
+def _saved(saved: bool) -> str:
+    return "its checkpoint is written" if saved else "which was skipped: the newest checkpoint is of an earlier step"
+
+
+def _interrupted(state: State, number: int, saved: bool) -> Interrupted:
     name = signal.Signals(number).name
-    message = f"stopped by {name} at step {state.step}, its checkpoint is written; the same command goes on from there"
+    message = f"stopped by {name} at step {state.step}, {_saved(saved)}; the same command goes on from there"
     return Interrupted(message, number)
 
 
-def _diverged(run: Training) -> str:
+def _diverged(run: Training, reason: str) -> Diverged:
+    """The error of a run that has diverged; rank 0 removes the checkpoints after the newest good one."""
+    if run.backend.rank == 0:
+        run.checkpoints.drop_ruined()
+    run.backend.barrier()
     newest = run.checkpoints.newest()
-    return (
-        f"loss or gradient was not finite in {run.state.skipped_in_a_row} steps in a row up to step {run.state.step} "
-        f"(train.max_nonfinite={run.settings.max_nonfinite}); lower optimizer.lr or use precision fp32. "
-        + (f"The last good checkpoint is {newest}" if newest else "There is no checkpoint yet")
+    return Diverged(
+        f"{reason}; lower optimizer.lr or use precision=fp32. "
+        + (f"The last good checkpoint is {newest}" if newest else "There is no good checkpoint")
     )

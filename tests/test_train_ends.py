@@ -87,13 +87,12 @@ def test_a_gradient_that_is_not_finite_never_enters_the_weights(
     assert seen[-1].isfinite().all() and not math.isfinite(fit.logs[2]["grad_norm"])
 
 
-@pytest.mark.parametrize(("first", "save_every"), [(3, 1), (3, 100), (1, 100)])
-def test_diverged_leaves_a_checkpoint_to_go_on_from(
-    tmp_path: Path, tokenizer: Any, first: int, save_every: int
+@pytest.mark.parametrize(("first", "save_every", "kept"), [(3, 1, [1, 2]), (4, 2, [2]), (3, 100, []), (1, 1, [])])
+def test_a_run_that_diverges_saves_nothing_more_and_goes_on_from_the_good_checkpoint(
+    tmp_path: Path, tokenizer: Any, first: int, save_every: int, kept: list[int]
 ) -> None:
     rows = make_rows(80)  # ten steps: no epoch ends, which would save too
     fit = poisoned(tmp_path, tokenizer, rows, tuple(range(first, 50)), save_every=save_every, epochs=9)
-    before = weights_of(fit.student)
     assert fit.teacher is not None
     word = fit.teacher.bert.embeddings.word_embeddings.weight
     good = word.clone()
@@ -105,18 +104,17 @@ def test_diverged_leaves_a_checkpoint_to_go_on_from(
     text = str(error.value)
     assert error.value.status == 3 and fit.state.step == first + 2
     assert "\n" not in text and "train.max_nonfinite=3" in text and "optimizer.lr" in text
-    newest = fit.checkpoints.newest()
-    assert newest is not None and str(newest) in text
+    assert [newest_step(path) for path in fit.checkpoints.found()] == kept
+    if not kept:
+        assert "There is no good checkpoint" in text
+        return
+    assert f"The last good checkpoint is {fit.checkpoints.newest()}" in text
     word.copy_(good)
-    again = Fit(
-        tmp_path, tokenizer, rows, fit.teacher, new_student(), settings=TrainConfig(4, 2, steps=newest_step(newest) + 2)
-    )
+    again = Fit(tmp_path, tokenizer, rows, fit.teacher, new_student(), settings=TrainConfig(4, 2, steps=kept[-1] + 2))
     again.resume()
-    loaded = torch.cat([w.flatten() for w in weights_of(again.student).values()])
-    expected = seen[first - 2] if first > 1 else torch.cat([w.flatten() for w in before.values()])
-    assert torch.equal(loaded, expected)
+    assert torch.equal(torch.cat([w.flatten() for w in weights_of(again.student).values()]), seen[kept[-1] - 1])
     again.run()
-    assert again.state.step == newest_step(newest) + 2 and again.state.skipped_in_a_row == 0
+    assert again.state.step == kept[-1] + 2 and again.state.skipped_in_a_row == 0
 
 
 def newest_step(folder: Path) -> int:

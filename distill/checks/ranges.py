@@ -88,6 +88,8 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "milestones": STEPS,
         "milestone_every": STEPS,
         "max_nonfinite": Range(1, 1_000_000),
+        "max_loss_ratio": Range(1, 1e9),
+        "max_spike": Range(1, 10**9),
         "workers": Range(0, 1024),
     },
     settings.PseudoPerplexityConfig: {"share": SHARE, "batch_size": BATCH},
