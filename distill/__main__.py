@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 128 + a signal that stopped it; else a bug."""
+    """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
     from distill.errors import Interrupted
     from distill.signals import handled
 
@@ -39,6 +39,7 @@ def run_hydra(signals: "Signals") -> int:
     from distill.compose import check_overrides, register
     from distill.config import CONF
     from distill.errors import Diverged, RankLost, SettingError, StageFailed
+    from distill.storage import storage_failure
     from distill.unknown import explain
 
     limit_spinning()
@@ -47,6 +48,7 @@ def run_hydra(signals: "Signals") -> int:
     statuses = [0]
 
     def composed(cfg: Any) -> None:
+        folder = HydraConfig.get().runtime.output_dir
         try:
             run_composed(cfg, HydraConfig.get(), statuses, signals)
         except (SettingError, Diverged, RankLost, StageFailed) as error:
@@ -57,6 +59,11 @@ def run_hydra(signals: "Signals") -> int:
             statuses.append(error.status)
             end_rank(error.status, error)
         except Exception as error:
+            if not show_traceback and (failure := storage_failure(error, folder)) is not None:
+                print(f"distill: {failure}", file=sys.stderr)
+                statuses.append(failure.status)
+                end_rank(failure.status, error)
+                return
             if is_rank():
                 traceback.print_exc()
                 end_rank(1, error)
@@ -76,6 +83,11 @@ def run_hydra(signals: "Signals") -> int:
             raise
         print(f"distill: {error}", file=sys.stderr)
         return SettingError.status
+    except OSError as error:  # Hydra makes the run folder before anything else happens
+        if show_traceback or (failure := storage_failure(error)) is None:
+            raise
+        print(f"distill: {failure}", file=sys.stderr)
+        return failure.status
     return next(filter(None, statuses), 0)
 
 

@@ -29,6 +29,7 @@ from distill.record import (
     load_tensors,
     read_record,
 )
+from distill.storage import require_room
 
 
 @dataclass
@@ -73,6 +74,9 @@ class Checkpoints:
 
         Weights that are not finite are not written: nothing could go on from them.
 
+        Raises:
+            StorageFailed: there is no room for it.
+
         Args:
             good: whether the loss is sane. The newest good checkpoint stays, however many others follow it.
         """
@@ -85,10 +89,12 @@ class Checkpoints:
             return
         for leftover in self.folder.glob(".step-*.new"):
             remove(leftover)
+        tensors, numbers = optimizer_state(model, optimizer)
+        num_bytes = sum(tensor.nbytes for tensor in [*weights.values(), *tensors.values()])
+        require_room(self.folder, num_bytes, f"the checkpoint of step {state.step}")
         with atomic(final, durable=True) as new:
             new.mkdir()
             save_file(weights, new / WEIGHTS)
-            tensors, numbers = optimizer_state(model, optimizer)
             save_file(tensors, new / OPTIMIZER)
             record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.precision}
             record |= {

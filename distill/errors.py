@@ -40,6 +40,12 @@ class RankLost(RuntimeError):
     status = 4
 
 
+class StorageFailed(RuntimeError):
+    """The disk is full, read-only, out of reach or broken; nothing that was whole before is lost. Exit status 74."""
+
+    status = 74  # EX_IOERR of sysexits.h
+
+
 class StageFailed(RuntimeError):
     """A stage of a chain has ended with another status than 0, which becomes that of the chain."""
 

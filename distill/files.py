@@ -4,7 +4,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -23,7 +23,8 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
     try:
         yield new
     except BaseException:
-        remove(new)
+        with suppress(OSError):  # of a file system that fails: what it failed at is the error to report
+            remove(new)
         raise
     if durable:
         for written in [*new.rglob("*"), new]:

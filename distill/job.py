@@ -16,7 +16,7 @@ from distill.checks import check
 from distill.config import Config
 from distill.data.batches import Batches
 from distill.divergence import not_finite
-from distill.errors import Diverged
+from distill.errors import Diverged, first_line
 from distill.evaluation.evaluator import Evaluator
 from distill.export.folder import export
 from distill.identity import run_identity
@@ -33,6 +33,7 @@ from distill.report.use import origin_of
 from distill.run_folder import RunFolder
 from distill.schedule import Schedule, length_in_steps, make_schedule, total_steps
 from distill.setup import choose_precision, setup_student
+from distill.storage import storage_failure
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
@@ -318,6 +319,11 @@ def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, re
         return
     path = folder.path
     export(models.student, models.tokenizer, path / "student", report.model_card(content))
-    report.write(path, content, read_lines(folder.metrics_path), resolved)
+    written = f"Report: {path / 'report.html'}"
+    try:
+        report.write(path, content, read_lines(folder.metrics_path), resolved)
+    except Exception as error:  # the student is there, and the report can be made at any time
+        failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
+        written = f"No report ({failure}): `python -m distill.report {path}` writes it."
     folder.write_results(content)
-    logger.info(f"{summary.findings(content)}\nReport: {path / 'report.html'}   Student: {path / 'student'}")
+    logger.info(f"{summary.findings(content)}\n{written}   Student: {path / 'student'}")

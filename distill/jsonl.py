@@ -1,5 +1,6 @@
 """Logs of one JSON object a line that survive a kill, and JSON without NaN and infinities."""
 
+import io
 import json
 import math
 import os
@@ -87,11 +88,19 @@ class JsonLines:
         if path.exists():
             content = path.read_bytes()
             os.truncate(path, content.rfind(b"\n") + 1)
-        self.file = path.open("a", encoding="utf-8")
+        self.file = _open(path)
 
     def append(self, line: dict[str, Any]) -> None:
-        self.file.write(json.dumps(without_nan(line), allow_nan=False) + "\n")
-        self.file.flush()
+        """Write a line, whole or not at all. Raises OSError where there is no room."""
+        content = (json.dumps(without_nan(line), allow_nan=False) + "\n").encode()
+        before = self.file.tell()
+        try:
+            written = self.file.write(content)
+            if written < len(content):  # as much as there was room for; the rest says what is wrong
+                self.file.write(content[written:])
+        except OSError:
+            self.file.truncate(before)
+            raise
 
     def drop_after(self, step: int) -> None:
         """Remove the lines of later steps than `step`: the resumed run writes them again."""
@@ -99,10 +108,15 @@ class JsonLines:
         self.file.close()
         with atomic(self.path) as new:
             new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        self.file = self.path.open("a", encoding="utf-8")
+        self.file = _open(self.path)
 
     def close(self) -> None:
         self.file.close()
+
+
+def _open(path: Path) -> io.FileIO:
+    """The file to append to, without a buffer, which would keep a line that failed and write it later."""
+    return path.open("ab", buffering=0)
 
 
 def without_nan(value: Any) -> Any:

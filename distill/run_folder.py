@@ -12,7 +12,7 @@ from torch import nn
 from distill.backends import Backend
 from distill.checkpoint import Checkpoints, State
 from distill.errors import Damaged, SettingError
-from distill.files import remove, set_aside
+from distill.files import atomic, remove, set_aside
 from distill.identity import refuse_other_settings
 from distill.jsonl import JsonLines, is_history, is_metrics, read_lines
 from distill.objective.tally import Tally
@@ -115,7 +115,8 @@ class RunFolder:
         if self.writes:
             if start is None:
                 self._keep_what_a_lost_start_left()
-            (self.path / "config.yaml").write_text(resolved, encoding="utf-8")
+            with atomic(self.path / "config.yaml") as new:
+                new.write_text(resolved, encoding="utf-8")
             self.metrics = self._open_log(self.metrics_path, is_metrics)
             self.history = self._open_log(self.history_path, is_history)
             self.metrics.drop_after(state.step)

@@ -1,12 +1,16 @@
 """Where the numbers of a run go while it runs: metrics.jsonl always, wandb or TensorBoard on request."""
 
 import json
+import logging
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from distill.config import TrackerConfig
-from distill.errors import SettingError
+from distill.errors import SettingError, first_line
+
+logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
@@ -23,13 +27,41 @@ def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: s
     `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError for an
     unknown kind, a package that is not installed, and wandb online without a key at hand.
     """
-    if settings.kind == "none":
-        return Nowhere()
-    if settings.kind == "wandb":
-        return Wandb(settings, folder, config, name)
-    if settings.kind == "tensorboard":
-        return TensorBoard(folder, config)
-    raise SettingError(f"tracker.kind={settings.kind}: unknown; choose none, wandb or tensorboard")
+    makers: dict[str, Callable[[], Tracker]] = {
+        "none": Nowhere,
+        "wandb": lambda: Wandb(settings, folder, config, name),
+        "tensorboard": lambda: TensorBoard(folder, config),
+    }
+    if settings.kind not in makers:
+        raise SettingError(f"tracker.kind={settings.kind}: unknown; choose none, wandb or tensorboard")
+    return Dispensable(settings.kind, makers[settings.kind])
+
+
+class Dispensable:
+    """A tracker that a run can do without: where it fails, that is said once, and it is left alone from then on."""
+
+    def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
+        self.kind, self._tracker = kind, Nowhere()
+        self._tracker = self._try(make) or Nowhere()
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+        self._try(lambda: self._tracker.log_metrics(metrics, step))
+
+    def close(self) -> None:
+        self._try(self._tracker.close)
+
+    def _try(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except SettingError:
+            raise
+        except Exception as error:
+            self._tracker = Nowhere()
+            logger.warning(
+                f"tracker.kind={self.kind} has failed ({type(error).__name__}: {first_line(error)}); the run goes on "
+                "without it, and its numbers are in metrics.jsonl"
+            )
+            return None
 
 
 class Nowhere:

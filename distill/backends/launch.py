@@ -8,6 +8,7 @@ import shlex
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -99,11 +100,13 @@ class _Both:
         self._stream, self._log = stream, log
 
     def write(self, text: str) -> int:
-        self._log.write(text)
+        with suppress(OSError):  # of a full disk: the terminal has it, and the run has more to lose
+            self._log.write(text)
         return self._stream.write(text)
 
     def flush(self) -> None:
-        self._log.flush()
+        with suppress(OSError):
+            self._log.flush()
         self._stream.flush()
 
     def __getattr__(self, name: str) -> object:

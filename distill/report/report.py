@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from distill.files import atomic
 from distill.progress import duration
 from distill.report import page, plots
 from distill.report.lookup import axis_of, label_of, measures_of, models_of, sets_of, titles_of_terms, usable, value_at
@@ -33,8 +34,9 @@ def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], 
     ]
     sections = [section for section in sections if section.blocks]
     title = f"{results.get('recipe') or 'Run'}: " + ("distillation report" if results.get("teacher") else "report")
-    (folder / "report.html").write_text(page.html(title, sections), encoding="utf-8")
-    (folder / "report.md").write_text(page.markdown(title, sections), encoding="utf-8")
+    for name, text in (("report.html", page.html(title, sections)), ("report.md", page.markdown(title, sections))):
+        with atomic(folder / name) as new:
+            new.write_text(text, encoding="utf-8")
 
 
 def _headline(results: dict[str, Any]) -> list[Block]:
