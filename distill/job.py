@@ -104,7 +104,6 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         ending = {"ended_by": train(training), "length": length}
         monitor.close()
         content = facts | results_of(config, models, text, training, ending, monitor, twin, caches)
-        refuse_ruined(content, [measure.name for measure in evaluator.measures])
         write_outputs(folder, content, models, resolved)
         backend.barrier()
         return content
@@ -286,6 +285,7 @@ def compare_models(
     for (label, (name, model)), speed in zip(named.items(), speeds, strict=True):
         known = monitor.last_scores() if label == "student" else None
         blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
+    refuse_ruined(blocks["student"], [measure.name for measure in evaluator.measures])
     blocks["student"]["origin"] = origin_block(config, models)
     if teachers and not scored:
         blocks["teacher"] = results.model_block(title_of(teachers), models.teacher, {}, None)
@@ -304,9 +304,9 @@ def compare_models(
     }
 
 
-def refuse_ruined(content: dict[str, Any], measures: list[str]) -> None:
+def refuse_ruined(student: dict[str, Any], measures: list[str]) -> None:
     """Raises Diverged where a score of the student is not finite, so that nothing is published."""
-    if ruined := not_finite({name: content["student"][name] for name in measures if name in content["student"]}):
+    if ruined := not_finite({name: student[name] for name in measures if name in student}):
         raise Diverged(
             f"the student's scores are not finite ({', '.join(ruined)}), so it is not published; lower optimizer.lr, "
             "in another folder (hydra.run.dir=DIR)"

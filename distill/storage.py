@@ -1,4 +1,4 @@
-"""Storage that fails: recognised whatever library it fails in, foreseen where that is possible, told in one line."""
+"""Storage that fails: recognised whatever library it fails in, foreseen where that is possible, said in one line."""
 
 import errno
 import os

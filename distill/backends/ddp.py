@@ -52,7 +52,7 @@ class Ddp(Backend):
         self._rings = TorchRings(1 if nccl else requested or max(CANDIDATES), settings.timeout)
         self._nccl = nccl
         # A connection of its own: a wait in the other one would hold it up.
-        self._roll_call = RollCall(dist.PrefixStore("roll call", self._store.clone()), self.rank, self.size)
+        self._roll_call = RollCall(dist.PrefixStore("roll call", self._store.clone()), self.rank, self.size)  # type: ignore[attr-defined]
         self._describe()
 
     def _barrier(self) -> None:
