@@ -94,7 +94,8 @@ class RunFolder:
             Damaged: the newest is, with `resume=strict`.
         """
         if not self._start:
-            self._start.append(self._decide(self._choose))
+            chosen = self._decide(lambda: str(self._choose() or ""))
+            self._start.append(Path(chosen) if chosen else None)
         return self._start[0]
 
     def recorded_precision(self) -> dict[str, Any]:

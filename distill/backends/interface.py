@@ -1,6 +1,6 @@
 """The interface between the training loop and the ranks of a run, with everything in it that all backends share."""
 
-import pickle
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -151,16 +151,33 @@ class Backend:
         return result
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's `value` on every rank: a tensor (all ranks give one of the same shape and type) or any object."""
+        """Rank 0's `value` on every rank.
+
+        That is a tensor (all ranks give one of the same shape and type), or what JSON holds: nothing that comes from
+        another process is ever run here, as unpickling it would.
+        """
         if self.size == 1:
             return value
         if isinstance(value, Tensor):
             self._broadcast_all([value := value.detach().clone(memory_format=torch.contiguous_format)])
             return value
-        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        data = _as_bytes(value)
         length = self.broadcast(torch.tensor(len(data)))
         data = self.broadcast(data if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8))
-        return pickle.loads(data.numpy().tobytes())
+        return json.loads(data.numpy().tobytes())
+
+    def gather(self, value: Any) -> list[Any]:
+        """The `value` of every rank, by rank, on all of them; what JSON holds."""
+        if self.size == 1:
+            return [value]
+        data = _as_bytes(value)
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(data)
+        lengths = self.sum(lengths)
+        table = torch.zeros(self.size, int(lengths.max()), dtype=torch.int32)  # Horovod sums no bytes
+        table[self.rank, : len(data)] = data
+        rows = self.sum(table).to(torch.uint8)
+        return [json.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths.tolist(), strict=True)]
 
     def barrier(self) -> None:
         """Wait until all ranks have come here, however long that takes."""
@@ -292,3 +309,8 @@ class Backend:
     def _count(self, tensor: Tensor) -> None:
         self.num_collectives += 1
         self.bytes_sent += tensor.numel() * tensor.element_size()
+
+
+def _as_bytes(value: Any) -> Tensor:
+    """`value` as the bytes of its JSON, [n] uint8."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from distill.backends import Backend, RankLost, bucket, build
 from distill.config import BackendConfig
 from distill.errors import SettingError
+from distill.rank_identity import refuse_differing_ranks
 
 VOCABULARY, WIDTH = 11, 6
 ROWS = (8, 8, 3)  # of three steps; the last window is short, so that some ranks have no micro-batch in it
@@ -117,6 +118,12 @@ def body(settings: BackendConfig) -> dict[str, Any]:
     results["integers"] = backend.sum(torch.tensor([2**40 + rank, rank]))
     results["tensor"] = backend.broadcast(torch.tensor([rank + 0.5], dtype=torch.bfloat16))
     results["object"] = backend.broadcast({"rank": rank, "text": "x" * (10 if rank == 0 else 99)})
+    results["gathered"] = backend.gather({"rank": rank, "text": "é" * rank})
+    for name, identity in {"alike": {"seed": 1}, "differing": {"seed": min(rank, 1), "corpus.digest": "a"}}.items():
+        try:
+            refuse_differing_ranks(identity, backend)
+        except SettingError as error:
+            results[name] = str(error)
     backend.barrier()
     results["rings"], results["engine"] = backend.rings, backend.engine
     try:
@@ -255,6 +262,13 @@ def test_sum_broadcast_and_rank_info(case: tuple[BackendConfig, list[Any]]) -> N
         assert ranks["integers"].tolist() == [size * 2**40 + triangle, triangle]
         assert ranks["tensor"].item() == 0.5 and ranks["tensor"].dtype == torch.bfloat16
         assert ranks["object"] == {"rank": 0, "text": "x" * 10}
+        assert ranks["gathered"] == [{"rank": rank, "text": "é" * rank} for rank in range(size)]
+        assert "alike" not in ranks
+        if size > 1:
+            others = f" (and {size - 2} more ranks differ)" if size > 2 else ""
+            assert ranks["differing"].startswith(
+                f"rank 1 would train something else than rank 0{others}: seed is 1 there and 0 on rank 0:"
+            )
         assert "float64" in ranks["refused"] and "set_to_none" in ranks["lost"]
 
 

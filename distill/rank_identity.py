@@ -1,0 +1,61 @@
+"""Refuses a rank that would train something else than the others: other settings, data, teacher or code."""
+
+import hashlib
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+from distill.backends import Backend
+from distill.errors import SettingError
+
+LIBRARIES = ("torch", "transformers", "numpy")
+NAMED = 3  # differences in the message
+
+
+def refuse_differing_ranks(identity: dict[str, Any], backend: Backend) -> None:
+    """Compare what every rank is about to train; all ranks call it together.
+
+    Args:
+        identity: what the trained student depends on, with the digests of corpus, teachers and student.
+
+    Raises:
+        SettingError: on all ranks, naming the ranks that differ from rank 0, and in what.
+    """
+    if backend.size == 1:
+        return
+    first, *others = backend.gather(identity | versions())
+    differing = {rank: _differences(first, other) for rank, other in enumerate(others, 1) if other != first}
+    if not differing:
+        return
+    rank, found = next(iter(differing.items()))
+    more = f" (and {len(differing) - 1} more ranks differ)" if len(differing) > 1 else ""
+    raise SettingError(
+        f"rank {rank} would train something else than rank 0{more}: {'; '.join(found[:NAMED])}"
+        f"{f' and {len(found) - NAMED} more' if len(found) > NAMED else ''}: start all ranks by the same command, with "
+        "the same code and the same data"
+    )
+
+
+def versions() -> dict[str, str]:
+    """What this rank runs: the code of this package by its content, and the libraries that it computes with."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    libraries = {f"the version of {name}": importlib.metadata.version(name) for name in LIBRARIES}
+    return {
+        "the code of distill": digest.hexdigest()[:12],
+        "the version of Python": platform.python_version(),
+        **libraries,
+    }
+
+
+def _differences(first: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    names = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
+    return [f"{name} is {_short(other.get(name))} there and {_short(first.get(name))} on rank 0" for name in names]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
