@@ -24,9 +24,16 @@ def main() -> int:
         except Interrupted as error:
             if os.environ.get("DISTILL_TRACEBACK") == "1":
                 raise
-            print(f"distill: {error}", file=sys.stderr)
+            say(error)
             end_rank(error.status, error)
             return error.status
+
+
+def say(problem: object) -> None:
+    """The one line that a run ends with."""
+    from distill.redaction import redact
+
+    print(f"distill: {redact(str(problem))}", file=sys.stderr)
 
 
 def run_hydra(signals: "Signals") -> int:
@@ -55,12 +62,12 @@ def run_hydra(signals: "Signals") -> int:
             if show_traceback:
                 raise
             # Kept back from Hydra, which would print lines of its own; the other jobs of a sweep go on.
-            print(f"distill: {error}", file=sys.stderr)
+            say(error)
             statuses.append(error.status)
             end_rank(error.status, error)
         except Exception as error:
             if not show_traceback and (failure := storage_failure(error, folder)) is not None:
-                print(f"distill: {failure}", file=sys.stderr)
+                say(failure)
                 statuses.append(failure.status)
                 end_rank(failure.status, error)
                 return
@@ -76,17 +83,17 @@ def run_hydra(signals: "Signals") -> int:
     except (HydraException, OmegaConfBaseException) as error:
         if show_traceback:
             raise
-        print(f"distill: {explain(error)}", file=sys.stderr)
+        say(explain(error))
         return SettingError.status
     except SettingError as error:
         if show_traceback:
             raise
-        print(f"distill: {error}", file=sys.stderr)
+        say(error)
         return SettingError.status
     except OSError as error:  # Hydra makes the run folder before anything else happens
         if show_traceback or (failure := storage_failure(error)) is None:
             raise
-        print(f"distill: {failure}", file=sys.stderr)
+        say(failure)
         return failure.status
     return next(filter(None, statuses), 0)
 
@@ -104,6 +111,7 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
 
     from distill.compose import build, chain_config
     from distill.config import OnUsr1
+    from distill.redaction import masked, redact
 
     path, overrides = Path(job.runtime.output_dir), list(job.overrides.task)
     if (chain := chain_config(cfg, overrides)) is not None:
@@ -129,8 +137,8 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
         config,
         path,
         recipe=job.runtime.choices.get("recipe") or "default",
-        command=" ".join(["python -m distill", *overrides]),
-        resolved=OmegaConf.to_yaml(cfg, resolve=True),
+        command=redact(" ".join(["python -m distill", *overrides])),
+        resolved=OmegaConf.to_yaml(OmegaConf.create(masked(OmegaConf.to_container(cfg, resolve=True)))),
     )
     end_rank(0)
 

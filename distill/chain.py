@@ -19,6 +19,7 @@ from typing import Any
 from distill.children import dying_with, pass_signals
 from distill.config import ChainConfig, StageConfig
 from distill.errors import SettingError, StageFailed
+from distill.redaction import redact
 from distill.report import chain_report
 from distill.report.by_milestone import MilestoneRuns
 from distill.results_file import check_student, read_results
@@ -70,7 +71,7 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
     ]
     seeded = [] if run.seed is None else [f"seed={run.seed}"]
     arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={run.folder}"]
-    known = {"arguments": arguments, "inputs": _inputs(path, chain, stage, run)}
+    known = {"arguments": [redact(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
     if _is_finished(run.folder, known):
         return
     parts = {"milestone of step": run.step, "seed": run.seed}

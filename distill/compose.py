@@ -32,6 +32,7 @@ from distill.config import (
 from distill.errors import SettingError
 from distill.nearest import did_you_mean
 from distill.ramp import Ramp
+from distill.redaction import masked
 from distill.unknown import explain
 
 SOURCES = "distill.data.sources"
@@ -113,7 +114,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         raise SettingError(explain(error)) from error
     assert isinstance(container, dict)
     given = {str(name): value for name, value in container.items()}
-    config = Config(given=given)
+    config = Config(given=masked(given))
     groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name != "given"}
     for name in given:
         if name not in groups:

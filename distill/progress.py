@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Self, TextIO
 
+from distill.redaction import redact
+
 TERMINAL_EVERY = 0.1  # seconds between two drawings of the line on a terminal
 PLAIN_EVERY = 10.0  # seconds between two lines in a log file
 WIPE = "\r\x1b[K"
@@ -36,7 +38,7 @@ def configure_logging(rank: int) -> None:
 
 def log(text: str, stream: TextIO | None = None) -> None:
     """Write plain lines to `stream` (standard error when None) without garbling an active progress line."""
-    stream = stream or sys.stderr
+    stream, text = stream or sys.stderr, redact(text)
     line = _open[-1] if _open and _open[-1].on_terminal else None
     if line and line.stream is stream:
         stream.write(WIPE)
