@@ -40,62 +40,62 @@ def run_hydra(signals: "Signals") -> int:
     """Compose and run the command's jobs; gives the exit status of the first that failed."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
-    from distill.compose import check_overrides, register
+    from distill.command_line import check_overrides, check_trust
+    from distill.compose import register
     from distill.config import CONF
-    from distill.errors import Diverged, RankLost, SettingError, StageFailed
-    from distill.storage import storage_failure
-    from distill.unknown import explain
 
     limit_spinning()
-    show_traceback = os.environ.get("DISTILL_TRACEBACK") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to this function, which gives them one line
     statuses = [0]
 
     def composed(cfg: Any) -> None:
-        folder = HydraConfig.get().runtime.output_dir
+        job = HydraConfig.get()
         try:
-            run_composed(cfg, HydraConfig.get(), statuses, signals)
-        except (SettingError, Diverged, RankLost, StageFailed) as error:
-            if show_traceback:
-                raise
-            # Kept back from Hydra, which would print lines of its own; the other jobs of a sweep go on.
-            say(error)
-            statuses.append(error.status)
-            end_rank(error.status, error)
+            run_composed(cfg, job, statuses, signals)
         except Exception as error:
-            if not show_traceback and (failure := storage_failure(error, folder)) is not None:
-                say(failure)
-                statuses.append(failure.status)
-                end_rank(failure.status, error)
-                return
-            if is_rank():
-                traceback.print_exc()
-                end_rank(1, error)
-            raise
+            # Kept back from Hydra, which would print lines of its own; the other jobs of a sweep go on.
+            if (failure := expected(error, job.runtime.output_dir)) is None:
+                if is_rank():
+                    traceback.print_exc()
+                    end_rank(1, error)
+                raise
+            say(failure)
+            statuses.append(failure.status)
+            end_rank(failure.status, error)
 
     register()
     try:
         check_overrides(sys.argv[1:])
+        check_trust(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed)()
-    except (HydraException, OmegaConfBaseException) as error:
-        if show_traceback:
-            raise
-        say(explain(error))
-        return SettingError.status
-    except SettingError as error:
-        if show_traceback:
-            raise
-        say(error)
-        return SettingError.status
-    except OSError as error:  # Hydra makes the run folder before anything else happens
-        if show_traceback or (failure := storage_failure(error)) is None:
+    except Exception as error:  # also of Hydra itself, which makes the run folder before anything else happens
+        if (failure := expected(error)) is None:
             raise
         say(failure)
-        return failure.status
+        return int(failure.status)
     return next(filter(None, statuses), 0)
+
+
+def expected(error: Exception, folder: str = "") -> Any:
+    """The error as one that ends a run in one line, with its exit `status`; None for a bug, which has a traceback.
+
+    DISTILL_TRACEBACK=1 gives a traceback to all.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from distill.errors import Diverged, RankLost, SettingError, StageFailed, StorageFailed
+    from distill.storage import storage_failure
+    from distill.unknown import explain
+
+    if os.environ.get("DISTILL_TRACEBACK") == "1":
+        return None
+    if isinstance(error, SettingError | Diverged | RankLost | StageFailed | StorageFailed):
+        return error
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return SettingError(explain(error))
+    return storage_failure(error, folder)
 
 
 def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") -> None:

@@ -1,4 +1,4 @@
-"""Turns Hydra's configuration into `distill.config.Config`; only this module and `__main__` know Hydra.
+"""Turns Hydra's configuration into `distill.config.Config`; only this module, `command_line` and `__main__` know Hydra.
 
 Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
 read settings start quickly.
@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from distill.component import Component, component, convert, kinds
 from distill.config import (
-    CONF,
     RECIPES,
     CacheConfig,
     ChainConfig,
@@ -28,11 +27,13 @@ from distill.config import (
     TeacherConfig,
     TermConfig,
     TokensConfig,
+    TrustConfig,
 )
 from distill.errors import SettingError
 from distill.nearest import did_you_mean
 from distill.ramp import Ramp
 from distill.redaction import masked
+from distill.trust import refuse_targets
 from distill.unknown import explain
 
 SOURCES = "distill.data.sources"
@@ -115,6 +116,8 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     assert isinstance(container, dict)
     given = {str(name): value for name, value in container.items()}
     config = Config(given=masked(given))
+    config.trust = _typed(TrustConfig, group_of("trust", given.get("trust")), "trust")
+    refuse_targets(given, config.trust.targets)
     groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name != "given"}
     for name in given:
         if name not in groups:
@@ -124,9 +127,9 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
             )
     for name, default in groups.items():
         if name in OPEN_GROUPS:
-            setattr(config, name, OPEN_GROUPS[name](_group(name, given.get(name))))
+            setattr(config, name, OPEN_GROUPS[name](group_of(name, given.get(name))))
         elif is_dataclass(default):
-            setattr(config, name, _typed(type(default), _group(name, given.get(name)), name))
+            setattr(config, name, _typed(type(default), group_of(name, given.get(name)), name))
         else:
             setattr(config, name, convert(given.get(name, default), type(default), name))
     for name, source in config.evaluate.sources.items():
@@ -140,14 +143,14 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     return config
 
 
-def _group(name: str, given: Any) -> dict[str, Any]:
+def group_of(name: str, given: Any) -> dict[str, Any]:
     """The settings of a group. Raises SettingError where one value stands in place of them."""
     if not isinstance(given, dict):
-        raise SettingError(f"{name}={_said(given)}: {name} is a group of settings, give {name}.NAME=VALUE")
+        raise SettingError(f"{name}={written(given)}: {name} is a group of settings, give {name}.NAME=VALUE")
     return {str(key): value for key, value in given.items()}
 
 
-def _said(value: Any) -> str:
+def written(value: Any) -> str:
     """A value as it is written on the command line."""
     return "null" if value is None else str(value)
 
@@ -206,7 +209,7 @@ def corpus_config(given: dict[str, Any]) -> CorpusConfig:
 
 def _source(setting: str, given: Any) -> SourceConfig | Component:
     if not isinstance(given, dict):
-        raise SettingError(f"{setting}={_said(given)} is no source of text: write {{kind: text, path: FILE}}")
+        raise SettingError(f"{setting}={written(given)} is no source of text: write {{kind: text, path: FILE}}")
     if given.get("_target_") is not None:
         return component(setting, given, SOURCES, optional=tuple(each.name for each in fields(SourceConfig)))
     kind = str(given.get("kind"))
@@ -341,43 +344,3 @@ def _replace_dicts(composed: Any, overrides: list[str]) -> None:
         elif replaced and name.startswith(f"{REPLACED}."):
             OmegaConf.update(composed, name, override.value())
     OmegaConf.set_struct(composed, struct)
-
-
-# Where Hydra begins a run folder; of nothing it would make the folder that the user is in.
-FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
-
-
-def check_overrides(arguments: list[str]) -> None:
-    """Refuse what Hydra would end in a traceback, or with files where nobody looks for them.
-
-    Args:
-        arguments: the command line after `python -m distill`.
-
-    Raises:
-        SettingError: a group with a value that can name no option of it, or an empty run folder.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    groups = {each.name for each in CONF.iterdir() if each.is_dir()} | {"recipe"}
-    for argument in arguments:
-        if argument.startswith(("-", "~")) or "=" not in argument:
-            continue
-        try:
-            override = OverridesParser.create().parse_override(argument)
-        except HydraException:
-            continue  # Hydra says it itself
-        if override.is_sweep_override():
-            continue
-        name, value = override.key_or_group, override.value()
-        if name in groups and not isinstance(value, str | list):
-            raise SettingError(f"{name}={_said(value)} is no option: choose one of {', '.join(_options(name))}")
-        if name in FOLDERS and (value is None or not str(value).strip()):
-            raise SettingError(f"{name}={value} is empty (a shell variable that is not set?): give a folder")
-        if name == "train" and not isinstance(value, dict):
-            _group(name, value)
-
-
-def _options(group: str) -> list[str]:
-    folder = RECIPES if group == "recipe" else CONF / group
-    return sorted(file.stem for file in folder.glob("*.yaml"))

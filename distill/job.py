@@ -28,7 +28,6 @@ from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.pair import Models, load_models, load_twin
 from distill.progress import configure_logging
-from distill.rank_identity import refuse_differing_ranks
 from distill.redaction import masked
 from distill.report import report, results, summary
 from distill.report.use import origin_of
@@ -75,7 +74,6 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         steps = num_steps(config, text.batches)
         schedule = choose_schedule(config, text.batches)
         identity = run_identity(config, {**models.digests, "corpus": text.tokens.digest}, text.batches, steps)
-        refuse_differing_ranks(identity, backend)
         folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend))
         length = {name: getattr(config.train, name) for name in ("epochs", "steps", "minutes")}
         if (finished := folder.finished(steps, length)) is not None:

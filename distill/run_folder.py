@@ -16,6 +16,7 @@ from distill.files import atomic, remove, set_aside
 from distill.identity import refuse_other_settings
 from distill.jsonl import JsonLines, is_history, is_metrics, read_lines
 from distill.objective.tally import Tally
+from distill.rank_identity import refuse_differing_ranks
 from distill.record import STEP, read_record
 from distill.results_file import STUDENT_FILES, check_student, read_results, student_digests, write_results
 
@@ -44,8 +45,10 @@ class RunFolder:
         """Keep others out while this run writes.
 
         Raises:
-            SettingError: another process is at work here, or the folder holds a run although `resume` is never.
+            SettingError: the ranks are about to train different things, another process is at work here, or the
+                folder holds a run although `resume` is never.
         """
+        refuse_differing_ranks(self.identity, self.backend)
         self._decide(self._enter)
         return self
 

@@ -8,7 +8,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from distill.checks import check
-from distill.compose import build, check_overrides, register
+from distill.command_line import check_overrides
+from distill.compose import build, register
 from distill.config import CONF, Config
 from distill.errors import SettingError
 from distill.unknown import explain
