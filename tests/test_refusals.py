@@ -121,7 +121,7 @@ def test_full_folder_and_changed_settings_and_damage(
     whole = (newest / "model.safetensors").read_bytes()
     (newest / "model.safetensors").write_bytes(whole[:-4] + b"oops")
     before = metrics(folder)
-    refused(capfd, shelf.run(folder, "train.steps=4"), str(newest), "damaged", "one before")
+    refused(capfd, shelf.run(folder, "train.steps=4", "resume=strict"), str(newest), "damaged", "resume=auto")
     assert metrics(folder) == before
     (newest / "model.safetensors").write_bytes(whole)
     assert shelf.run(folder, "train.steps=4") == 0
