@@ -3,10 +3,21 @@
 from pathlib import Path
 
 
+def printable(text: str) -> str:
+    """`text` with control characters, line ends and halves of surrogate pairs in it written as escapes.
+
+    Parts of messages come from files: they begin no lines of their own, and send a terminal no commands.
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class SettingError(ValueError):
     """Bad input: the message is one line that names the setting, its value and the cure. Exit status 2."""
 
     status = 2
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class Damaged(SettingError):

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Self, TextIO
 
+from distill.errors import printable
 from distill.redaction import redact
 
 TERMINAL_EVERY = 0.1  # seconds between two drawings of the line on a terminal
@@ -38,7 +39,7 @@ def configure_logging(rank: int) -> None:
 
 def log(text: str, stream: TextIO | None = None) -> None:
     """Write plain lines to `stream` (standard error when None) without garbling an active progress line."""
-    stream, text = stream or sys.stderr, redact(text)
+    stream, text = stream or sys.stderr, "\n".join(map(printable, redact(text).split("\n")))
     line = _open[-1] if _open and _open[-1].on_terminal else None
     if line and line.stream is stream:
         stream.write(WIPE)

@@ -122,7 +122,8 @@ def layout(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
 def load_tensors(path: Path, name: str, record: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of one file of a checkpoint. Raises Damaged where they are others than the record lists."""
     try:
-        tensors = load_file(path / name)
+        # Copies: `load_file` gives windows on the file, which change with it, or end the process where it is cut.
+        tensors = {each: tensor.clone() for each, tensor in load_file(path / name).items()}
     except (OSError, ValueError, SafetensorError) as error:
         raise Damaged(path, f"{name}: {type(error).__name__}: {error}") from None
     if record["format"] == FORMAT and (different := _different(layout(tensors), record["tensors"].get(name))):

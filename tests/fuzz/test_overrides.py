@@ -1,0 +1,88 @@
+"""Any value for any setting: it is taken, or refused in one line; never a traceback."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from distill.checks import check
+from distill.command_line import check_overrides
+from distill.compose import build, register
+from distill.config import CONF
+from distill.errors import SettingError
+from distill.identity import flatten
+from distill.unknown import explain
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hydra() -> Iterator[None]:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+def names() -> list[str]:
+    """Every setting of the default job, and the groups."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        settings: Any = OmegaConf.to_container(compose("config"), resolve=False)
+    return sorted({*flatten(settings), *settings, "hydra.run.dir", "teacher.members", "evaluate.measures.x"})
+
+
+NAMES = names()
+WORDS = [
+    "null",
+    "true",
+    "false",
+    "nan",
+    "inf",
+    "-inf",
+    "0",
+    "-1",
+    "1",
+    "0.5",
+    "1e9",
+    "1e30",
+    "1e-30",
+    "10000000000000000000",
+]
+WORDS += [
+    "[]",
+    "[1]",
+    "[0.9]",
+    "[1,2,3]",
+    "{}",
+    "{a:1}",
+    "x",
+    "''",
+    "auto",
+    "none",
+    "all",
+    "${seed}",
+    "${nope}",
+    "../x",
+]
+WORDS += ["/dev/null", "é", "1,2"]
+VALUES = st.sampled_from(WORDS) | st.text(max_size=12) | st.integers().map(str) | st.floats().map(str)
+
+
+@given(
+    settings=st.lists(
+        st.tuples(st.sampled_from(NAMES), st.sampled_from(["", "+", "~", "++"]), VALUES), min_size=1, max_size=3
+    )
+)
+def test_any_value_is_taken_or_refused(settings: list[tuple[str, str, str]]) -> None:
+    overrides = [f"{sign}{name}" if sign == "~" else f"{sign}{name}={value}" for name, sign, value in settings]
+    try:
+        check_overrides(overrides)
+        check(build(compose("config", overrides), overrides))
+    except SettingError as error:
+        assert len(str(error).splitlines()) == 1, overrides
+    except (HydraException, OmegaConfBaseException) as error:
+        assert len(explain(error).splitlines()) == 1, overrides
