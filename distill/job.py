@@ -93,7 +93,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
         notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
-        evaluator = make_evaluator(config, task, models.tokenizer, text, backend)
+        evaluator = make_evaluator(config, task, models, text, backend)
         monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
         held.callback(monitor.progress.close)  # also where the training ends early
         facts = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
@@ -152,13 +152,14 @@ def cache_origin(
     }
 
 
-def make_evaluator(
-    config: Config, task: Task, tokenizer: PreTrainedTokenizerBase, text: Prepared, backend: Backend
-) -> Evaluator:
-    """What scores models, by the measures of the task."""
-    scoring = task.scoring(config, tokenizer, text, backend)
-    measures = task.measures(scoring, config.evaluate, tokenizer, text.sets)
-    return Evaluator(config.evaluate, scoring, measures, config.precision)
+def make_evaluator(config: Config, task: Task, models: Models, text: Prepared, backend: Backend) -> Evaluator:
+    """What scores models, by the measures of the task; it has shown that there is memory for it."""
+    scoring = task.scoring(config, models.tokenizer, text, backend)
+    measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
+    evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
+    scored = [] if models.tokenizers else [member.model for member in models.teachers]
+    evaluator.rehearse([models.student, *scored], text.sets)
+    return evaluator
 
 
 def announce(

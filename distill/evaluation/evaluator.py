@@ -16,6 +16,7 @@ from distill.data.batch import Batch
 from distill.evaluation.measures import LOGITS_BYTES, Measure, ProgressCallback, Scoring
 from distill.evaluation.mixture import pack, reader
 from distill.evaluation.own_measures import make_measures
+from distill.evaluation.rehearsal import rehearse
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.progress import Progress
@@ -97,10 +98,7 @@ class Evaluator:
         laid out as for scoring: what training has made of the student's kernels gives it no advantage.
         """
         packed = [pack(model, self.precision, self.backend.device) for model in models]
-        ids = np.resize(data.rows.astype(np.int64), (self.settings.batch_size, data.rows.shape[1]))
-        numbers = np.arange(len(ids)) % data.num_rows
-        collator = self.scoring.collator_of(data)
-        batch = collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(self.backend.device)
+        batch = self._whole_batch(data)
         seconds: list[list[float]] = [[] for _ in models]
         for _ in range(SPEED_ROUNDS + 1):
             for model, times in zip(packed, seconds, strict=True):
@@ -110,7 +108,27 @@ class Evaluator:
                     self._run(reader(model, self.precision), batch)
                     self._wait()
                     times.append(time.perf_counter() - began)
-        return [ids.size / float(np.median(times[1:])) for times in seconds]  # the first round warms up
+        return [batch.ids.numel() / float(np.median(times[1:])) for times in seconds]  # the first round warms up
+
+    def rehearse(self, models: list[Any], sets: list[EvaluationSet]) -> None:
+        """Compute one whole batch by each model. Raises SettingError where the memory of a rank does not suffice."""
+
+        def run() -> None:
+            for model in models:
+                with self._scoring(model) as packed:
+                    self._run(packed, self._whole_batch(sets[0]))
+
+        if sets:
+            rows, vocab = self.settings.batch_size, 0 if self.scoring.heads else self.scoring.vocab
+            positions = rows * sets[0].rows.shape[1]
+            rehearse(run, positions * (4 * vocab + 8), rows, self.backend)
+
+    def _whole_batch(self, data: EvaluationSet) -> Batch:
+        """As many rows as are scored at once, of full length."""
+        ids = np.resize(data.rows.astype(np.int64), (self.settings.batch_size, data.rows.shape[1]))
+        numbers = np.arange(len(ids)) % data.num_rows
+        collator = self.scoring.collator_of(data)
+        return collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(self.backend.device)
 
     def _run(self, model: LanguageModel, batch: Batch) -> None:
         """Everything that a model computes for a batch."""
