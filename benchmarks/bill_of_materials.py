@@ -3,8 +3,8 @@
     python benchmarks/bill_of_materials.py > bill.json     # of the environment that it runs in
     pip-audit --requirement constraints.txt                # their known vulnerabilities, where its database is in reach
 
-Listed is what `pip` has installed of the package's requirements and of what these require, with versions, licences and the digests
-of their files lists; optional groups of the package are listed where they are installed.
+Listed is what `pip` has installed of the package's requirements and of what these require, with versions, licences and
+the digests of their lists of files; optional groups of the package are listed where they are installed.
 """
 
 import hashlib
