@@ -17,7 +17,7 @@ from tiny import Fit
 from distill.backends.single import Single
 from distill.config import BackendConfig, TrainConfig
 from distill.errors import Damaged, SettingError
-from distill.manifest import MANIFEST, check_manifest, write_manifest
+from distill.manifest import MANIFEST, check_manifest, digests, write_manifest
 from distill.run_folder import RunFolder
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", MANIFEST)
@@ -244,3 +244,19 @@ def test_a_finished_run_with_damage_ends_with_the_same_student(
     shutil.rmtree(folder / "checkpoints")
     assert shelf.run(folder) == 2
     assert "there is no checkpoint to make it from" in capfd.readouterr().err
+
+
+def test_a_checkpoint_of_the_format_before_is_read(fit: Fit) -> None:
+    """That one has no manifest: the digests of its tensors stand in the record, which knows no level of the loss."""
+    path = newest(fit)
+    record = json.loads((path / "state.json").read_text())
+    weights = load_file(path / "model.safetensors")
+    del record["tensors"], record["good"], record["state"]["level"]
+    record |= {"format": 4, "sha256": digests(path, ("model.safetensors", "optimizer.safetensors"))}
+    (path / "state.json").write_text(json.dumps(record))
+    (path / MANIFEST).unlink()
+    with opened(fit) as folder:
+        state = folder.begin(fit.model, fit.made, "")
+    assert state.step == 3 and state.level.first == {}
+    saved = dict(fit.model.named_parameters())
+    assert all(torch.equal(saved[name], weights[name]) for name in weights if name in saved)

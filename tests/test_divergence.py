@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from job import Shelf
 from tiny import Fit, make_rows, new_student, only
 
 from distill.checkpoint import is_good
 from distill.config import OptimizerConfig, TrainConfig
 from distill.divergence import LossLevel, not_finite
 from distill.errors import Diverged
+from distill.evaluation.evaluator import Evaluator
 from distill.objective.objective import Objective
 from distill.schedules.constant import Constant
 
@@ -190,3 +192,36 @@ def test_the_rows_of_the_micro_batch_are_named(
 def test_scores_that_are_no_numbers_are_named() -> None:
     scores = {"perplexity": {"a": 3.0, "b": math.inf}, "accuracy": {"a": math.nan}}
     assert not_finite(scores) == ["perplexity on b", "accuracy on a"]
+
+
+# --- whole runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [["optimizer.lr=1e5"], ["optimizer.lr=1e5", "train.save_every=1", "train.keep=1"]])
+def test_a_destroyed_student_is_not_published(
+    shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture, settings: list[str]
+) -> None:
+    """However often the command is started."""
+    folder = tmp_path / "run"
+    for _ in range(2):
+        assert shelf.run(folder, "schedule.warmup=0", *settings) == 3
+        assert "Traceback" not in capfd.readouterr().err
+        assert not (folder / "student").exists() and not (folder / "results.json").exists()
+        assert all(is_good(path) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def test_a_student_without_finite_scores_is_not_published(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    score = Evaluator.score
+
+    def broken(self: Evaluator, model: Any, label: str, sets: Any) -> Any:
+        found = score(self, model, label, sets)
+        return {name: dict.fromkeys(values, math.inf) for name, values in found.items()}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Evaluator, "score", broken)
+        assert shelf.run(folder) == 3
+    assert "scores are not finite (perplexity on heldout" in capfd.readouterr().err
+    assert not (folder / "student").exists() and not (folder / "results.json").exists()

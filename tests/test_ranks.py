@@ -120,3 +120,23 @@ def test_scores_do_not_depend_on_the_number_of_ranks(size: int, scores_alone: di
                 assert of_rank[name] == value, name
             else:
                 assert of_rank[name] == pytest.approx(value, rel=1e-5, nan_ok=True), name
+
+
+def test_two_ranks_diverge_alike(shelf: Shelf, tmp_path: Path) -> None:
+    settings = ["backend=ddp", "backend.processes=2", "train.batch_size=4", "optimizer.lr=1e5", "schedule.warmup=0"]
+    process = command(*shelf.arguments(tmp_path / "run", *settings))
+    errors = process.communicate(timeout=240)[1]
+    assert process.returncode == 3, errors
+    assert "Traceback" not in errors and errors.count("distill: ") == 1
+    assert not (tmp_path / "run" / "student").exists()
+
+
+def test_two_ranks_take_the_checkpoint_before_a_damaged_one(shelf: Shelf, alone: Path, tmp_path: Path) -> None:
+    folder, ranks = tmp_path / "run", ["backend=ddp", "backend.processes=2", "train.batch_size=4"]
+    run(shelf, folder, *ranks)
+    (folder / "results.json").unlink()
+    weights = sorted((folder / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    errors = run(shelf, folder, *ranks)
+    assert "step-00000008 is damaged" in errors and "taking step-00000006" in errors
+    assert_alike(folder, alone)

@@ -1,0 +1,40 @@
+"""How much of a text a vocabulary knows: counted, said, and refused above the limit."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import VOCAB
+
+from distill.data.known_share import check_known
+from distill.data.tokens import Tokens
+from distill.errors import SettingError
+
+
+def tokens(tokenizer: Any, unknown: int, known: int) -> Tokens:
+    """Tokens of which so many are the unknown one, and so many another."""
+    counts = np.zeros(VOCAB, np.int64)
+    counts[tokenizer.unk_token_id], counts[20] = unknown, known
+    made = Tokens.__new__(Tokens)
+    for name, value in {"counts": counts, "tokens": unknown + known}.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def test_the_share_is_that_of_all_tokens_but_the_special_ones(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert check_known(tokens(tokenizer, 10, 90), tokenizer, 0.2, "corpus.path=x") == pytest.approx(0.1)
+    assert "corpus.path=x: 10.00% of its tokens are unknown" in caplog.text
+
+
+def test_nothing_is_said_where_all_is_known(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert check_known(tokens(tokenizer, 0, 90), tokenizer, 0.2, "corpus.path=x") == 0
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(("unknown", "known"), [(30, 70), (100, 0), (0, 0)])
+def test_too_much_that_is_unknown_is_refused(tokenizer: Any, unknown: int, known: int) -> None:
+    with pytest.raises(SettingError, match=r"corpus\.path=x: the vocabulary does not know .* corpus\.unknown=0\.2"):
+        check_known(tokens(tokenizer, unknown, known), tokenizer, 0.2, "corpus.path=x")
