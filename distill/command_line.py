@@ -35,7 +35,7 @@ def check_overrides(arguments: list[str]) -> None:
         if override.is_sweep_override():
             continue
         name, value = override.key_or_group, override.value()
-        if name in groups and not isinstance(value, str | list):
+        if name in groups and not isinstance(value, str | list | dict):
             raise SettingError(f"{name}={written(value)} is no option: choose one of {', '.join(_options(name))}")
         if name in FOLDERS and (value is None or not str(value).strip()):
             raise SettingError(f"{name}={value} is empty (a shell variable that is not set?): give a folder")

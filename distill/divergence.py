@@ -97,15 +97,15 @@ def weights_are_finite(tensors: dict[str, torch.Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
 
 
-def not_finite(scores: dict[str, dict[str, float]]) -> list[str]:
+def not_finite(scores: dict[str, dict[str, float | None]]) -> list[str]:
     """The scores that are no numbers, as `measure on set`.
 
     Args:
-        scores: by measure, then by set.
+        scores: by measure, then by set; None where they come from a file of JSON, which has no other word for them.
     """
     return [
         f"{measure} on {name}"
         for measure, by_set in scores.items()
         for name, value in by_set.items()
-        if not math.isfinite(value)
+        if value is None or not math.isfinite(value)
     ]

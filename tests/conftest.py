@@ -5,6 +5,7 @@ from distill.threads import limit_spinning
 limit_spinning()  # before torch is loaded
 
 import logging  # noqa: E402
+import signal  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -16,6 +17,10 @@ import torch  # noqa: E402
 from job import Shelf  # noqa: E402
 
 torch.set_num_threads(1)
+# What was started in the background of a shell, or by nohup, ignores these; the processes that tests start would, too.
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -190,8 +190,8 @@ def test_the_rows_of_the_micro_batch_are_named(
 
 
 def test_scores_that_are_no_numbers_are_named() -> None:
-    scores = {"perplexity": {"a": 3.0, "b": math.inf}, "accuracy": {"a": math.nan}}
-    assert not_finite(scores) == ["perplexity on b", "accuracy on a"]
+    scores = {"perplexity": {"a": 3.0, "b": math.inf}, "accuracy": {"a": math.nan, "b": None}}
+    assert not_finite(scores) == ["perplexity on b", "accuracy on a", "accuracy on b"]
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------------

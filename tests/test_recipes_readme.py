@@ -43,6 +43,7 @@ def table(text: str) -> list[list[str]]:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "BOOKS").mkdir()  # where a command is only checked
 
 
 def on_the_shelf(words: list[str], shelf: Shelf) -> list[str]:

@@ -21,7 +21,7 @@ from distill.checks import check
 from distill.config import Config, OnUsr1
 
 MANIFESTS = ("mpijob.yml", "pytorchjob.yml")
-OVERRIDE = re.compile(r"\+?[a-z_]+(\.[a-z_]+)*=.+")
+OVERRIDE = re.compile(r"\+?[a-z_]+(\.[a-z0-9_]+)*=.+")
 PLACEHOLDERS = {"IMAGE", "CLAIM"}
 
 
@@ -70,9 +70,9 @@ def settings(arguments: list[str]) -> Config:
     assert arguments[arguments.index("distill") - 1] == "-m" and all(OVERRIDE.fullmatch(each) for each in overrides)
     folders = [each.partition("=")[2] for each in overrides if each.startswith("hydra.")]
     assert folders in ([], ["/shared/runs/distilbert_gutenberg"])
-    config = composed(*(each for each in overrides if not each.startswith("hydra.")))
-    check(config)
-    return config
+    given = [each for each in overrides if not each.startswith("hydra.")]
+    check(composed(*(re.sub(r"=/.*", f"={ROOT}", each) for each in given)))  # as if the folders were here
+    return composed(*given)
 
 
 # --- Slurm

@@ -150,7 +150,7 @@ def test_what_is_no_table_is_one_clear_line(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "other.parquet")
     for name, line in {
         "open.csv": r"open\.csv: line 2: unexpected end of data; mend or remove that",
-        "broken.jsonl": r"line 2 is not JSON",
+        "broken.jsonl": r"line 2: not JSON",
         "number.jsonl": r"data\.text=text: in number\.jsonl, row 1 it holds int, not text",
         "latin.csv": "not UTF-8",
         "a.xlsx": "its name does not say what it is",
