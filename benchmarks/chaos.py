@@ -110,7 +110,7 @@ class Chaos:
         self.tally.statuses[status] += 1
         text = self.output()
         if status not in ENDS or "Traceback" in text:
-            self.tally.problems.append(f"{event}: status {status}: {text[-2000:]}")
+            self.tally.problems.append(f"{event}: status {status}: {text[-6000:]}")
         self._nobody_left_behind(process.pid)
         return status == 0
 

@@ -24,8 +24,12 @@ def main() -> int:
         except Interrupted as error:
             if os.environ.get("DISTILL_TRACEBACK") == "1":
                 raise
-            say(error)
-            end_rank(error.status, error)
+            try:
+                say(error)
+                end_rank(error.status, error)
+            except Exception:  # the signal cut an import short, and what it has left cannot be imported again
+                print(f"distill: {error}", file=sys.stderr, flush=True)
+                os._exit(error.status)
             return error.status
 
 
