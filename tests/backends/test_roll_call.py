@@ -21,7 +21,7 @@ def late_rank(barrier: bool, stop: bool) -> str:
     backend._roll_call._say = lambda missing, signs, waited: said.append(f"{sorted(missing)} {len(signs)}")
     backend.sum(torch.ones(1))
     if backend.rank == 1:
-        time.sleep(0.0 if stop else 2.0)
+        time.sleep(0.5 if stop else 2.0)  # a halted one has given a sign of life before
         if stop and not os.fork():
             time.sleep(2.0)
             os.kill(os.getppid(), signal.SIGCONT)
