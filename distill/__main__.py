@@ -90,6 +90,7 @@ def expected(error: Exception, folder: str = "") -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     from distill.errors import Diverged, RankLost, SettingError, StageFailed, StorageFailed
+    from distill.memory import memory_failure
     from distill.storage import storage_failure
     from distill.unknown import explain
 
@@ -99,7 +100,7 @@ def expected(error: Exception, folder: str = "") -> Any:
         return error
     if isinstance(error, HydraException | OmegaConfBaseException):
         return SettingError(explain(error))
-    return storage_failure(error, folder)
+    return storage_failure(error, folder) or memory_failure(error)
 
 
 def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") -> None:

@@ -255,6 +255,11 @@ class TrainConfig:
     # waits for storage.
     workers: int | None = None
 
+    @property
+    def length(self) -> dict[str, float | None]:
+        """The limits of the run by their names."""
+        return {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
+
 
 @dataclass
 class PseudoPerplexityConfig:

@@ -21,6 +21,7 @@ from distill.evaluation.evaluator import Evaluator
 from distill.export.folder import export
 from distill.identity import run_identity
 from distill.jsonl import read_lines
+from distill.memory import require_memory_for_step
 from distill.milestones import Milestones, check_within
 from distill.monitor import Monitor
 from distill.objective.build import build_objective, make_terms
@@ -75,8 +76,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         schedule = choose_schedule(config, text.batches)
         identity = run_identity(config, {**models.digests, "corpus": text.tokens.digest}, text.batches, steps)
         folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend))
-        length = {name: getattr(config.train, name) for name in ("epochs", "steps", "minutes")}
-        if (finished := folder.finished(steps, length)) is not None:
+        if (finished := folder.finished(steps, config.train.length)) is not None:
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
 
@@ -85,6 +85,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         origin = cache_origin(config, models.tokenizer, text, objective)
         caches = find_caches(config, models.digests, origin, text.batches, objective)
+        require_memory_for_step(models.student, config.train.batch_size, text.batches.rows.shape[1], backend.device)
         trainable = setup_student(models.student, objective, config.precision, backend)
         frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
         optimizer = optim.build(trainable, config.optimizer)
@@ -102,7 +103,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
             make_milestones(config, folder, facts, models, text, objective, backend),
         )  # fmt: skip
-        ending = {"ended_by": train(training), "length": length}
+        ending = {"ended_by": train(training), "length": config.train.length}
         monitor.close()
         content = masked(facts | results_of(config, models, text, training, ending, monitor, twin, caches))
         write_outputs(folder, content, models, resolved)
