@@ -3,6 +3,7 @@
     python benchmarks/chaos.py                                   # 100 kills of a run in one process
     python benchmarks/chaos.py --engine ddp --processes 2        # of the ranks and the launcher of one
     sudo python benchmarks/chaos.py --events stop,damage,full    # what else happens to runs; `full` mounts a disk
+    python benchmarks/chaos.py precision.compile=true            # further settings of the run
 
 A small run is made once without disturbance. Then the same command is started again and again in another folder, and
 after a random part of the time that it takes one thing happens to it:
@@ -37,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EVENTS = ("kill", "term", "stop", "damage", "full")
 WORDS = ["river", "house", "letter", "winter", "captain", "garden", "mother", "soldier", "morning", "road", "horse"]
 SIZE = "student.config={hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64}"
+LONGEST = 120.0  # seconds that a run may take after an event; beyond, it hangs
 LEFT_BEHIND = 15.0  # seconds after which a process whose run has ended counts as left behind
 # Statuses that a run may end with when one of these things happens to it; -9 is that of a killed launcher.
 ENDS = {0, -9, 137, 4, 74, 129, 130, 143, -15, -1, -2}
@@ -65,6 +67,7 @@ class Chaos:
     events: list[str]
     work: Path
     draw: random.Random
+    settings: list[str] = field(default_factory=list)  # of the run, besides those of `command`
     tally: Tally = field(default_factory=Tally)
 
     def command(self, folder: Path) -> list[str]:
@@ -78,7 +81,7 @@ class Chaos:
         ]  # fmt: skip
         if self.engine != "single":
             settings += [f"backend={self.engine}", f"backend.processes={self.processes}", "backend.timeout=30"]
-        return [sys.executable, "-m", "distill", "+recipe=bert_pretrain", *settings]
+        return [sys.executable, "-m", "distill", "+recipe=bert_pretrain", *settings, *self.settings]
 
     def start(self, folder: Path) -> "subprocess.Popen[bytes]":
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -106,7 +109,13 @@ class Chaos:
         if process.poll() is None:
             self.tally.phases[f"{event} in {phase_of(folder)}"] += 1
             getattr(self, f"_{event}")(process, folder)
-        status = process.wait(timeout=120)
+        try:
+            status = process.wait(timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            self.tally.problems.append(f"{event}: it hangs: {self.output()[-6000:]}")
+            for pid in members(process.pid):
+                send(pid, signal.SIGKILL)
+            status = process.wait()
         self.tally.statuses[status] += 1
         text = self.output()
         if status not in ENDS or "Traceback" in text:
@@ -241,6 +250,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=100, help="of events")
     parser.add_argument("--minutes", type=float, default=60.0, help="at most")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("settings", nargs="*", help="of the run, such as precision.compile=true")
     parser.add_argument("--json", type=Path, help="write the counts there")
     options = parser.parse_args()
     events = options.events.split(",")
@@ -252,7 +262,7 @@ def main() -> int:
         (work / "disk").mkdir()
         if "full" in events:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", work / "disk"], check=True)
-        chaos = Chaos(options.engine, options.processes, events, work, random.Random(options.seed))
+        chaos = Chaos(options.engine, options.processes, events, work, random.Random(options.seed), options.settings)
         try:
             run(chaos, options.number, options.minutes)
         finally:

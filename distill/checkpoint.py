@@ -74,11 +74,11 @@ class Checkpoints:
 
         Weights that are not finite are not written: nothing could go on from them.
 
-        Raises:
-            StorageFailed: there is no room for it.
-
         Args:
             good: whether the loss is sane. The newest good checkpoint stays, however many others follow it.
+
+        Raises:
+            StorageFailed: there is no room for it.
         """
         weights = _model_tensors(model)
         if not weights_are_finite(weights):
