@@ -53,6 +53,13 @@ def test_optimizers(tmp_path: Path) -> None:
     assert all(len(taken) == 2 for taken in result["all"].values())
 
 
+def test_checkpoint(tmp_path: Path) -> None:
+    printed, (result,) = script("checkpoint.py", tmp_path, "--shapes", "tiny", "--rounds", "2")
+    assert result["bytes"] > 3 * 4 * 64 * 500  # the weights and two moments of each, of which these are a part
+    assert result["share"] == pytest.approx(result["saving"] / (result["between"] + result["saving"]))
+    assert "2x64 -> 1x64" in printed
+
+
 def test_loader_workers(tmp_path: Path) -> None:
     sizes = ("--rows", "4", "--length", "32", "--megabytes", "1", "--step", "2", "--seconds", "0.5", "--warm-up", "0.5")
     printed, results = script("loader_workers.py", tmp_path, "--workers", "0", "8", "--latency", "0", "5", *sizes)

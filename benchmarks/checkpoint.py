@@ -1,0 +1,125 @@
+"""What checkpoints cost: seconds to save one, to read it again, and their share of a run's time at the defaults.
+
+    python benchmarks/checkpoint.py --shapes base,small
+    python benchmarks/checkpoint.py --folder /mnt/disk     # the file system on which runs lie
+
+The loop of `distill.train` saves after every step, and each save is timed; what is read again is checked against its
+digests first, as a run does that resumes. The share is that of one save after as many steps as `train.save_every` says
+of `train.accumulate` micro-batches, each as long as those of this run for the same number of rows.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import save, table, title
+from step import settings
+from step_models import SHAPES, Shape, batches, make_student, make_teacher
+
+from distill import optim
+from distill.backends.single import Single
+from distill.checkpoint import Checkpoints, State
+from distill.config import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.schedules.constant import Constant
+from distill.setup import setup_student, setup_teacher
+from distill.teacher.live import LiveTeacher
+from distill.threads import limit_spinning
+from distill.train import Training, train
+
+DEFAULTS = TrainConfig()
+
+
+class TimedCheckpoints(Checkpoints):
+    """Checkpoints whose saves are timed, and the step before each."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, DEFAULTS.keep, {})
+        self.saves: list[float] = []
+        self.steps: list[float] = []
+        self._before = 0.0
+
+    def save(self, state: State, *others: Any, **options: Any) -> None:
+        self.steps.append(state.seconds - self._before)
+        self._before = state.seconds
+        began = time.perf_counter()
+        super().save(state, *others, **options)
+        self.saves.append(time.perf_counter() - began)
+
+
+class Silent:
+    """An observer of `distill.train` that reports nothing."""
+
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        return None
+
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+        return None
+
+
+def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
+    """Train `rounds` steps and one that warms up, of a micro-batch each; then read the newest checkpoint."""
+    backend, precision, optimizer = Single(BackendConfig()), PrecisionConfig(), OptimizerConfig()
+    teacher, student = make_teacher(shape, backend.device), make_student(shape, backend.device)
+    source = batches(shape, 1, rounds + 1)
+    config = settings("masked")
+    terms = make_terms(config)
+    fit_terms(terms, student, teacher)
+    objective = build_objective(terms, config, precision, shape.vocabulary, 0, backend.device)
+    trainable = setup_student(student, objective, precision, backend)
+    checkpoints, made = TimedCheckpoints(folder), optim.build(trainable, optimizer)
+    train(
+        Training(
+            trainable, LiveTeacher(setup_teacher(teacher, precision, backend)), source, objective, made, backend,
+            State(), TrainConfig(epochs=None, steps=rounds + 1, save_every=1), Constant(), optimizer, checkpoints,
+            Silent(),
+        )
+    )  # fmt: skip
+    newest = checkpoints.newest()
+    assert newest is not None
+    began = time.perf_counter()
+    checkpoints.check(newest)
+    checkpoints.load(newest, trainable, made)
+    loading = time.perf_counter() - began
+    saving, micro_batch = statistics.median(checkpoints.saves[1:]), statistics.median(checkpoints.steps[1:])
+    between = micro_batch * DEFAULTS.batch_size / shape.rows * DEFAULTS.accumulate * DEFAULTS.save_every
+    return {
+        "shape": str(shape),
+        "bytes": sum(path.stat().st_size for path in newest.iterdir()),
+        "saving": saving,
+        "loading": loading,
+        "between": between,
+        "share": saving / (between + saving),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", default="base,small", help=f"of {','.join(SHAPES)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where checkpoints are written; default: that of temporary files")
+    parser.add_argument("--json", type=Path, help="write the numbers there")
+    options = parser.parse_args()
+    limit_spinning()
+    results = []
+    for name in options.shapes.split(","):
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            results.append(measure(SHAPES[name], Path(folder), options.rounds))
+    print(title())
+    head = ["student of the shape", "MB", "s to save", "s to check and load", "s between two", "share"]
+    rows = [
+        [
+            each["shape"], f"{each['bytes'] / 1e6:,.0f}", f"{each['saving']:.2f}", f"{each['loading']:.2f}",
+            f"{each['between']:,.0f}", f"{each['share']:.3%}",
+        ]
+        for each in results
+    ]  # fmt: skip
+    print(table(head, rows))
+    save(options.json, results)
+
+
+if __name__ == "__main__":
+    main()
