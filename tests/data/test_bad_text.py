@@ -229,7 +229,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
         ("text", "a.txt", b"x", "read"),
         ("text", "a.txt", b"x", "train"),
         ("text", "a.txt.gz", b"x", "read"),
-        ("text", "a.txt.gz", b"a b\n", "read"),
+        ("text", "a.txt.gz", b"a b\n" + 60 * b"c d ", "read"),
         ("jsonl", "a.jsonl.gz", b"[", "read"),
         ("csv", "a.csv.gz", b'"', "read"),
         ("gutenberg", "a.txt.gz", b"a\n", "read"),

@@ -74,6 +74,7 @@ def test_the_usual_places_come_before_the_hub(tmp_path: Path, monkeypatch: pytes
     assert texts(hub) == ["Fine."]
     write_lines(tmp_path / "imdb/test.jsonl.gz", [{"text": "Good."}])
     assert texts(hub) == ["Good."]
+    assert "Hub data set a/b" in located(replace(hub, hub="a/b")).describe()  # of which it is no copy
     (tmp_path / "gutenberg/train").mkdir(parents=True)
     (tmp_path / "gutenberg/train/a.txt").write_text("A book.")
     assert texts(SourceConfig(kind="gutenberg")) == ["A book."]

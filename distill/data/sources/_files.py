@@ -41,11 +41,13 @@ class FileSource(Source):
     ranges: ClassVar[bool] = True  # whether a plain file can be entered in the middle
     takes: ClassVar[tuple[str, ...]] = ()  # which of the settings OPTIONAL it reads
     usual_field: ClassVar[str] = "text"
+    hub_names: ClassVar[tuple[str, ...]] = ()  # data sets of which the usual paths hold copies
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self | None:
         """The source with its path filled in from $DISTILL_DATA where it has none; a Hub data set if it names one."""
-        if settings.path is None and (usual := cls._usual_path(settings.split)):
+        copied = settings.hub is None or settings.hub in cls.hub_names
+        if settings.path is None and copied and (usual := cls._usual_path(settings.split)):
             settings = replace(settings, path=str(usual))
         if settings.path is not None and readers.is_saved(settings.path):
             settings = replace(settings, path=None, hub=settings.path, streaming=False)

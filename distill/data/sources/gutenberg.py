@@ -42,6 +42,7 @@ class Gutenberg(FileSource):
     word = "Gutenberg"
     suffixes = (".txt", ".txt.gz", ".zip")
     ranges = False
+    hub_names = ("incredible45/Gutenberg-BookCorpus-Cleaned-Data-English",)
 
     @classmethod
     def usual_paths(cls, data: Path, split: str) -> list[Path]:

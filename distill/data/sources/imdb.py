@@ -16,6 +16,7 @@ class Imdb(FileSource):
     word = "IMDB"
     suffixes = (".txt", ".jsonl", ".jsonl.gz")
     takes = ("encoding",)
+    hub_names = ("stanfordnlp/imdb", "imdb")
 
     @classmethod
     def usual_paths(cls, data: Path, split: str) -> list[Path]:

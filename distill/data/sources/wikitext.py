@@ -17,6 +17,7 @@ class Wikitext(FileSource):
     word = "WikiText"
     suffixes = (".txt", ".txt.gz", ".raw", ".tokens")
     takes = ("encoding",)
+    hub_names = ("Salesforce/wikitext", "wikitext")
     by_lines = True
 
     @classmethod

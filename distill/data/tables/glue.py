@@ -138,7 +138,8 @@ def read(task: GlueTask, where: TableConfig, setting: str, training: bool) -> La
             sets of GLUE have no labels.
     """
     where = _with_defaults(task, where, setting)
-    files = find_split(where, setting, SUFFIXES, (f"glue/{task.folder}", task.folder))
+    usual = (f"glue/{task.folder}", task.folder) if where.hub == HUB else ()  # of another data set they are no copies
+    files = find_split(where, setting, SUFFIXES, usual)
     columns, header = _columns(task, files, setting)
     rows = read_rows(where, setting, files, columns.fields, header)
     found = collect(rows, columns, task_label(task), training)

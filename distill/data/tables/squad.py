@@ -128,8 +128,9 @@ def read(where: TableConfig, version: str, setting: str, training: bool) -> Ques
     """
     if version not in HUB:
         raise SettingError(f"{setting}: version={version} is not known: choose 1.1 or 2.0")
+    usual = ("squad",) if where.hub in (None, HUB[version]) else ()  # of another data set it is no copy
     where = TableConfig(where.path, where.hub or HUB[version], where.subset, where.split)
-    files = [path for path in find_split(where, setting, SUFFIXES, ("squad",)) if _fits(path, version)]
+    files = [path for path in find_split(where, setting, SUFFIXES, usual) if _fits(path, version)]
     if where.path is not None and not files:
         raise SettingError(f"{setting}.path={where.path}: only files of another version than {version} are there")
     questions: list[Question] = []
