@@ -35,9 +35,10 @@ def main() -> int:
 
 def say(problem: object) -> None:
     """The one line that a run ends with."""
+    from distill.progress import say as write
     from distill.redaction import redact
 
-    print(f"distill: {redact(str(problem))}", file=sys.stderr)
+    write(sys.stderr, f"distill: {redact(str(problem))}\n")
 
 
 def run_hydra(signals: "Signals") -> int:

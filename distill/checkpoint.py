@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from distill.divergence import LossLevel, weights_are_finite
-from distill.files import atomic, remove
+from distill.files import atomic, remove, set_aside
 from distill.identity import refuse_other_settings
 from distill.loss_scale import LossScale
 from distill.manifest import write_manifest
@@ -65,28 +65,24 @@ class Checkpoints:
         found = self.found()
         return found[-1] if found else None
 
-    def newest_good(self) -> Path | None:
-        """The newest that was saved while the loss was sane."""
-        return next((path for path in reversed(self.found()) if is_good(path)), None)
-
-    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, good: bool = True) -> None:
+    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Write all that is trained, flush it to the disk, rename: a kill at any moment leaves the older ones whole.
 
-        Weights that are not finite are not written: nothing could go on from them.
+        The newest one that a later loss has shown to be good stays, however many others follow it.
 
-        Args:
-            good: whether the loss is sane. The newest good checkpoint stays, however many others follow it.
+        Returns:
+            Whether it is there: weights that are not finite are not written, as nothing could go on from them.
 
         Raises:
             StorageFailed: there is no room for it.
         """
         weights = _model_tensors(model)
         if not weights_are_finite(weights):
-            return
+            return False
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"step-{state.step:08d}"
         if final.exists():  # written before an interrupted evaluation: nothing has changed since
-            return
+            return True
         for leftover in self.folder.glob(".step-*.new"):
             remove(leftover)
         tensors, numbers = optimizer_state(model, optimizer)
@@ -97,22 +93,26 @@ class Checkpoints:
             save_file(weights, new / WEIGHTS)
             save_file(tensors, new / OPTIMIZER)
             record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.precision}
-            record |= {
-                "good": good,
-                "optimizer": numbers,
-                "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)},
-            }
+            record |= {"optimizer": numbers, "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)}}
             (new / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
             write_manifest(new)
-        kept = self.newest_good()
+        good = [path for path in self.found() if _step_of(path) < state.level.sane_step]
         for old in self.found()[: -self.keep]:
-            if old != kept:
+            if old not in good[-1:]:
                 remove(old)
+        return True
 
-    def drop_ruined(self) -> None:
-        """Remove the checkpoints after the newest good one, of a training that has diverged."""
-        good = self.newest_good()
-        self.drop_after(_step_of(good) if good else -1)
+    def set_ruined_aside(self, sane_step: int) -> None:
+        """Rename the checkpoints that may be ruined, of a training that has diverged, to `diverged-step-N`.
+
+        Args:
+            sane_step: the last step with a sane loss, which speaks for the checkpoints before it.
+        """
+        ruined = [path for path in self.found() if _step_of(path) >= sane_step]
+        for earlier in self.folder.glob("diverged-step-*") if ruined else []:
+            remove(earlier)
+        for path in ruined:
+            set_aside(path, "diverged")
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, when a run resumes from an earlier one."""
@@ -148,15 +148,6 @@ class Checkpoints:
         parts = {"tally": Tally(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
         parts["level"] = LossLevel(**state["level"])
         return State(**{**state, **parts})
-
-
-def is_good(path: Path) -> bool:
-    """Whether a checkpoint was saved while the loss was sane. Whether it is whole is not looked at here."""
-    try:
-        record = json.loads((path / RECORD).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return True
-    return not isinstance(record, dict) or record.get("good", True) is not False
 
 
 def _state(record: dict[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class TrainConfig:
     minutes: float | None = None
     log_every: int = 1  # steps
     save_every: int = 100  # steps
-    keep: int = 2  # checkpoints
+    keep: int = 2  # newest checkpoints, besides the newest that a later loss has shown to be good
     # Steps after which the student is kept as a model folder: these, and every so many.
     milestones: list[int] | None = None
     milestone_every: int | None = None

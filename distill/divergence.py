@@ -13,6 +13,7 @@ from distill.data.batch import Batch
 # copy of its teacher does, and lose more than three times that ever after.
 LEAST_FIRST = 1.0
 MEMORY = 0.9  # how much of the mean of the losses stays in each step: it spans about ten of them
+PERPLEXITIES = ("perplexity", "pseudo_perplexity")
 NAMED_ROWS = 8  # of each rank, where a loss is not finite
 
 
@@ -28,9 +29,13 @@ class LossLevel:
     first: dict[str, float] = field(default_factory=dict)  # mean of each term in the first step that had any of it
     ratio: float = 0.0  # the loss of late by that of the first step
     high_in_a_row: int = 0  # steps since the ratio passed its limit
+    # The last step whose own loss was sane, too. A loss says what the weights before its step are worth, so that
+    # a checkpoint of an earlier step is known to be good, and that of this step is not.
+    sane_step: int = 0
 
     def add(
         self,
+        step: int,
         sums: dict[str, float],
         counts: dict[str, float],
         weights: dict[str, float],
@@ -39,6 +44,7 @@ class LossLevel:
         """Take in a step that was finite.
 
         Args:
+            step: its number, from 1.
             sums, counts: of each term over the step and all ranks.
             weights: of the terms in this step.
             limit: the largest ratio that counts as sane; None: any.
@@ -50,10 +56,13 @@ class LossLevel:
         for name, mean in means.items():
             self.first.setdefault(name, mean)
         usual = sum(abs(weights[name]) * max(abs(self.first[name]), LEAST_FIRST) for name in means)
+        ratio = 0.0
         if usual:
             ratio = max(0.0, sum(weights[name] * mean for name, mean in means.items()) / usual)
             self.ratio = ratio if self.ratio == 0 else MEMORY * self.ratio + (1 - MEMORY) * ratio
-        before, self.high_in_a_row = self.high_in_a_row, 0 if self.is_sane(limit) else self.high_in_a_row + 1
+        before, self.high_in_a_row = self.high_in_a_row, 0 if _is_sane(self.ratio, limit) else self.high_in_a_row + 1
+        if not self.high_in_a_row and _is_sane(ratio, limit):
+            self.sane_step = step
         if before == 0 and self.high_in_a_row:
             return (
                 f"the loss is {self.ratio:.3g} times that of the first step (train.max_loss_ratio={limit}); until it "
@@ -63,8 +72,9 @@ class LossLevel:
             return f"the loss has come back to {self.ratio:.3g} times that of the first step, after {before} steps"
         return None
 
-    def is_sane(self, limit: float | None) -> bool:
-        return limit is None or self.ratio <= limit
+
+def _is_sane(ratio: float, limit: float | None) -> bool:
+    return limit is None or ratio <= limit
 
 
 def offending_rows(parts: torch.Tensor, window: list[Batch], backend: Backend) -> str:
@@ -97,15 +107,20 @@ def weights_are_finite(tensors: dict[str, torch.Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
 
 
-def not_finite(scores: dict[str, dict[str, float | None]]) -> list[str]:
-    """The scores that are no numbers, as `measure on set`.
+def ruined_scores(scores: dict[str, dict[str, float | None]], vocabulary: int, limit: float | None) -> list[str]:
+    """The scores that no student has that learned anything, as `measure on set = value`.
+
+    That is one that is no number, and a perplexity whose logarithm is more than `limit` times that of guessing, which
+    is the size of the vocabulary: the last steps of a run have no later loss that would show what they did.
 
     Args:
         scores: by measure, then by set; None where they come from a file of JSON, which has no other word for them.
+        limit: `train.max_loss_ratio`; None: any finite score will do.
     """
+    most = math.inf if limit is None else limit * math.log(max(vocabulary, 2))
     return [
-        f"{measure} on {name}"
+        f"{measure} on {name} = {'no number' if value is None else value}"
         for measure, by_set in scores.items()
         for name, value in by_set.items()
-        if value is None or not math.isfinite(value)
+        if value is None or not math.isfinite(value) or (measure in PERPLEXITIES and math.log(max(value, 1.0)) > most)
     ]

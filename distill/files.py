@@ -44,10 +44,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def set_aside(path: Path) -> Path:
-    """Rename what is damaged, so that nothing is lost and nobody takes it for whole; gives the new path."""
-    more = (f"damaged-{path.name}.{number}" for number in itertools.count(2))
-    names = itertools.chain([f"damaged-{path.name}"], more)
+def set_aside(path: Path, word: str = "damaged") -> Path:
+    """Rename what cannot be used to `word`-NAME, so that nothing is lost and nobody takes it for good; the new path."""
+    more = (f"{word}-{path.name}.{number}" for number in itertools.count(2))
+    names = itertools.chain([f"{word}-{path.name}"], more)
     free = next(name for name in names if not os.path.lexists(path.with_name(name)))
     return path.rename(path.with_name(free))
 

@@ -15,7 +15,7 @@ from distill.checkpoint import State
 from distill.checks import check
 from distill.config import Config
 from distill.data.batches import Batches
-from distill.divergence import not_finite
+from distill.divergence import ruined_scores, weights_are_finite
 from distill.errors import Diverged, first_line
 from distill.evaluation.evaluator import Evaluator
 from distill.export.folder import export
@@ -285,10 +285,11 @@ def compare_models(
         evaluator.tokens_per_second([model for _, model in named.values()], sets[0]) if sets else [0.0] * len(named)
     )
     blocks: dict[str, Any] = {"teacher": None, "student": None, "twin": None}
+    measured = [measure.name for measure in evaluator.measures]
     for (label, (name, model)), speed in zip(named.items(), speeds, strict=True):
         known = monitor.last_scores() if label == "student" else None
         blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
-    refuse_ruined(blocks["student"], [measure.name for measure in evaluator.measures])
+    refuse_ruined(training, models, {name: blocks["student"].get(name, {}) for name in measured})
     blocks["student"]["origin"] = origin_block(config, models)
     if teachers and not scored:
         blocks["teacher"] = results.model_block(title_of(teachers), models.teacher, {}, None)
@@ -307,13 +308,22 @@ def compare_models(
     }
 
 
-def refuse_ruined(student: dict[str, Any], measures: list[str]) -> None:
-    """Raises Diverged where a score of the student is not finite, so that nothing is published."""
-    if ruined := not_finite({name: student[name] for name in measures if name in student}):
-        raise Diverged(
-            f"the student's scores are not finite ({', '.join(ruined)}), so it is not published; lower optimizer.lr, "
-            "in another folder (hydra.run.dir=DIR)"
-        )
+def refuse_ruined(training: Training, models: Models, scores: dict[str, dict[str, float | None]]) -> None:
+    """Raises Diverged where the student's weights or scores are those of a ruined one, so that nothing is published.
+
+    The checkpoints that may be ruined are set aside, so that the same command goes on from one before them.
+    """
+    ruined = ruined_scores(scores, len(models.tokenizer), training.settings.max_loss_ratio)
+    if not weights_are_finite(models.student.state_dict()):
+        ruined = ["weights that are not finite"]
+    if not ruined:
+        return
+    if training.backend.rank == 0:
+        training.checkpoints.set_ruined_aside(training.state.level.sane_step)
+    raise Diverged(
+        f"the student is ruined ({', '.join(ruined)}), so it is not published; lower optimizer.lr, in another folder "
+        "(hydra.run.dir=DIR)"
+    )
 
 
 def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, resolved: str) -> None:

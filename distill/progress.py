@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 import time
+from contextlib import suppress
 from typing import Self, TextIO
 
 from distill.errors import printable
@@ -42,11 +43,17 @@ def log(text: str, stream: TextIO | None = None) -> None:
     stream, text = stream or sys.stderr, "\n".join(map(printable, redact(text).split("\n")))
     line = _open[-1] if _open and _open[-1].on_terminal else None
     if line and line.stream is stream:
-        stream.write(WIPE)
-    stream.write(f"{text}\n")
-    stream.flush()
+        say(stream, WIPE)
+    say(stream, f"{text}\n")
     if line:
         line.draw()
+
+
+def say(stream: TextIO, text: str) -> None:
+    """Write to a stream that may be gone, as a terminal is whose ssh session was closed: a run goes on without it."""
+    with suppress(OSError, ValueError):  # ValueError: it is closed
+        stream.write(text)
+        stream.flush()
 
 
 def duration(seconds: float) -> str:
@@ -139,8 +146,7 @@ class Progress:
         return ", ".join(parts) + (f"  {self.note}" if self.note else "")
 
     def _write(self, text: str) -> None:
-        self.stream.write(text)
-        self.stream.flush()
+        say(self.stream, text)
 
     def __enter__(self) -> Self:
         return self

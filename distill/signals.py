@@ -39,7 +39,9 @@ class Signals:
     def wishes(self) -> list[float]:
         """How often each of `ALL` has come, for the exchange between ranks; a wish to save is given once."""
         counts = [float(number in self.received) for number in ALL]
-        self.received = [number for number in self.received if number != SAVING or self._usr1_stops]
+        if counts[-1] and not self._usr1_stops:  # what comes from here on is a wish of its own
+            while SAVING in self.received:
+                self.received.remove(SAVING)
         return counts
 
     def agreed_stop(self, wishes: Sequence[float]) -> int | None:

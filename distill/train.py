@@ -112,7 +112,7 @@ def train(run: Training) -> str:
     Raises:
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
             had a loss above `train.max_loss_ratio` times that of the first step, or the run ends in one of these
-            states or without any step that was taken. The newest good checkpoint is kept, the later ones are not.
+            states or without any step that was taken. The checkpoints that may be ruined are set aside.
         Interrupted: a signal asked to stop, on this rank or another one; the checkpoint is written.
     """
     model, objective, batches, backend, state = run.model, run.objective, run.batches, run.backend, run.state
@@ -124,6 +124,7 @@ def train(run: Training) -> str:
     since_log, log_waited, log_began = Tally(), 0.0, state.seconds
     windows = batches.stream(state.step, steps, backend.device, run.teacher.read_ahead)
     over = state.step >= steps or state.seconds >= 60 * minutes
+    due = False  # a checkpoint
     if state.step and (run.points.after(state.step, batches.steps_per_epoch) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         if reason := divergence(state, settings, over):
@@ -160,7 +161,8 @@ def train(run: Training) -> str:
             loss_scale.unscale(backend.gradients)
             gradient_norm = clip(model, run.optimizer_settings.clip)
             # The one place where a step waits for a GPU: whether all is finite is known from what is read anyway.
-            *reduced, norm = torch.cat([stats, gradient_norm.detach().to(stats).reshape(1)]).tolist()
+            with backend.reading():
+                *reduced, norm = torch.cat([stats, gradient_norm.detach().to(stats).reshape(1)]).tolist()
             step_sums = objective.by_name(reduced[: parts.shape[1]])
             step_counts = objective.by_name(counts.tolist())
             next_counts = reduced[parts.shape[1] : -len(ALL) - 1]
@@ -193,7 +195,9 @@ def train(run: Training) -> str:
             if finite:
                 since_log.add(step_sums, step_counts, objective.weights)
                 state.tally.add(step_sums, step_counts, objective.weights)
-                if said := state.level.add(step_sums, step_counts, objective.weights, settings.max_loss_ratio):
+                if said := state.level.add(
+                    state.step, step_sums, step_counts, objective.weights, settings.max_loss_ratio
+                ):
                     logger.warning(f"step {state.step}: {said}")
             window, counts = upcoming, torch.tensor(next_counts, dtype=torch.float64)
             at_point = run.points.after(state.step, batches.steps_per_epoch)
@@ -221,10 +225,12 @@ def train(run: Training) -> str:
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
             if run.milestones is not None and backend.rank == 0 and not diverged:
                 run.milestones.save(state)
-            due = state.step % settings.save_every == 0 or at_point or over or wanted or stopped is not None
-            saved = due and not state.skipped_in_a_row and not diverged
-            if saved and backend.rank == 0:
-                run.checkpoints.save(state, model, run.optimizer, state.level.is_sane(settings.max_loss_ratio))
+            due = due or state.step % settings.save_every == 0 or at_point or over or wanted or stopped is not None
+            saved = due and not state.skipped_in_a_row and not diverged  # else after the next step that is taken
+            if saved:
+                due = False
+                if backend.rank == 0:  # which alone speaks of it
+                    saved = run.checkpoints.save(state, model, run.optimizer)
             if wanted:
                 logger.info(f"SIGUSR1 at step {state.step}, {_saved(saved)}")
             if diverged:
@@ -234,7 +240,8 @@ def train(run: Training) -> str:
                 signals.received.clear()
                 raise _interrupted(state, stopped, saved)
             if at_point or over:
-                with signals.at_once():  # its checkpoint is written
+                backend.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
+                with signals.at_once():
                     _reach_point(run)
     return ended_by if state.step >= steps else "minutes"
 
@@ -266,7 +273,7 @@ def divergence(state: State, settings: TrainConfig, over: bool) -> str:
 
 
 def _saved(saved: bool) -> str:
-    return "its checkpoint is written" if saved else "which was skipped: the newest checkpoint is of an earlier step"
+    return "its checkpoint is written" if saved else "which has ruined the weights or was skipped, so it is not saved"
 
 
 def _interrupted(state: State, number: int, saved: bool) -> Interrupted:
@@ -276,12 +283,13 @@ def _interrupted(state: State, number: int, saved: bool) -> Interrupted:
 
 
 def _diverged(run: Training, reason: str) -> Diverged:
-    """The error of a run that has diverged; rank 0 removes the checkpoints after the newest good one."""
+    """The error of a run that has diverged; rank 0 sets the checkpoints aside that may be ruined."""
     if run.backend.rank == 0:
-        run.checkpoints.drop_ruined()
+        run.checkpoints.set_ruined_aside(run.state.level.sane_step)
     run.backend.barrier()
     newest = run.checkpoints.newest()
     return Diverged(
         f"{reason}; lower optimizer.lr or use precision=fp32. "
         + (f"The last good checkpoint is {newest}" if newest else "There is no good checkpoint")
+        + "; later ones are kept as diverged-step-N"
     )

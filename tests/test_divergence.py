@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from job import Shelf
+from safetensors.torch import load_file
 from tiny import Fit, make_rows, new_student, only
 
-from distill.checkpoint import is_good
+from distill import train as loop
 from distill.config import OptimizerConfig, TrainConfig
-from distill.divergence import LossLevel, not_finite
+from distill.divergence import LossLevel, ruined_scores
 from distill.errors import Diverged
 from distill.evaluation.evaluator import Evaluator
 from distill.objective.objective import Objective
@@ -27,7 +28,8 @@ def levels(
 ) -> tuple[LossLevel, list[str]]:
     level = LossLevel()
     said = [
-        level.add({"mlm": 4 * loss}, {"mlm": 4.0}, {"mlm": weight(step)}, limit) for step, loss in enumerate(losses)
+        level.add(step, {"mlm": 4 * loss}, {"mlm": 4.0}, {"mlm": weight(step)}, limit)
+        for step, loss in enumerate(losses, 1)
     ]
     return level, [each for each in said if each]
 
@@ -35,22 +37,23 @@ def levels(
 def test_the_loss_of_late_is_the_mean_of_multiples_of_the_first_step() -> None:
     level, said = levels([8.0, 6.0, 4.0])
     assert level.ratio == pytest.approx(0.9 * (0.9 * 1 + 0.1 * 6 / 8) + 0.1 * 4 / 8)
-    assert not said and level.is_sane(3.0)
+    assert not said and level.sane_step == 3
 
 
 def test_a_spike_that_comes_back_is_said_twice_and_forgotten() -> None:
     level, said = levels([2.0] * 5 + [80.0] * 3 + [2.0] * 60)
     assert len(said) == 2 and "train.max_loss_ratio=3" in said[0] and "come back" in said[1]
-    assert level.high_in_a_row == 0 and level.is_sane(3.0)
+    assert level.high_in_a_row == 0 and level.sane_step == 68
 
 
 def test_one_unlucky_batch_is_no_spike() -> None:
     assert levels([2.0] * 5 + [40.0] + [2.0] * 5)[1] == []
+    assert levels([2.0] * 5 + [40.0])[0].sane_step == 5, "but it does not speak for the weights"
 
 
 def test_a_destroyed_student_is_seen_in_the_first_step_after() -> None:
     level, said = levels([8.0, 1e4])
-    assert len(said) == 1 and level.high_in_a_row == 1 and not level.is_sane(3.0)
+    assert len(said) == 1 and level.high_in_a_row == 1 and level.sane_step == 1
 
 
 def test_a_start_without_loss_sets_no_level_that_nothing_reaches() -> None:
@@ -63,13 +66,13 @@ def test_a_weight_that_rises_is_no_loss_that_does() -> None:
 
 def test_without_a_limit_any_loss_is_sane() -> None:
     level, said = levels([8.0, 1e9], limit=None)
-    assert not said and level.is_sane(None)
+    assert not said and level.sane_step == 2
 
 
 def test_terms_that_come_later_have_a_first_step_of_their_own() -> None:
     level = LossLevel()
-    level.add({"mlm": 8.0, "order": 0.0}, {"mlm": 1.0, "order": 0.0}, {"mlm": 1.0, "order": 1.0}, 3.0)
-    level.add({"mlm": 8.0, "order": 6.0}, {"mlm": 1.0, "order": 1.0}, {"mlm": 1.0, "order": 1.0}, 3.0)
+    level.add(1, {"mlm": 8.0, "order": 0.0}, {"mlm": 1.0, "order": 0.0}, {"mlm": 1.0, "order": 1.0}, 3.0)
+    level.add(2, {"mlm": 8.0, "order": 6.0}, {"mlm": 1.0, "order": 1.0}, {"mlm": 1.0, "order": 1.0}, 3.0)
     assert level.first == {"mlm": 8.0, "order": 6.0} and level.ratio == pytest.approx(1.0)
 
 
@@ -109,17 +112,35 @@ def test_the_good_checkpoint_stays_while_the_loss_is_high(tmp_path: Path, tokeni
     fit.on_log = on_log
     with pytest.raises(Diverged):  # the mean has not come down again in four steps
         fit.run()
-    assert seen[3:8] == [[2, 3], [3, 4], [3, 4, 5], [3, 5, 6], [3, 6, 7]]
-    assert steps_of(fit) == [3] and is_good(fit.checkpoints.found()[0])
+    # That of step 3 holds the destroyed weights already, though the loss of step 3 was as usual.
+    assert seen[3:8] == [[2, 3], [2, 3, 4], [2, 4, 5], [2, 5, 6], [2, 6, 7]]
+    assert steps_of(fit) == [2]
 
 
 @pytest.mark.parametrize("settings", [{"steps": 6}, {"max_spike": 2}])
 def test_a_destroyed_student_ends_with_status_3(tmp_path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
     fit = destroyed(tmp_path, tokenizer, at=3, **settings)
-    with pytest.raises(Diverged, match=r"train\.max_loss_ratio.*The last good checkpoint is .*step-00000003"):
+    with pytest.raises(Diverged, match=r"train\.max_loss_ratio.*The last good checkpoint is .*step-00000002"):
         fit.run()
     assert fit.epochs == [], "it is not scored"
-    assert steps_of(fit) == [3]
+    assert steps_of(fit) == [2]
+    assert len(list(fit.checkpoints.folder.glob("diverged-step-*"))) == 2, "they are kept"
+
+
+def test_the_checkpoint_of_the_step_that_destroys_is_not_the_last_good_one(tmp_path: Path, tokenizer: Any) -> None:
+    """Its own loss was as usual; it would be resumed from again and again."""
+    fit = destroyed(tmp_path, tokenizer, at=6, steps=9, save_every=2, keep=1)
+    with pytest.raises(Diverged, match=r"The last good checkpoint is .*step-00000004"):
+        fit.run()
+    assert steps_of(fit) == [4]
+
+
+def test_a_checkpoint_that_falls_on_a_skipped_step_comes_after_the_next_one(tmp_path: Path, tokenizer: Any) -> None:
+    fit = destroyed(tmp_path, tokenizer, at=99, steps=5, save_every=3)
+    bias = fit.student.vocab_projector.bias
+    bias.register_hook(lambda grad: grad * math.inf if fit.state.step == 2 else grad)
+    fit.run()
+    assert fit.state.skipped == 1 and steps_of(fit) == [4, 5]
 
 
 def test_a_ruined_end_is_also_found_after_an_interruption(tmp_path: Path, tokenizer: Any) -> None:
@@ -135,11 +156,11 @@ def test_a_ruined_end_is_also_found_after_an_interruption(tmp_path: Path, tokeni
     fit.on_log = on_log
     with pytest.raises(KeyboardInterrupt):
         fit.run()
-    assert steps_of(fit) == [3, 4, 5, 6]
+    assert steps_of(fit) == [2, 4, 5, 6]
     again = destroyed(tmp_path, tokenizer, at=99, steps=6, keep=3).resume()
     with pytest.raises(Diverged):
         again.run()
-    assert steps_of(again) == [3]
+    assert steps_of(again) == [2]
 
 
 def test_a_spike_changes_nothing_in_what_is_trained(tmp_path: Path, tokenizer: Any) -> None:
@@ -189,9 +210,16 @@ def test_the_rows_of_the_micro_batch_are_named(
 # --- scores --------------------------------------------------------------------------------------------------------
 
 
-def test_scores_that_are_no_numbers_are_named() -> None:
-    scores = {"perplexity": {"a": 3.0, "b": math.inf}, "accuracy": {"a": math.nan, "b": None}}
-    assert not_finite(scores) == ["perplexity on b", "accuracy on a", "accuracy on b"]
+def test_scores_of_a_ruined_student_are_named() -> None:
+    scores = {"perplexity": {"a": 3.0, "b": math.inf}, "accuracy": {"a": math.nan, "b": None, "c": 1e300}}
+    expected = ["perplexity on b = inf", "accuracy on a = nan", "accuracy on b = no number"]
+    assert ruined_scores(scores, 100, None) == ruined_scores(scores, 100, 3.0) == expected
+
+
+@pytest.mark.parametrize(("limit", "ruined"), [(3.0, True), (4.0, False), (None, False)])
+def test_a_perplexity_far_beyond_guessing_is_that_of_a_ruined_student(limit: float | None, ruined: bool) -> None:
+    """Guessing among 100 words has a perplexity of 100."""
+    assert bool(ruined_scores({"pseudo_perplexity": {"a": 2e6}}, 100, limit)) == ruined
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------------
@@ -207,7 +235,8 @@ def test_a_destroyed_student_is_not_published(
         assert shelf.run(folder, "schedule.warmup=0", *settings) == 3
         assert "Traceback" not in capfd.readouterr().err
         assert not (folder / "student").exists() and not (folder / "results.json").exists()
-        assert all(is_good(path) for path in (folder / "checkpoints").glob("step-*"))
+        for path in (folder / "checkpoints").glob("step-*"):
+            assert all(tensor.abs().max() < 100 for tensor in load_file(path / "model.safetensors").values())
 
 
 def test_a_student_without_finite_scores_is_not_published(
@@ -223,5 +252,24 @@ def test_a_student_without_finite_scores_is_not_published(
     with monkeypatch.context() as patched:
         patched.setattr(Evaluator, "score", broken)
         assert shelf.run(folder) == 3
-    assert "scores are not finite (perplexity on heldout" in capfd.readouterr().err
+    assert "the student is ruined (perplexity on heldout = no number" in capfd.readouterr().err
+    assert not (folder / "student").exists() and not (folder / "results.json").exists()
+
+
+def test_weights_that_are_not_finite_are_not_published(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """Destroyed in the last step, where no later loss and, without evaluation sets, no score shows it."""
+    folder = tmp_path / "run"
+    reach_point = loop._reach_point
+
+    def destroy(run: loop.Training) -> None:
+        reach_point(run)
+        if run.state.step == 8:
+            with torch.no_grad():
+                next(run.model.parameters()).fill_(math.nan)
+
+    monkeypatch.setattr(loop, "_reach_point", destroy)
+    assert shelf.run(folder, "evaluate.sets=[]") == 3
+    assert "the student is ruined (weights that are not finite)" in capfd.readouterr().err
     assert not (folder / "student").exists() and not (folder / "results.json").exists()

@@ -87,7 +87,7 @@ def test_a_gradient_that_is_not_finite_never_enters_the_weights(
     assert seen[-1].isfinite().all() and not math.isfinite(fit.logs[2]["grad_norm"])
 
 
-@pytest.mark.parametrize(("first", "save_every", "kept"), [(3, 1, [1, 2]), (4, 2, [2]), (3, 100, []), (1, 1, [])])
+@pytest.mark.parametrize(("first", "save_every", "kept"), [(3, 1, [1]), (4, 2, [2]), (3, 100, []), (1, 1, [])])
 def test_a_run_that_diverges_saves_nothing_more_and_goes_on_from_the_good_checkpoint(
     tmp_path: Path, tokenizer: Any, first: int, save_every: int, kept: list[int]
 ) -> None:

@@ -179,6 +179,12 @@ class Backend:
         rows = self.sum(table).to(torch.uint8)
         return [json.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths.tolist(), strict=True)]
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Where the host reads what an exchange has given: on a GPU it is here that it waits for the other ranks."""
+        with self._called():
+            yield
+
     def barrier(self) -> None:
         """Wait until all ranks have come here, however long that takes."""
         if self.size > 1:
@@ -265,11 +271,16 @@ class Backend:
     @contextmanager
     def _waiting(self, barrier: bool = False) -> Iterator[None]:
         """A wait for the other ranks, in which those that do not come are named."""
+        with self._called(barrier), _naming_lost_rank():
+            yield
+
+    @contextmanager
+    def _called(self, barrier: bool = False) -> Iterator[None]:
+        """A wait that the roll call knows of; errors are left alone, as those of a GPU come up wherever it is read."""
         if self._roll_call is not None:
             self._roll_call.enter(barrier)
         try:
-            with _naming_lost_rank():
-                yield
+            yield
         finally:
             if self._roll_call is not None:
                 self._roll_call.leave()

@@ -88,8 +88,9 @@ def leave(status: int, error: BaseException | None = None) -> NoReturn:
         sys.exit(status)
     if isinstance(error, RankLost) or (status and info.rank > 0):
         time.sleep(GIVE_WAY)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # of a terminal that was closed
+            stream.flush()
     os._exit(status)
 
 
@@ -102,12 +103,15 @@ class _Both:
     def write(self, text: str) -> int:
         with suppress(OSError):  # of a full disk: the terminal has it, and the run has more to lose
             self._log.write(text)
-        return self._stream.write(text)
+        with suppress(OSError):  # of a terminal that was closed
+            self._stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
         with suppress(OSError):
             self._log.flush()
-        self._stream.flush()
+        with suppress(OSError):
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from distill.children import dying_with, pass_signals
+from distill.progress import say
 from distill.signals import ALL, Signals, handled, name_of
 
 # Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
@@ -103,8 +104,8 @@ def _report_failure(rank: int, status: int) -> None:
     if (name := name_of(status)) is not None:
         # A rank handles these signals and then says so itself.
         if rank > 0:
-            print(f"rank {rank} was stopped by {name}; {log}", file=sys.stderr)
+            say(sys.stderr, f"rank {rank} was stopped by {name}; {log}\n")
     elif status > 128:
-        print(f"rank {rank} was killed by {signal.Signals(status - 128).name}; {log}", file=sys.stderr)
+        say(sys.stderr, f"rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
     elif rank > 0:
-        print(f"rank {rank} ended with status {status}; {log}", file=sys.stderr)
+        say(sys.stderr, f"rank {rank} ended with status {status}; {log}\n")

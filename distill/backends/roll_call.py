@@ -6,7 +6,9 @@ import socket
 import sys
 import threading
 import time
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from distill.progress import say
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
 FIRST, AGAIN = 30.0, 60.0  # seconds of waiting until ranks are named, and from then on
 SIGN_OF_LIFE = 5.0  # seconds between two of them
 SILENT = 4 * SIGN_OF_LIFE  # seconds without any
+READERS = 16  # lowest ranks, which look at the signs of all: enough for one to be there, and few for the store
 
-terminal: IO[str] | None = None  # of a rank whose stderr is a log file: where the run's own stderr goes
+terminal: TextIO | None = None  # of a rank whose stderr is a log file: where the run's own stderr goes
 
 
 class RollCall:
@@ -28,7 +31,7 @@ class RollCall:
     def __init__(self, store: "dist.Store", rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._entered = 0
-        self._waiting: tuple[float, bool] | None = None  # since when, and whether in a barrier
+        self._waiting: tuple[float, bool, int] | None = None  # since when, whether in a barrier, and in which exchange
         self._named_at = -AGAIN
         self._beats = 0
         self._last: dict[int, tuple[object, float]] = {}  # of each rank: what it wrote, and when that was new here
@@ -39,7 +42,7 @@ class RollCall:
     def enter(self, barrier: bool) -> None:
         """This rank begins to wait for the others; ranks do so in the same order."""
         self._entered += 1
-        self._waiting = (time.monotonic(), barrier)
+        self._waiting = (time.monotonic(), barrier, self._entered)
 
     def leave(self) -> None:
         """It has been answered."""
@@ -61,18 +64,22 @@ class RollCall:
         waiting, now = self._waiting, time.monotonic()
         sign = [self._beats, self._entered, waiting is not None, self._where]
         self._store.set(f"{self._rank}", json.dumps(sign))
+        # Others are looked at only once it takes long, early enough to see for how long they give no sign.
+        if waiting is None or now - waiting[0] < FIRST - SILENT - SIGN_OF_LIFE or self._rank >= READERS:
+            self._last.clear()
+            return
         signs: dict[int, list[Any]] = {}
         for rank in range(self._size):
             if self._store.check([f"{rank}"]):
                 signs[rank] = json.loads(self._store.get(f"{rank}"))
             if rank not in self._last or self._last[rank][0] != signs.get(rank):
                 self._last[rank] = (signs.get(rank), now)
-        if waiting is None or now - waiting[0] < FIRST or now - self._named_at < AGAIN:
+        if now - waiting[0] < FIRST or now - self._named_at < AGAIN:
             return
         missing = {
             rank: now - self._last[rank][1]
             for rank in range(self._size)
-            if (rank not in signs or signs[rank][1] < self._entered)
+            if (rank not in signs or signs[rank][1] < waiting[2])
             and (not waiting[1] or now - self._last[rank][1] > SILENT)
         }
         if missing and self._rank == min(set(range(self._size)) - missing.keys()):
@@ -85,4 +92,4 @@ class RollCall:
             life = f", and has given no sign of life for {silent:.0f} s" if silent > SILENT else ", but is alive"
             line = f"rank {rank}{where} has not come to an exchange for {waited:.0f} s{life}"
             for stream in filter(None, {sys.stderr, terminal}):
-                print(line, file=stream, flush=True)
+                say(stream, f"{line}\n")
