@@ -29,6 +29,7 @@ from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.pair import Models, load_models, load_twin
 from distill.progress import configure_logging
+from distill.rank_identity import refuse_differing_settings
 from distill.redaction import masked
 from distill.report import report, results, summary
 from distill.report.use import origin_of
@@ -66,8 +67,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     transformers_logging.disable_progress_bar()  # its bars would garble the progress line
     twin = results.read(Path(config.evaluate.twin), "evaluate.twin") if config.evaluate.twin else None
     with ExitStack() as held:
-        backend = held.enter_context(backends.build(config.backend))
-        configure_logging(backend.rank)
+        backend = join_ranks(config, held)
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
         models = load_models(config, terms, task, backend)
@@ -109,6 +109,14 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         write_outputs(folder, content, models, resolved)
         backend.barrier()
         return content
+
+
+def join_ranks(config: Config, held: ExitStack) -> Backend:
+    """The ranks of the run, which have the same settings; of them rank 0 alone speaks."""
+    backend = held.enter_context(backends.build(config.backend))
+    configure_logging(backend.rank)
+    refuse_differing_settings(config.given, backend)
+    return backend
 
 
 def choose_task(config: Config, terms: dict[str, Term]) -> Task:

@@ -8,9 +8,28 @@ from typing import Any
 
 from distill.backends import Backend
 from distill.errors import SettingError
+from distill.identity import flatten
 
 LIBRARIES = ("torch", "transformers", "numpy")
 NAMED = 3  # differences in the message
+# Last parts of the names of settings that a host may have its own values of.
+OF_A_HOST = ("path", "cache", "unlabelled", "tokenizer", "twin", "device", "threads", "workers")
+
+
+def refuse_differing_settings(given: dict[str, Any], backend: Backend) -> None:
+    """Compare the settings of every rank before anything is read; all ranks call it together.
+
+    Ranks that score at different steps, say, would wait for each other in different places.
+
+    Args:
+        given: the settings, nested by their names. Where a host has its files, and how many threads, is left to it.
+
+    Raises:
+        SettingError: on all ranks, naming the ranks that differ from rank 0, and in what.
+    """
+    settings = flatten(given)
+    compared = {name: str(value) for name, value in settings.items() if name.rpartition(".")[2] not in OF_A_HOST}
+    refuse_differing_ranks(compared | versions(), backend)
 
 
 def refuse_differing_ranks(identity: dict[str, Any], backend: Backend) -> None:
@@ -24,7 +43,7 @@ def refuse_differing_ranks(identity: dict[str, Any], backend: Backend) -> None:
     """
     if backend.size == 1:
         return
-    first, *others = backend.gather(identity | versions())
+    first, *others = backend.gather(identity)
     differing = {rank: _differences(first, other) for rank, other in enumerate(others, 1) if other != first}
     if not differing:
         return

@@ -1,13 +1,16 @@
 """What signals do to a process: deferred, at once, the second one, ignored ones, and to the processes it started."""
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
-from job import environment, is_alive, wait_for
+from job import Shelf, environment, is_alive, wait_for
 
 from distill.errors import Interrupted
 from distill.signals import ALL, STOPPING, Signals, handled, name_of
@@ -141,3 +144,37 @@ def test_a_child_dies_with_its_parent_and_gets_its_signals(tmp_path: Path) -> No
     while is_alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def start_on(stream: int, shelf: Shelf, folder: Path, *settings: str) -> "subprocess.Popen[bytes]":
+    """A run whose output goes to a stream, its own terminal if it is one; it has taken a step when this returns."""
+
+    def take_terminal() -> None:
+        if os.isatty(1):
+            fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+
+    command = [sys.executable, "-m", "distill", *shelf.arguments(folder, *settings)]
+    process = subprocess.Popen(
+        command, env=environment(), stdout=stream, stderr=stream, start_new_session=True, preexec_fn=take_terminal
+    )
+    os.close(stream)
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 0, process)
+    return process
+
+
+def test_a_closed_terminal_ends_a_run_with_a_checkpoint(shelf: Shelf, tmp_path: Path) -> None:
+    """As by an ssh session that is lost: SIGHUP, and nowhere to write to."""
+    outside, inside = os.openpty()
+    process = start_on(inside, shelf, tmp_path, "train.epochs=null", "train.steps=100000", "train.save_every=100000")
+    os.close(outside)
+    assert process.wait(timeout=60) == 129
+    steps = (tmp_path / "metrics.jsonl").read_bytes().count(b"\n")
+    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == f"step-{steps:08d}"
+
+
+def test_a_closed_pipe_ends_no_run(shelf: Shelf, tmp_path: Path) -> None:
+    """As of `python -m distill ... 2>&1 | head`."""
+    outside, inside = os.pipe()
+    process = start_on(inside, shelf, tmp_path)
+    os.close(outside)
+    assert process.wait(timeout=120) == 0 and (tmp_path / "results.json").exists()

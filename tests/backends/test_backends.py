@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from distill.backends import Backend, RankLost, bucket, build
 from distill.config import BackendConfig
 from distill.errors import SettingError
-from distill.rank_identity import refuse_differing_ranks
+from distill.rank_identity import refuse_differing_ranks, refuse_differing_settings
 
 VOCABULARY, WIDTH = 11, 6
 ROWS = (8, 8, 3)  # of three steps; the last window is short, so that some ranks have no micro-batch in it
@@ -122,6 +122,14 @@ def body(settings: BackendConfig) -> dict[str, Any]:
     for name, identity in {"alike": {"seed": 1}, "differing": {"seed": min(rank, 1), "corpus.digest": "a"}}.items():
         try:
             refuse_differing_ranks(identity, backend)
+        except SettingError as error:
+            results[name] = str(error)
+    for name, given in {
+        "same settings": {"corpus": {"path": str(rank)}},
+        "other settings": {"evaluate": {"every_steps": 3 + min(rank, 1)}},
+    }.items():
+        try:
+            refuse_differing_settings(given, backend)
         except SettingError as error:
             results[name] = str(error)
     backend.barrier()
@@ -263,12 +271,13 @@ def test_sum_broadcast_and_rank_info(case: tuple[BackendConfig, list[Any]]) -> N
         assert ranks["tensor"].item() == 0.5 and ranks["tensor"].dtype == torch.bfloat16
         assert ranks["object"] == {"rank": 0, "text": "x" * 10}
         assert ranks["gathered"] == [{"rank": rank, "text": "é" * rank} for rank in range(size)]
-        assert "alike" not in ranks
+        assert "alike" not in ranks and "same settings" not in ranks, "paths may differ"
         if size > 1:
             others = f" (and {size - 2} more ranks differ)" if size > 2 else ""
             assert ranks["differing"].startswith(
                 f"rank 1 would train something else than rank 0{others}: seed is 1 there and 0 on rank 0:"
             )
+            assert "evaluate.every_steps is 4 there and 3 on rank 0" in ranks["other settings"]
         assert "float64" in ranks["refused"] and "set_to_none" in ranks["lost"]
 
 
