@@ -6,7 +6,7 @@
     python benchmarks/chaos.py precision.compile=true            # further settings of the run
 
 A small run is made once without disturbance. Then the same command is started again and again in another folder, and
-after a random part of the time that it takes one thing happens to it:
+at a random moment, one time in four of its start and else from its first step to its end, one thing happens to it:
 
 * `kill`: SIGKILL to one of its processes, or to all;
 * `term`: SIGTERM, SIGHUP or SIGINT to the one that was started, which then has its time to end;
@@ -38,10 +38,13 @@ ROOT = Path(__file__).resolve().parent.parent
 EVENTS = ("kill", "term", "stop", "damage", "full")
 WORDS = ["river", "house", "letter", "winter", "captain", "garden", "mother", "soldier", "morning", "road", "horse"]
 SIZE = "student.config={hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64}"
+STEPS = 60
 LONGEST = 120.0  # seconds that a run may take after an event; beyond, it hangs
 LEFT_BEHIND = 15.0  # seconds after which a process whose run has ended counts as left behind
-# Statuses that a run may end with when one of these things happens to it; -9 is that of a killed launcher.
-ENDS = {0, -9, 137, 4, 74, 129, 130, 143, -15, -1, -2}
+# Statuses that a run may end with when one of these things happens to it; -9 is that of a killed launcher. A signal that
+# comes before the program handles it, or after its last work, has Python's own status: these are negative.
+ENDS = {"kill": {-9, 137, 4}, "damage": {-9, 137, 4}, "stop": set(), "full": {74}, "term": {129, 130, 143}}
+UNHANDLED = {-15, -1, -2}
 
 
 @dataclass
@@ -76,8 +79,8 @@ class Chaos:
             f"corpus.path={self.work / 'books'}", f"corpus.cache={self.work / 'cache'}", "corpus.workers=1",
             "corpus.sequence_length=32", "corpus.vocab_size=300", "corpus.heldout=0.2", "evaluate.sets=[heldout]",
             "evaluate.rows=8", SIZE, "precision=fp32", f"train.batch_size={rows}", "train.accumulate=2",
-            "train.epochs=null", "train.steps=24", "train.save_every=2", "evaluate.every_steps=8",
-            f"hydra.run.dir={folder}",
+            "train.epochs=null", f"train.steps={STEPS}", "train.log_every=1", "train.save_every=2",
+            "evaluate.every_steps=20", f"hydra.run.dir={folder}",
         ]  # fmt: skip
         if self.engine != "single":
             settings += [f"backend={self.engine}", f"backend.processes={self.processes}", "backend.timeout=30"]
@@ -88,26 +91,41 @@ class Chaos:
         log = (self.work / "output.txt").open("wb")
         return subprocess.Popen(self.command(folder), env=environment, stdout=log, stderr=log, start_new_session=True)
 
-    def undisturbed(self, folder: Path) -> float:
-        """Run to the end; gives the seconds of a second run, which finds tokenizer and tokens in the cache."""
-        seconds = 0.0
+    def undisturbed(self, folder: Path) -> tuple[float, float]:
+        """Run to the end; gives the seconds up to the first step and from there of a second run.
+
+        That one finds tokenizer and tokens in the cache, as those that follow do.
+        """
+        first = last = 0.0
         for _ in range(2):
             shutil.rmtree(folder, ignore_errors=True)
             began = time.monotonic()
-            if status := self.start(folder).wait():
+            process = self.start(folder)
+            while not steps_of(folder) and process.poll() is None:
+                time.sleep(0.01)
+            first = time.monotonic() - began
+            if status := process.wait():
                 raise SystemExit(f"the undisturbed run ended with status {status}:\n{self.output()}")
-            seconds = time.monotonic() - began
-        return seconds
+            last = time.monotonic() - began - first
+        return first, last
 
-    def attack(self, folder: Path, seconds: float) -> bool:
-        """Start the run and let one thing happen to it; whether it has finished."""
+    def attack(self, folder: Path, first: float, last: float) -> bool:
+        """Start the run and let one thing happen to it; whether it has finished.
+
+        Args:
+            first, last: seconds that it takes up to the first step, and from there.
+        """
+        event, early, before = self.draw.choice(self.events), self.draw.random() < 0.25, steps_of(folder)
         process = self.start(folder)
-        event = self.draw.choice(self.events)
-        moment = time.monotonic() + self.draw.uniform(0, seconds)
+        while not early and steps_of(folder) == before and process.poll() is None:
+            time.sleep(0.01)
+        moment = time.monotonic() + self.draw.uniform(0, first if early else last)
         while time.monotonic() < moment and process.poll() is None:
             time.sleep(0.01)
+        phase = "nothing, as it had ended"
         if process.poll() is None:
-            self.tally.phases[f"{event} in {phase_of(folder)}"] += 1
+            phase = phase_of(folder)
+            self.tally.phases[f"{event} in {phase}"] += 1
             getattr(self, f"_{event}")(process, folder)
         try:
             status = process.wait(timeout=LONGEST)
@@ -118,8 +136,14 @@ class Chaos:
             status = process.wait()
         self.tally.statuses[status] += 1
         text = self.output()
-        if status not in ENDS or "Traceback" in text:
-            self.tally.problems.append(f"{event}: status {status}: {text[-6000:]}")
+        outside = phase == "the start" or (folder / "results.json").exists()
+        allowed = {0} | ENDS[event] | (UNHANDLED if event == "term" and outside else set())
+        if status not in allowed or "Traceback" in text:
+            self.tally.problems.append(f"{event} in {phase}: status {status}: {text[-6000:]}")
+        if event == "term" and phase == "training" and status and newest_step(folder) != steps_of(folder):
+            self.tally.problems.append(
+                f"{event} in {phase}: step {steps_of(folder)} is in no checkpoint: {text[-6000:]}"
+            )
         self._nobody_left_behind(process.pid)
         return status == 0
 
@@ -199,16 +223,26 @@ def send(pid: int, number: signal.Signals) -> None:
 
 def phase_of(folder: Path) -> str:
     """What a run is doing, by the files in its folder."""
-    metrics, history = folder / "metrics.jsonl", folder / "history.jsonl"
+    history, steps = folder / "history.jsonl", steps_of(folder)
     if list(folder.glob("checkpoints/.step-*")):
         return "a checkpoint"
-    steps = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
     if steps == 0:
         return "the start"
-    if steps == 24:
-        scored = history.exists() and b'"step": 24' in history.read_bytes()
+    if steps == STEPS:
+        scored = history.exists() and f'"step": {STEPS}'.encode() in history.read_bytes()
         return "the report" if scored else "an evaluation"
     return "training"
+
+
+def steps_of(folder: Path) -> int:
+    """How many steps a run has logged."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    return max([int(path.name[5:]) for path in folder.glob("checkpoints/step-*")], default=0)
 
 
 def same(one: Path, other: Path) -> bool:
@@ -228,13 +262,13 @@ def make_books(folder: Path) -> None:
 def run(chaos: Chaos, most: int, minutes: float) -> None:
     """Rounds until there were `most` events, or the time is over."""
     reference, folder = chaos.work / "undisturbed", chaos.work / "disk" / "run"
-    seconds = chaos.undisturbed(reference)
-    print(f"{chaos.engine}: undisturbed {seconds:.1f} s", flush=True)
+    first, last = chaos.undisturbed(reference)
+    print(f"{chaos.engine}: undisturbed {first:.1f} s up to the first step, {last:.1f} s from there", flush=True)
     until = time.monotonic() + 60 * minutes
     while chaos.tally.events < most and time.monotonic() < until:
         shutil.rmtree(folder, ignore_errors=True)
         attempts = 0
-        while not chaos.attack(folder, 1.1 * seconds if attempts < 20 else 1e6):
+        while not chaos.attack(folder, first, last if attempts < 20 else 1e6):
             attempts += 1
         chaos.tally.finished += 1
         if not same(reference, folder):

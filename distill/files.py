@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from distill.storage import storage_failure
+
 
 @contextmanager
 def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
@@ -22,9 +24,11 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
     remove(new)
     try:
         yield new
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # of a file system that fails: what it failed at is the error to report
             remove(new)
+        if (failure := storage_failure(error, str(path))) is not None:  # which often does not say where
+            raise failure from error
         raise
     if durable:
         for written in [*new.rglob("*"), new]:

@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,8 @@ class RunFolder:
 
     def _check_kinds(self, names: list[str]) -> None:
         """Set aside folders where files belong, and files where folders do, in the folder of the run and in plots/."""
-        for path in [*(self.path / name for name in names), *(self.path / "plots").glob("*.png")]:
+        plots = [path for path in (self.path / "plots").glob("*.png") if not path.name.startswith("damaged-")]
+        for path in [*(self.path / name for name in names), *plots]:
             if path.exists() and path.is_dir() != (path.name in FOLDERS):
                 self._set_aside(
                     Damaged(path, "it is a file" if path.name in FOLDERS else "it is a folder"), "making it anew"
@@ -179,7 +181,7 @@ class RunFolder:
         """Rename what is damaged and say so. Raises the damage itself with `resume=strict`."""
         if self.resume == "strict":
             raise SettingError(f"resume=strict: {damage}: set resume=auto to set it aside and go on by {then}")
-        kept = f"; it is kept as {set_aside(damage.path).name}" if damage.path.exists() else ""
+        kept = f"; it is kept as {set_aside(damage.path).name}" if os.path.lexists(damage.path) else ""
         logger.warning(f"{damage}{kept}; {then}")
 
     def _choose(self) -> Path | None:

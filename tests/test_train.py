@@ -1,6 +1,7 @@
 """The loop: the same weights for every split, non-finite steps kept out, ends, signals, and what it logs."""
 
 import copy
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,7 +138,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         backend=backend,
         **plain_sgd(),
     )
-    before = backend.num_collectives
+    before, times = backend.num_collectives, save_slowly(fit)
     fit.run()
     collectives = backend.num_collectives - before
     scores = score(fit, batch_size=4)
@@ -163,11 +164,28 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         "dropout": weights_of(dropping.student),
         "losses": [line["loss/total"] for line in fit.logs],
         "collectives": collectives,
+        "times": times,
         "scores": scores,
         "timed": weights_of(timed.student),
         "rates": [(line["lr"], line["weight/soft"]) for line in timed.logs],
         "ended_by": ended_by,
     }
+
+
+def save_slowly(fit: Fit) -> dict[str, float]:
+    """Let each save take half a second; gives the times at which the last was done and at which the end was reached."""
+    times: dict[str, float] = {}
+    save = fit.checkpoints.save
+
+    def slow(*arguments: Any) -> bool:
+        time.sleep(0.5)
+        saved = save(*arguments)
+        times["saved"] = time.monotonic()
+        return saved
+
+    fit.checkpoints.save = slow  # type: ignore[method-assign]
+    fit.at_point = lambda *_: times.update(point=time.monotonic())  # type: ignore[method-assign]
+    return times
 
 
 def score(fit: Fit, batch_size: int) -> dict[str, dict[str, float]]:
@@ -210,9 +228,15 @@ def test_two_processes_drop_as_one(
 
 
 def test_one_collective_call_a_step(two_ranks: list[Any]) -> None:
-    """Gradients, losses, the next counts and wishes to stop together; before the first step its counts."""
+    """Gradients, losses, the next counts and wishes to stop together; the first counts, and a barrier at the end."""
     for rank in two_ranks:
-        assert rank["collectives"] == len(rank["losses"]) + 1
+        assert rank["collectives"] == len(rank["losses"]) + 2
+
+
+def test_no_rank_goes_on_to_score_while_the_first_still_saves(two_ranks: list[Any]) -> None:
+    """There a signal ends a rank at once, and then the others."""
+    first, second = (rank["times"] for rank in two_ranks)
+    assert "saved" not in second and second["point"] >= first["saved"]
 
 
 def test_ranks_whose_clocks_differ_stay_together(two_ranks: list[Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from distill.children import dying_with, pass_signals
 from distill.progress import say
-from distill.signals import ALL, Signals, handled, name_of
+from distill.signals import ALL, SAVING, Signals, handled, name_of
 
 # Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
 # are asked to, and at last they are killed.
@@ -66,7 +66,7 @@ def run_children(
             environment = environments[number] if environments else None
             children.append(subprocess.Popen(command, preexec_fn=prepare, env=environment))
         everyone = [*children, *(apart if commands else [])]
-        failed = _wait(everyone)
+        failed = _wait(everyone, signals)
         code = 0 if failed is None else everyone[failed].returncode
         received = list(signals.received)
         signals.received.clear()  # the children have heeded them
@@ -78,8 +78,11 @@ def run_children(
     return (code if code >= 0 else 128 - code), (None if -code in received else failed) if code < 0 else failed
 
 
-def _wait(children: list["subprocess.Popen[bytes]"]) -> int | None:
-    """Wait for all, end all when one fails; which failed first."""
+def _wait(children: list["subprocess.Popen[bytes]"], signals: Signals) -> int | None:
+    """Wait for all, end all when one fails; which failed first.
+
+    Those that a signal was passed on to are ending already: to be asked again would end them at once, while they save.
+    """
     failed: int | None = None
     since, asked = 0.0, False
     while alive := [child for child in children if child.poll() is None]:
@@ -87,7 +90,7 @@ def _wait(children: list["subprocess.Popen[bytes]"]) -> int | None:
             failed = next((number for number, child in enumerate(children) if child.returncode), None)
             since = time.monotonic()
         past = time.monotonic() - since if failed is not None else 0.0
-        if past > OWN_END and not asked:
+        if past > OWN_END and not asked and not any(number != SAVING for number in signals.received):
             asked = True
             for child in alive:
                 child.terminate()
