@@ -1,5 +1,6 @@
 """Memory that does not suffice: recognised whatever library asks for it, foreseen where that is possible."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ LEAST_KEPT = 8
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation has failed. Torch's own error for that is a RuntimeError, numpy's a MemoryError."""
-    return isinstance(error, MemoryError | RuntimeError) and (
-        isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS)
+    """Whether an allocation has failed.
+
+    Torch's own error for that is a RuntimeError, numpy's a MemoryError, that of a call to the system an OSError.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
     )
 
 

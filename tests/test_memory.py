@@ -1,5 +1,6 @@
 """A lack of memory ends a run in one line that names what to lower."""
 
+import errno
 from collections.abc import Callable
 
 import numpy as np
@@ -55,9 +56,13 @@ def gpu_error() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-@pytest.mark.parametrize("fail", [torch_error, numpy_error, gpu_error])
+def system_error() -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize("fail", [torch_error, numpy_error, gpu_error, system_error])
 def test_a_failed_allocation_is_recognised(fail: Callable[[], None]) -> None:
-    with pytest.raises((MemoryError, RuntimeError)) as caught:
+    with pytest.raises((MemoryError, OSError, RuntimeError)) as caught:
         fail()
     assert "lower train.batch_size" in str(memory_failure(caught.value))
 

@@ -25,7 +25,7 @@ def rehearse(run: Callable[[], None], least_bytes: int, rows: int, backend: Back
     else:
         try:
             run()
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             problem = "takes more memory than there is"
