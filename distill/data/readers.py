@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,7 +106,7 @@ def _parsed(line: str) -> dict[str, Any] | str:
 
 
 def columns(
-    path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None
+    path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None, strict: bool = True
 ) -> Iterator[dict[str, Any] | BadRecord]:
     """Columns of the row groups [start, stop) of a Parquet file, row by row.
 
@@ -115,6 +115,7 @@ def columns(
 
     Args:
         fields: the columns by the setting that names each, such as {"corpus.field": "text"}.
+        strict: whether it is an error that there is no such column; else every row is a bad record.
 
     Raises:
         SettingError: there is no such column.
@@ -125,17 +126,26 @@ def columns(
     try:
         # With a buffer a row group is read page by page, not all at once.
         with pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER) as file:
-            for setting, field in fields.items():
-                if field not in file.schema_arrow.names:
-                    raise no_field(field, file.schema_arrow.names, path.name, setting)
+            names = file.schema_arrow.names
+            missing = [no_field(field, names, path.name, it) for it, field in fields.items() if field not in names]
+            if missing and strict:
+                raise missing[0]
             groups = range(start, file.num_row_groups if stop is None else stop)
-            number = 1 + sum(file.metadata.row_group(group).num_rows for group in range(start))
+            number = 1 + _num_rows(file, range(start))
+            if missing:
+                rows = range(number, number + _num_rows(file, groups))
+                yield from (BadRecord(f"{path.name}, row {row:,}", str(missing[0]), True) for row in rows)
+                return
             for batch in file.iter_batches(FEW, row_groups=groups, columns=list(fields.values())):
                 file.reader.set_batch_size(_next_rows(batch))
                 yield from _rows(batch, path.name, number)
                 number += len(batch)
     except (pyarrow.ArrowException, OSError) as error:
         raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+
+
+def _num_rows(file: Any, groups: Iterable[int]) -> int:
+    return sum(file.metadata.row_group(group).num_rows for group in groups)
 
 
 def _next_rows(batch: Any) -> int:
