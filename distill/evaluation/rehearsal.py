@@ -19,7 +19,7 @@ def rehearse(run: Callable[[], None], least_bytes: int, rows: int, backend: Back
     Raises:
         SettingError: on all ranks, where the memory of one does not suffice.
     """
-    problem, free = "", available(backend.device)
+    problem, free = "", available(backend)
     if free is not None and least_bytes > free:
         problem = f"takes {least_bytes / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free"
     else:

@@ -43,7 +43,7 @@ def test_a_run_is_refused_before_its_first_step(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     folder = shelf.root / "rehearsed"
-    monkeypatch.setattr("distill.evaluation.rehearsal.available", lambda device: 1_000_000)
+    monkeypatch.setattr("distill.evaluation.rehearsal.available", lambda backend: 1_000_000)
     assert shelf.run(folder, "evaluate.batch_size=64") == 2
     assert "evaluate.batch_size=64: a batch of evaluation takes" in capfd.readouterr().err
     assert not list((folder / "checkpoints").glob("*"))
