@@ -9,15 +9,14 @@ from pathlib import Path
 from distill.errors import StorageFailed
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-CERTAIN = {*FULL, errno.EIO}  # a file system's own, whatever else an error says
+# A file system's own, whatever else an error says: those of a file that is already open name none.
+CERTAIN = {*FULL, errno.EIO, errno.EROFS, errno.ESTALE}
 # Conditions of a file system. No program can mend them, and each goes away when somebody makes room or names a folder.
 # But for those above, an error has to name a file: sockets and system calls know some of these numbers, too.
 CONDITIONS = {
     *CERTAIN,
-    errno.EROFS,
     errno.EACCES,
     errno.EPERM,
-    errno.ESTALE,
     errno.EEXIST,  # a file stands where a folder should be
     errno.ENOTDIR,
     errno.EISDIR,

@@ -91,6 +91,13 @@ def test_an_error_of_storage_is_found_where_a_library_stumbles_over_it(tmp_path:
         assert "File too large" in str(failure_of(save))
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
+def test_what_fails_in_an_open_file_names_no_path(number: int) -> None:
+    """As a write or a flush does; the folder of the run stands in for it."""
+    failure = storage_failure(OSError(number, os.strerror(number)), "/somewhere")
+    assert failure is not None and str(failure).startswith(f"/somewhere: {os.strerror(number)}")
+
+
 def test_a_bug_in_dealing_with_an_error_of_storage_is_a_bug(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as error:
         try:
