@@ -85,7 +85,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         origin = cache_origin(config, models.tokenizer, text, objective)
         caches = find_caches(config, models.digests, origin, text.batches, objective)
-        require_memory_for_step(models.student, config.train.batch_size, text.batches.rows.shape[1], backend.device)
+        require_memory_for_step(models.student, config.precision.student, *text.batches.shape, backend)
         trainable = setup_student(models.student, objective, config.precision, backend)
         frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
         optimizer = optim.build(trainable, config.optimizer)

@@ -1,24 +1,39 @@
 """Memory that does not suffice: recognised whatever library asks for it, foreseen where that is possible."""
 
+import errno
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from distill.backends import Backend
 from distill.errors import SettingError, first_line
+from distill.kernels.precision import dtype_of
 from distill.models.protocol import depth_of
 
 # Parts of the messages of torch and of the system where an allocation has failed.
 SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable to allocate")
-# Numbers that each block keeps for the backward pass, in multiples of the width of a position: a block of BERT keeps 34
-# (https://arxiv.org/abs/2205.05198, section 4.1), and no kernel here saves half of them.
-LEAST_KEPT = 8
+# Numbers that each block with attention keeps for the backward pass, in multiples of the width of a position: its own
+# input, the inputs of its two norms, the queries and what attention makes of them, and most blocks twice as many and
+# more (34 bytes in 16-bit formats with the usual inner layer, https://arxiv.org/abs/2205.05198, section 4.1).
+LEAST_KEPT = 4
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Of a control group: its limit, what of that is taken, and the parts of this that files on the disk can be read into
+# again. The names of version 2, then of version 1, where they lie in a folder of their own.
+GROUP_FILES = {
+    "": ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation has failed. Torch's own error for that is a RuntimeError, numpy's a MemoryError."""
-    return isinstance(error, MemoryError | RuntimeError) and (
-        isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS)
+    """Whether an allocation has failed.
+
+    Torch's own error for that is a RuntimeError, numpy's a MemoryError, that of a call to the system an OSError.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
     )
 
 
@@ -33,33 +48,59 @@ def memory_failure(error: BaseException) -> SettingError | None:
     )
 
 
-def available(device: torch.device) -> int | None:
-    """Bytes of memory that programs may still take; None for a GPU, which says itself when it is full."""
-    if device.type != "cpu":
+def available(backend: Backend) -> int | None:
+    """Bytes of memory that each rank of this host may still take; None for a GPU, which says itself when it is full."""
+    if backend.device.type != "cpu":
         return None
+    free = [*_free_in_groups(GROUPS, OWN_GROUPS), *_numbers(Path("/proc/meminfo"), ("MemAvailable:",), 1024)]
+    return min(free) // backend.local_size if free else None
+
+
+def _free_in_groups(root: Path, own: Path) -> Iterator[int]:
+    """Of every control group with a limit that this process belongs to, such as that of its container."""
+    for line in _lines(own):
+        _, kinds, path = line.split(":", 2)
+        if (files := GROUP_FILES.get(kinds)) is None:
+            continue
+        limit, taken, reclaimable = files
+        # In a container the groups above its own one are not to be seen, and it may be the root of those that are.
+        group = root / kinds / path.lstrip("/")
+        for each in [group, *group.parents[: len(Path(path).parts) - 1]]:
+            for most, now in zip(_lines(each / limit), _lines(each / taken), strict=False):
+                if most != "max":
+                    yield max(int(most) - int(now) + sum(_numbers(each / "memory.stat", reclaimable)), 0)
+
+
+def _numbers(path: Path, names: Sequence[str], unit: int = 1) -> list[int]:
+    """The numbers that stand behind these names in a file of lines such as `name 5`."""
+    return [unit * int(line.split()[1]) for line in _lines(path) if line.split()[0] in names]
+
+
+def _lines(path: Path) -> list[str]:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        return path.read_text().splitlines()
     except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+        return []
 
 
-def require_memory_for_step(student: Any, rows: int, length: int, device: torch.device) -> None:
+def require_memory_for_step(student: Any, precision: str, rows: int, length: int, backend: Backend) -> None:
     """Raises SettingError for a micro-batch that is sure to be too much.
 
     A processor's memory is promised before it is there, and a process that then takes it is killed without a word. What
     is less than sure shows in the first micro-batch.
 
     Args:
-        student: a model; nothing is known of one without a width in its configuration.
+        student: a model; nothing is known of one without a width and heads of attention in its configuration.
+        precision: the format of its forward.
         rows, length: of the micro-batch.
     """
-    width, free = getattr(getattr(student, "config", None), "hidden_size", None), available(device)
-    if free is None or not isinstance(width, int):
+    config, free = getattr(student, "config", None), available(backend)
+    width = getattr(config, "hidden_size", None)
+    if free is None or not isinstance(width, int) or not hasattr(config, "num_attention_heads"):
         return
-    least = 4 * LEAST_KEPT * width * (depth_of(student) or 1) * rows * length
+    least = dtype_of(precision).itemsize * LEAST_KEPT * width * (depth_of(student) or 1) * rows * length
     if least > free:
         raise SettingError(
             f"train.batch_size={rows}: a micro-batch of {length} positions a row takes {least / 1e9:.3g} GB at least, "
-            f"and {free / 1e9:.3g} GB are free; lower it, and raise train.accumulate in proportion"
+            f"and {free / 1e9:.3g} GB are free for each rank; lower it, and raise train.accumulate in proportion"
         )

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from distill.errors import StorageFailed
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A file system's own, whatever else an error says: those of a file that is already open name none.
+CERTAIN = {*FULL, errno.EIO, errno.EROFS, errno.ESTALE}
 # Conditions of a file system. No program can mend them, and each goes away when somebody makes room or names a folder.
+# But for those above, an error has to name a file: sockets and system calls know some of these numbers, too.
 CONDITIONS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
+    *CERTAIN,
     errno.EACCES,
     errno.EPERM,
-    errno.EIO,
-    errno.ESTALE,
     errno.EEXIST,  # a file stands where a folder should be
     errno.ENOTDIR,
     errno.EISDIR,
@@ -26,7 +25,6 @@ CONDITIONS = {
     errno.ENODEV,
     errno.ENXIO,
 }
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IN_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers put the number into the text
 IN_NUMPY = re.compile(r"\d+ requested and \d+ written")  # its writer knows no reason; a full disk is the usual one
 RESERVE = 1 << 20  # bytes of a file system that are left to its own tables
@@ -40,12 +38,16 @@ def storage_failure(error: BaseException, folder: str = "") -> StorageFailed | N
     """
     seen: list[BaseException] = []
     current: BaseException | None = error
+    deliberate = True  # whether each error was raised `from` the next one
     while current is not None and current not in seen:
         if isinstance(current, StorageFailed):
             return current
-        if (number := _number(current)) in CONDITIONS:
+        # What happens to be raised while another error is dealt with may be a bug: a folder that exists is no cause of
+        # a KeyError. A file system that fails is one of all that follows, such as torch's error in closing a file.
+        if (number := _number(current)) in (CONDITIONS if deliberate else CERTAIN):
             return StorageFailed(_line(number, _path(current) or folder))
         seen.append(current)
+        deliberate = deliberate and current.__cause__ is not None
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return None
 
@@ -70,8 +72,9 @@ def size(num_bytes: float) -> str:
 
 
 def _number(error: BaseException) -> int | None:
+    """The number of the condition that an error reports; None where it need not be one of files."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
+        return error.errno if error.errno in CERTAIN or _path(error) else None
     if match := IN_RUST.search(str(error)):
         return int(match[1])
     return errno.ENOSPC if isinstance(error, OSError) and IN_NUMPY.search(str(error)) else None

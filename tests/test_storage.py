@@ -80,7 +80,42 @@ def test_an_error_of_storage_is_found_behind_another_one() -> None:
     assert failure is not None and str(failure).startswith("/somewhere/x: No space left on device, with ")
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), OSError("no number"), FileNotFoundError(2, "no such file", "x")])
+def test_an_error_of_storage_is_found_where_a_library_stumbles_over_it(tmp_path: Path) -> None:
+    """Torch cannot end the archive that the full disk cut short, and raises an error of its own about that."""
+
+    def save() -> None:
+        with (tmp_path / "weights").open("wb", buffering=0) as file:
+            torch.save(torch.zeros(5000), file)
+
+    with files_up_to(1000):
+        assert "File too large" in str(failure_of(save))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
+def test_what_fails_in_an_open_file_names_no_path(number: int) -> None:
+    """As a write or a flush does; the folder of the run stands in for it."""
+    failure = storage_failure(OSError(number, os.strerror(number)), "/somewhere")
+    assert failure is not None and str(failure).startswith(f"/somewhere: {os.strerror(number)}")
+
+
+def test_a_bug_in_dealing_with_an_error_of_storage_is_a_bug(tmp_path: Path) -> None:
+    with pytest.raises(KeyError) as error:
+        try:
+            tmp_path.mkdir()
+        except FileExistsError:
+            {}["bug"]
+    assert storage_failure(error.value) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no"),
+        OSError("no number"),
+        FileNotFoundError(2, "no such file", "x"),
+        PermissionError(errno.EACCES, "Permission denied"),  # of a socket, which names no file
+    ],
+)
 def test_other_errors_are_no_errors_of_storage(error: Exception) -> None:
     assert storage_failure(error) is None
 

@@ -79,6 +79,11 @@ class Batches:
     most_threads: int = 0  # where it is more than `threads`: these grow so far while the loop waits for storage
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and positions of a micro-batch."""
+        return self.batch_size, self.rows.shape[1]
+
+    @property
     def rows_per_step(self) -> int:
         return self.batch_size * self.accumulate * self.size
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ def build(folder: Path, name: str, sources: Sequence[Source], packing: Packing, 
     unfinished.mkdir(exist_ok=True)
     work = [each._replace(stem=str(unfinished / f"{index:06d}")) for index, each in enumerate(work)]
     seconds = _pack_all(work, packing, cache)
-    meta = _publish(folder, [Path(each.stem) for each in work], packing, seconds)
+    meta = _publish(folder, work, packing, seconds)
     remove(unfinished)
     logger.info(f"prepared {num_tokens(meta):,} tokens in {seconds:.1f} s: {rate(meta):,.0f} tokens a second")
     if dropped := sum(meta[part]["dropped"] for part in PARTS):
@@ -110,10 +111,18 @@ def _run(todo: list[Work], packing: Packing, pool: Executor | None) -> Iterator[
             yield waiting.pop(future).shard, future.result()
 
 
-def _publish(folder: Path, stems: list[Path], packing: Packing, seconds: float) -> dict[str, Any]:
-    """Puts the part files together in order and gives the result its name in one step."""
+def _publish(folder: Path, work: list[Work], packing: Packing, seconds: float) -> dict[str, Any]:
+    """Puts the part files together in order and gives the result its name in one step.
+
+    Raises:
+        SettingError: a setting names a field that no record of a source has.
+    """
+    stems = [Path(each.stem) for each in work]
     done = [json.loads(stem.with_suffix(".json").read_text()) for stem in stems]
-    meta: dict[str, Any] = {**Unread.together(map(Unread.of, done)).as_dict(), "seconds": seconds}
+    unread = [Unread.of(each) for each in done]
+    for _, parts in groupby(zip(work, unread, strict=True), lambda pair: id(pair[0].source)):
+        Unread.together(part for _, part in parts).require_fields()
+    meta: dict[str, Any] = {**Unread.together(unread).as_dict(), "seconds": seconds}
     with atomic(folder) as new:
         new.mkdir()
         for part in PARTS:

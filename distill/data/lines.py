@@ -30,6 +30,7 @@ class BadRecord(NamedTuple):
 
     name: str  # the file and the place in it, such as `a.jsonl, line 7`
     reason: str
+    setting: bool = False  # whether a setting is the reason, if all other records are bad, too
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"

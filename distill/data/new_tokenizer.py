@@ -5,6 +5,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,12 +57,15 @@ def _training_texts(text: Text, settings: TokensConfig) -> Iterator[str]:
     """What is not held out. Raises SettingError where more cannot be read than the settings allow."""
     work = work_of(text.sources)
     rule = held_out_rule(settings.heldout, work)
-    unread = Unread()
-    for each in work:
-        for document in read(each.source, each.shard, unread):
-            unread.fine(document, each.source)
-            yield from (stretch.text for held, stretch in rule.parts(document) if not held)
-    unread.check(text.path, text.setting, settings)
+    found = []
+    for _, of_source in groupby(work, lambda each: id(each.source)):
+        found.append(unread := Unread())
+        for each in of_source:
+            for document in read(each.source, each.shard, unread):
+                unread.fine(document, each.source)
+                yield from (stretch.text for held, stretch in rule.parts(document) if not held)
+        unread.require_fields()
+    Unread.together(found).check(text.path, text.setting, settings)
 
 
 def spool(texts: Iterable[str], path: Path) -> Counter[str]:

@@ -177,7 +177,7 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     done: dict[str, Any] = {
         part: {name: getattr(writer, name) for name in COUNTS} for part, writer in zip(PARTS, writers, strict=True)
     }
-    done |= {**unread.as_dict(), "seconds": time.perf_counter() - begun}
+    done |= {**unread.as_dict(), "blame": unread.blame, "seconds": time.perf_counter() - begun}
     with atomic(Path(f"{stem}.json")) as record:
         record.write_text(json.dumps(done))
     return done

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from distill.errors import SettingError
 Value = TypeVar("Value", str, list)
 
 PIECE = 1 << 20  # characters after which a plain text file is cut at the next blank line
-ROWS = 256  # of a Parquet file that are in memory
+FEW, ROWS = 4, 64  # rows of a Parquet file that are in memory at first, and at most
 BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
 
 
@@ -106,12 +106,16 @@ def _parsed(line: str) -> dict[str, Any] | str:
 
 
 def columns(
-    path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None
+    path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None, strict: bool = True
 ) -> Iterator[dict[str, Any] | BadRecord]:
-    """Columns of the row groups [start, stop) of a Parquet file, row by row, at most 256 of which are in memory.
+    """Columns of the row groups [start, stop) of a Parquet file, row by row.
+
+    Rows of about 16 MiB are in memory, at most 64 of them. What cannot be bounded is one page of the file, which is
+    unpacked as a whole, one text, and up to 64 texts of many MB each that follow short ones.
 
     Args:
         fields: the columns by the setting that names each, such as {"corpus.field": "text"}.
+        strict: whether it is an error that there is no such column; else every row is a bad record.
 
     Raises:
         SettingError: there is no such column.
@@ -122,37 +126,51 @@ def columns(
     try:
         # With a buffer a row group is read page by page, not all at once.
         with pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER) as file:
-            for setting, field in fields.items():
-                if field not in file.schema_arrow.names:
-                    raise no_field(field, file.schema_arrow.names, path.name, setting)
+            names = file.schema_arrow.names
+            missing = [no_field(field, names, path.name, it) for it, field in fields.items() if field not in names]
+            if missing and strict:
+                raise missing[0]
             groups = range(start, file.num_row_groups if stop is None else stop)
-            number = 1 + sum(file.metadata.row_group(group).num_rows for group in range(start))
-            for batch in file.iter_batches(_rows_at_once(file), row_groups=groups, columns=list(fields.values())):
+            number = 1 + _num_rows(file, range(start))
+            if missing:
+                rows = range(number, number + _num_rows(file, groups))
+                yield from (BadRecord(f"{path.name}, row {row:,}", str(missing[0]), True) for row in rows)
+                return
+            for batch in file.iter_batches(FEW, row_groups=groups, columns=list(fields.values())):
+                file.reader.set_batch_size(_next_rows(batch))
                 yield from _rows(batch, path.name, number)
                 number += len(batch)
     except (pyarrow.ArrowException, OSError) as error:
         raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
 
 
-def _rows_at_once(file: Any) -> int:
-    """256, fewer where rows are long."""
-    groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
-    longest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=0)
-    return max(1, min(ROWS, int(LONGEST / max(longest, 1))))
+def _num_rows(file: Any, groups: Iterable[int]) -> int:
+    return sum(file.metadata.row_group(group).num_rows for group in groups)
+
+
+def _next_rows(batch: Any) -> int:
+    """How many rows to read after these: twice as many, up to 64, fewer where rows are long.
+
+    Measured, as no size in the file tells: one text that a dictionary holds once may stand in every row.
+    """
+    return max(1, min(2 * len(batch), ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
 
 
 def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | BadRecord]:
     """The rows of an Arrow batch, the first of which has this number in its file; one that is not UTF-8 is bad."""
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for index in range(len(batch)):
-            try:
-                row = batch.slice(index, 1).to_pylist()[0]
-            except UnicodeDecodeError as error:
-                yield BadRecord(f"{name}, row {number + index:,}", f"not UTF-8 ({error.reason})")
-            else:
-                yield row
+    if batch.nbytes <= LONGEST:
+        try:
+            yield from batch.to_pylist()
+            return
+        except UnicodeDecodeError:
+            pass
+    for index in range(len(batch)):  # long rows are not all held twice
+        try:
+            row = batch.slice(index, 1).to_pylist()[0]
+        except UnicodeDecodeError as error:
+            yield BadRecord(f"{name}, row {number + index:,}", f"not UTF-8 ({error.reason})")
+        else:
+            yield row
 
 
 def num_row_groups(path: Path) -> int:

@@ -21,6 +21,7 @@ class Unread:
     records: int = 0  # or lines, of plain text; good and bad ones
     bad: int = 0  # of these, left out
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
+    blame: str = ""  # the first reason that lies in a setting, unless other records are fine
 
     def __call__(self, error: Unreadable | BadRecord) -> None:
         if isinstance(error, Unreadable):
@@ -29,18 +30,21 @@ class Unread:
         self.records += 1
         self.bad += 1
         self.first_bad = [*self.first_bad, str(error)][:MOST_NAMED]
+        if error.setting and not self.blame:
+            self.blame = error.reason
 
     def fine(self, document: Document, source: Source) -> None:
         """Counts a document that was read."""
         self.records += document.text.count("\n") + 1 if source.by_lines else 1
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """All but `blame`, which is no more than a question once every part is read."""
+        return {name: value for name, value in asdict(self).items() if name != "blame"}
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> "Unread":
         """What `as_dict` gave, which may have further entries."""
-        return cls(**{name: found[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: found[name] for name in cls.__dataclass_fields__ if name in found})
 
     @classmethod
     def together(cls, parts: Iterable["Unread"]) -> "Unread":
@@ -51,6 +55,7 @@ class Unread:
             total.records += part.records
             total.bad += part.bad
             total.first_bad = [*total.first_bad, *part.first_bad][:MOST_NAMED]
+            total.blame = total.blame or part.blame
         return total
 
     @property
@@ -68,6 +73,14 @@ class Unread:
     def bad_line(self) -> str:
         """How many records were left out, and why the first one was."""
         return f"left out {self.bad:,} of {self.records:,} records ({self.share:.2%}), first {self.first_bad[0]}"
+
+    def require_fields(self) -> None:
+        """Raises SettingError where a setting names a field that no record of a source has; call it for each source."""
+        if self.blame and self.bad == self.records:
+            none = (
+                f"none of {self.records:,} records can be used" if self.records > 1 else "nor is there another record"
+            )
+            raise SettingError(f"{self.blame}; {none}: name one of its fields, or give another path")
 
     def check(self, path: str, setting: str, settings: TokensConfig) -> None:
         """Raises SettingError where more could not be read than the settings allow.

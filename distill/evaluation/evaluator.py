@@ -4,8 +4,9 @@ Shapes: N positions scored, V vocabulary.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from distill.data.batch import Batch
 from distill.evaluation.measures import LOGITS_BYTES, Measure, ProgressCallback, Scoring
 from distill.evaluation.mixture import pack, reader
 from distill.evaluation.own_measures import make_measures
+from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.rehearsal import rehearse
 from distill.evaluation.sets import EvaluationSet
+from distill.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.progress import Progress
 
@@ -111,31 +114,66 @@ class Evaluator:
         return [batch.ids.numel() / float(np.median(times[1:])) for times in seconds]  # the first round warms up
 
     def rehearse(self, models: list[Any], sets: list[EvaluationSet]) -> None:
-        """Compute one whole batch by each model. Raises SettingError where the memory of a rank does not suffice."""
+        """Compute the largest batches of evaluation once by each model, one model after the other.
 
-        def run() -> None:
+        These are a whole batch of the set whose speed is measured, one of the set with the longest rows, of which
+        every measure computes logits in parts, and that of pseudo-perplexity. What two models hold side by side where
+        their agreement is scored is not covered, nor are the user's own measures.
+
+        Raises:
+            SettingError: the memory of a rank does not suffice; it names the setting to lower.
+        """
+        if not sets:
+            return
+        first, longest = sets[0], max(sets, key=lambda data: data.rows.shape[1])
+        setting, rows = "evaluate.batch_size", self.settings.batch_size
+        least = self._least_bytes(models, rows * first.rows.shape[1], 0 if self.scoring.heads else self.scoring.vocab)
+        self._rehearse(models, lambda model: self._run(model, self._whole_batch(first)), least, setting, rows)
+        if longest is not first:
+            least = self._least_bytes(models, rows * longest.rows.shape[1])
+            self._rehearse(
+                models, lambda model: self._run(model, self._whole_batch(longest), False), least, setting, rows
+            )
+        for measure in self.own:
+            if isinstance(measure, PseudoPerplexity):
+                copies = measure.largest_batch(longest)
+                run = (lambda model: None) if copies is None else partial(measure.logits, copies=copies)
+                positions = 0 if copies is None else len(copies.row) * copies.rows.shape[1]
+                setting, rows = "evaluate.pseudo_perplexity.batch_size", measure.settings.batch_size
+                least = self._least_bytes(models, positions)
+                self._rehearse(models, run, least, setting, rows)
+
+    def _rehearse(
+        self, models: list[Any], run: Callable[[LanguageModel], object], least: int, setting: str, value: int
+    ) -> None:
+        def run_all() -> None:
             for model in models:
                 with self._scoring(model) as packed:
-                    self._run(packed, self._whole_batch(sets[0]))
+                    run(packed)
 
-        if sets:
-            rows, vocab = self.settings.batch_size, 0 if self.scoring.heads else self.scoring.vocab
-            positions = rows * sets[0].rows.shape[1]
-            rehearse(run, positions * (4 * vocab + 8), rows, self.backend)
+        rehearse(run_all, least, setting, value, self.backend)
+
+    def _least_bytes(self, models: list[Any], positions: int, vocab: int = 0) -> int:
+        """What ids, hidden states and logits of that many take at least."""
+        widths = [getattr(getattr(model, "config", None), "hidden_size", None) for model in models]
+        width = max((each for each in widths if isinstance(each, int)), default=0)
+        return positions * (8 + dtype_of(self.precision.evaluate).itemsize * (width + vocab))
 
     def _whole_batch(self, data: EvaluationSet) -> Batch:
         """As many rows as are scored at once, of full length."""
-        ids = np.resize(data.rows.astype(np.int64), (self.settings.batch_size, data.rows.shape[1]))
+        count, length = self.settings.batch_size, data.rows.shape[1]
+        ids = np.resize(data.rows[:count].astype(np.int64), (count, length))
         numbers = np.arange(len(ids)) % data.num_rows
         collator = self.scoring.collator_of(data)
         return collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(self.backend.device)
 
-    def _run(self, model: LanguageModel, batch: Batch) -> None:
-        """Everything that a model computes for a batch."""
+    def _run(self, model: LanguageModel, batch: Batch, logits: bool = True) -> None:
+        """Everything that a model computes for a batch; without `logits` those over the vocabulary are left out."""
         if self.scoring.heads:
             model(batch.inputs, batch.documents, OutputSpec(extra=self.scoring.heads))
-        else:
-            rows = model(batch.inputs, batch.documents, OutputSpec(True)).head_rows
+            return
+        rows = model(batch.inputs, batch.documents, OutputSpec(True)).head_rows
+        if logits:
             model.logits(rows, self.scoring.vocab)
 
     @contextmanager

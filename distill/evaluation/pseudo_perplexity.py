@@ -57,9 +57,18 @@ class PseudoPerplexity:
         # One context around all: autocast then casts a trained weight once, not in each forward.
         with autocast(model.precision, self.scoring.backend.device):
             for copies, targets in self._copies(data, done):
-                # Only the masked position reaches the vocabulary-sized head.
-                mean.update(model.logits(head_rows_at_masks(model, copies), self.scoring.vocab), targets)
+                mean.update(self.logits(model, copies), targets)
         return mean.compute()
+
+    def largest_batch(self, data: EvaluationSet) -> Copies | None:
+        """This rank's first one, of the longest rows; None where it has none."""
+        return next((copies for copies, _ in self._copies(data, lambda _: None)), None)
+
+    def logits(self, model: LanguageModel, copies: Copies) -> torch.Tensor:
+        """Of one batch, [B, V]."""
+        with autocast(model.precision, self.scoring.backend.device):
+            # Only the masked position reaches the vocabulary-sized head.
+            return model.logits(head_rows_at_masks(model, copies), self.scoring.vocab)
 
     def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor]]:
         """This rank's batches of copies, each with the tokens that its masks hide, [B]; of alike length, longest first.

@@ -22,6 +22,13 @@ def family(architecture: str) -> Any:
     return AutoConfig.for_model(architecture)
 
 
+def field_names(known: Any) -> set[str]:
+    """The fields of a configuration: what it is saved as, and other names by which it can be set."""
+    kind = type(known)
+    settable = {name for name in dir(kind) if getattr(getattr(kind, name), "fset", None) is not None}
+    return {*known.to_dict(), *known.attribute_map, *settable}
+
+
 def check_fields(known: Any, given: dict[str, Any]) -> None:
     """Refuse changes of a configuration that has no such field, or numbers that no model can have there.
 
@@ -37,13 +44,12 @@ def check_fields(known: Any, given: dict[str, Any]) -> None:
     """
     for name, value in given.items():
         where = f"student.config.{name}"
-        if not hasattr(known, name):
-            names = {*known.to_dict(), *known.attribute_map}
+        if name not in (names := field_names(known)):
             raise SettingError(
                 f"{where} is no field of the {known.model_type} configuration{did_you_mean(name, names)}: correct it "
                 "or leave it out"
             )
-        usual = getattr(known, name)
+        usual = getattr(known, name, None)
         if value is None or isinstance(usual, bool) or not isinstance(usual, int | float) or name.endswith(NO_SIZES):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from text import some_text
 from tiny import changed, corpus_config
@@ -246,4 +248,20 @@ def test_memory_is_bounded_by_the_chunk(tmp_path: Path, kind: str, name: str, un
         [sys.executable, "-c", MEASURE, kind, str(path), what], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 500
+
+
+@pytest.mark.parametrize("short", [0, 1000])
+def test_one_text_that_stands_in_every_row_is_not_held_as_often(tmp_path: Path, short: int) -> None:
+    """A Parquet file of some kB whose 3 MB text is said once, and by number in 200 rows."""
+    texts = pa.array(["a b " * (3 << 18), "short"])
+    column = pa.DictionaryArray.from_arrays(pa.array([1] * short + [0] * 200, pa.int32()), texts)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": column}), path, dictionary_pagesize_limit=1 << 30, store_schema=False)
+    assert path.stat().st_size < 1 << 20
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, "parquet", str(path), "read"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stderr.split()[-1]) == 200 * (3 << 20) + 5 * short
     assert int(done.stdout.split()[-1]) < 500

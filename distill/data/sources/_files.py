@@ -129,11 +129,12 @@ class FileSource(Source):
         return self.contents(readers.records(path, start, stop, self.settings.encoding), f"{path.name}, record")
 
     def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
-        return self.contents(readers.columns(path, self.columns, start, stop), f"{path.name}, row")
+        return self.contents(readers.columns(path, self.columns, start, stop, not self.several), f"{path.name}, row")
 
     def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
         """The rows of a CSV or TSV file, which is always read as a whole."""
-        return self.contents(separated_rows(path, self.columns, self.settings.encoding), f"{path.name}, row")
+        needed = {} if self.several else self.columns
+        return self.contents(separated_rows(path, needed, self.settings.encoding), f"{path.name}, row")
 
     def contents(self, records: Iterable[Record], place: str) -> Iterator[Content | BadRecord]:
         """What records say, and in their places those that are bad: damaged, without the field, or of another type.
@@ -142,10 +143,12 @@ class FileSource(Source):
             place: what stands before the number of a record in messages.
 
         Raises:
-            SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame.
+            SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame. Of
+                one file among several this is not sure: `Unread.require_fields` looks at all of them.
         """
         wrong: SettingError | None = None
-        waiting: list[BadRecord] | None = []  # until the first fine record shows that the setting is right
+        # Until the first fine record shows that the setting is right.
+        waiting: list[BadRecord] | None = None if self.several else []
         for number, record in enumerate(records, 1):
             if isinstance(record, BadRecord):
                 yield record
@@ -154,7 +157,7 @@ class FileSource(Source):
                 content = self.content(record, place.partition(",")[0])
             except SettingError as error:
                 wrong = wrong or error
-                bad = BadRecord(f"{place} {number:,}", str(error))
+                bad = BadRecord(f"{place} {number:,}", str(error), True)
                 if waiting is None:
                     yield bad
                     continue
@@ -179,6 +182,11 @@ class FileSource(Source):
         return next((path for path in cls.usual_paths(data, split) if path.exists()), None)
 
     @cached_property
+    def several(self) -> bool:
+        """Whether it has several files, so that one without the field says nothing about the others."""
+        return len(self.files) > 1
+
+    @cached_property
     def files(self) -> list[Path]:
         """The files behind `path` (a file, a folder with all below it, or a glob), sorted by name; none of the Hub.
 
@@ -197,7 +205,7 @@ class FileSource(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         """Other processes get the shards they are to read, not the list of all files."""
-        return {name: value for name, value in self.__dict__.items() if name != "files"}
+        return {name: value for name, value in self.__dict__.items() if name != "files"} | {"several": self.several}
 
     def describe(self) -> str:
         """For example `146 Gutenberg files in PATH`."""
