@@ -41,8 +41,8 @@ SIZE = "student.config={hidden_size:32,num_hidden_layers:2,num_attention_heads:2
 STEPS = 60
 LONGEST = 120.0  # seconds that a run may take after an event; beyond, it hangs
 LEFT_BEHIND = 15.0  # seconds after which a process whose run has ended counts as left behind
-# Statuses that a run may end with when one of these things happens to it; -9 is that of a killed launcher. A signal that
-# comes before the program handles it, or after its last work, has Python's own status: these are negative.
+# Statuses that a run may end with when one of these things happens to it; -9 is that of a killed launcher. A signal
+# that comes before the program handles it, or after its last work, has Python's own status: these are negative.
 ENDS = {"kill": {-9, 137, 4}, "damage": {-9, 137, 4}, "stop": set(), "full": {74}, "term": {129, 130, 143}}
 UNHANDLED = {-15, -1, -2}
 

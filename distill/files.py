@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from distill.storage import storage_failure
-
 
 @contextmanager
 def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
@@ -27,8 +25,8 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):  # of a file system that fails: what it failed at is the error to report
             remove(new)
-        if (failure := storage_failure(error, str(path))) is not None:  # which often does not say where
-            raise failure from error
+        if isinstance(error, OSError) and error.filename is None:  # of a full disk, which does not say where it is
+            error.filename = str(path)
         raise
     if durable:
         for written in [*new.rglob("*"), new]:

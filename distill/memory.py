@@ -1,12 +1,11 @@
 """Memory that does not suffice: recognised whatever library asks for it, foreseen where that is possible."""
 
 import errno
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from distill.backends import Backend
 from distill.errors import SettingError, first_line
+from distill.host import free_memory
 from distill.kernels.precision import dtype_of
 from distill.models.protocol import depth_of
 
@@ -16,13 +15,6 @@ SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable 
 # input, the inputs of its two norms, the queries and what attention makes of them, and most blocks twice as many and
 # more (34 bytes in 16-bit formats with the usual inner layer, https://arxiv.org/abs/2205.05198, section 4.1).
 LEAST_KEPT = 4
-GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Of a control group: its limit, what of that is taken, and the parts of this that files on the disk can be read into
-# again. The names of version 2, then of version 1, where they lie in a folder of their own.
-GROUP_FILES = {
-    "": ("memory.max", "memory.current", ("active_file", "inactive_file")),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
-}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -43,8 +35,8 @@ def memory_failure(error: BaseException) -> SettingError | None:
         return None
     return SettingError(
         f"there is not enough memory ({first_line(error)[:200]}): lower train.batch_size and raise train.accumulate in "
-        "proportion, lower evaluate.batch_size where models are scored, or take a smaller model; the same command then "
-        "goes on"
+        "proportion, lower evaluate.batch_size and evaluate.pseudo_perplexity.batch_size where models are scored, or "
+        "take a smaller model; the same command then goes on"
     )
 
 
@@ -52,35 +44,8 @@ def available(backend: Backend) -> int | None:
     """Bytes of memory that each rank of this host may still take; None for a GPU, which says itself when it is full."""
     if backend.device.type != "cpu":
         return None
-    free = [*_free_in_groups(GROUPS, OWN_GROUPS), *_numbers(Path("/proc/meminfo"), ("MemAvailable:",), 1024)]
-    return min(free) // backend.local_size if free else None
-
-
-def _free_in_groups(root: Path, own: Path) -> Iterator[int]:
-    """Of every control group with a limit that this process belongs to, such as that of its container."""
-    for line in _lines(own):
-        _, kinds, path = line.split(":", 2)
-        if (files := GROUP_FILES.get(kinds)) is None:
-            continue
-        limit, taken, reclaimable = files
-        # In a container the groups above its own one are not to be seen, and it may be the root of those that are.
-        group = root / kinds / path.lstrip("/")
-        for each in [group, *group.parents[: len(Path(path).parts) - 1]]:
-            for most, now in zip(_lines(each / limit), _lines(each / taken), strict=False):
-                if most != "max":
-                    yield max(int(most) - int(now) + sum(_numbers(each / "memory.stat", reclaimable)), 0)
-
-
-def _numbers(path: Path, names: Sequence[str], unit: int = 1) -> list[int]:
-    """The numbers that stand behind these names in a file of lines such as `name 5`."""
-    return [unit * int(line.split()[1]) for line in _lines(path) if line.split()[0] in names]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+    free = free_memory()
+    return None if free is None else free // backend.local_size
 
 
 def require_memory_for_step(student: Any, precision: str, rows: int, length: int, backend: Backend) -> None:

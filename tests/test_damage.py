@@ -95,6 +95,26 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(fit: Fit, lines: list[
     assert_taken_back(fit, lines)
 
 
+@pytest.mark.parametrize("target", ["nowhere", "step-00000003"], ids=["gone", "itself"])
+def test_a_link_that_leads_nowhere_in_its_place(fit: Fit, lines: list[str], target: str) -> None:
+    """As where a second disk is not there."""
+    shutil.rmtree(newest(fit))
+    newest(fit).symlink_to(target)
+    with opened(fit) as folder:
+        assert folder.begin(fit.model, fit.made, "").step == 2
+    assert sum("step-00000003 is damaged" in line for line in lines) == 1
+    assert (fit.folder / "damaged-step-00000003").is_symlink()
+
+
+def test_what_was_set_aside_stays_where_it_is(fit: Fit) -> None:
+    plots = fit.folder.parent / "plots"
+    (plots / "loss.png").mkdir(parents=True)
+    for _ in range(2):
+        with opened(fit):
+            pass
+    assert [path.name for path in plots.iterdir()] == ["damaged-loss.png"]
+
+
 def test_a_file_or_an_empty_folder_in_its_place(fit: Fit, lines: list[str]) -> None:
     shutil.rmtree(newest(fit))
     newest(fit).write_text("x")

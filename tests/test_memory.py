@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 from job import Shelf
-from tiny import new_student
+from tiny import make_tokenizer, new_student
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from distill.backends.single import Single
-from distill.config import BackendConfig
+from distill.config import BackendConfig, StudentConfig
 from distill.errors import SettingError
 from distill.kernels.activations import use_one_gelu
 from distill.kernels.dropout import replace_dropout
 from distill.kernels.precision import dtype_of
 from distill.memory import available, memory_failure, require_memory_for_step
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.student import make_student
 
 BACKEND = Single(BackendConfig(device="cpu"))
 
@@ -114,8 +115,8 @@ def test_the_limit_of_a_container_is_a_limit(
     """What it has read from the disk counts as free."""
     (tmp_path / "own").write_text(own)
     write_group(tmp_path / "groups" / where, **files)
-    monkeypatch.setattr("distill.memory.GROUPS", tmp_path / "groups")
-    monkeypatch.setattr("distill.memory.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("distill.host.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("distill.host.OWN_GROUPS", tmp_path / "own")
     assert available(BACKEND) == 1000 - 700 + 250
     monkeypatch.setattr(BACKEND, "local_size", 5)
     assert available(BACKEND) == 110
@@ -127,13 +128,20 @@ def test_without_a_limit_the_memory_of_the_machine_counts(
 ) -> None:
     (tmp_path / "own").write_text("0::/\n")
     write_group(tmp_path / "groups", **files)
-    monkeypatch.setattr("distill.memory.GROUPS", tmp_path / "groups")
-    monkeypatch.setattr("distill.memory.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("distill.host.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("distill.host.OWN_GROUPS", tmp_path / "own")
     free = available(BACKEND)
     assert free is not None and free > 100_000_000
 
 
 # --- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_a_student_that_memory_does_not_hold_is_not_built() -> None:
+    fields = {"hidden_size": 32_000, "num_hidden_layers": 200, "num_attention_heads": 2, "intermediate_size": 64_000}
+    settings = StudentConfig(kind="config", architecture="bert", config=fields)
+    with pytest.raises(SettingError, match=r"student\.config makes a student whose weights .* make it smaller"):
+        make_student(settings, None, make_tokenizer(), 32)
 
 
 def torch_error() -> None:

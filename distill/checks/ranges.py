@@ -50,7 +50,7 @@ EVERYWHERE = Range(-1e12, 1e12)  # numbers that have no range of their own, such
 RANGES: dict[type[Any], dict[str, Range]] = {
     settings.SourceConfig: {"share": SHARE_ABOVE_ZERO},
     settings.TokensConfig: {
-        "sequence_length": Range(10, 1_048_576),
+        "sequence_length": Range(10, 131_072),
         "heldout": BELOW_ONE,
         "max_bad": SHARE,
         "vocab_size": Range(300, 4_000_000),
@@ -72,16 +72,16 @@ RANGES: dict[type[Any], dict[str, Range]] = {
     settings.TermConfig: {"weight": WEIGHT, "temperature": TEMPERATURE},
     settings.ObjectiveConfig: {"temperature": TEMPERATURE},
     settings.OptimizerFlags: {
-        "lr": Range(0, 1e6, open_below=True),
+        "lr": Range(1e-12, 1e6),
         "base_batch": Range(1, 10**9),
-        "clip": SIZE,
+        "clip": Range(1e-9, 1e9),
     },
     settings.TrainConfig: {
         "batch_size": BATCH,
         "accumulate": Range(1, 1_000_000),
         "epochs": Range(1, 1_000_000),
         "steps": STEPS,
-        "minutes": Range(0, 1e7, open_below=True),
+        "minutes": Range(1e-6, 1e7),
         "log_every": STEPS,
         "save_every": STEPS,
         "keep": Range(1, 1_000_000),

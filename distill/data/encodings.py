@@ -85,6 +85,8 @@ def check_encoding(encoding: str | None, setting: str) -> None:
         return
     try:
         known = codecs.lookup(encoding)._is_text_encoding and "\n".encode(encoding) == b"\n"
+        if known:  # some can only be strict
+            codecs.getincrementaldecoder(encoding)(errors="replace").decode(b"\xff\n", True)
     except (LookupError, ValueError):
         raise SettingError(
             f"{setting}.encoding={encoding} is no encoding that Python knows: write gb18030, cp1252, shift_jis ..."

@@ -25,6 +25,7 @@ from distill.models.language_model import LanguageModel, OutputSpec
 from distill.progress import Progress
 
 SPEED_ROUNDS = 5
+SPEED_POSITIONS = 65_536  # of the batch that each round computes, at most
 
 Scores = dict[str, dict[str, float]]  # by measure, then by evaluation set
 
@@ -101,7 +102,7 @@ class Evaluator:
         laid out as for scoring: what training has made of the student's kernels gives it no advantage.
         """
         packed = [pack(model, self.precision, self.backend.device) for model in models]
-        batch = self._whole_batch(data)
+        batch = self._full_rows(data, self._speed_rows(data))
         seconds: list[list[float]] = [[] for _ in models]
         for _ in range(SPEED_ROUNDS + 1):
             for model, times in zip(packed, seconds, strict=True):
@@ -116,7 +117,7 @@ class Evaluator:
     def rehearse(self, models: list[Any], sets: list[EvaluationSet]) -> None:
         """Compute the largest batches of evaluation once by each model, one model after the other.
 
-        These are a whole batch of the set whose speed is measured, one of the set with the longest rows, of which
+        These are the batch by which speed is measured, one of the set with the longest rows, of which
         every measure computes logits in parts, and that of pseudo-perplexity. What two models hold side by side where
         their agreement is scored is not covered, nor are the user's own measures.
 
@@ -126,13 +127,14 @@ class Evaluator:
         if not sets:
             return
         first, longest = sets[0], max(sets, key=lambda data: data.rows.shape[1])
-        setting, rows = "evaluate.batch_size", self.settings.batch_size
-        least = self._least_bytes(models, rows * first.rows.shape[1], 0 if self.scoring.heads else self.scoring.vocab)
-        self._rehearse(models, lambda model: self._run(model, self._whole_batch(first)), least, setting, rows)
-        if longest is not first:
-            least = self._least_bytes(models, rows * longest.rows.shape[1])
+        setting, value = "evaluate.batch_size", self.settings.batch_size
+        rows, vocab = self._speed_rows(first), 0 if self.scoring.heads else self.scoring.vocab
+        least = self._least_bytes(models, rows * first.rows.shape[1], vocab)
+        self._rehearse(models, lambda model: self._run(model, self._full_rows(first, rows)), least, setting, value)
+        if longest is not first or rows < value:
+            least = self._least_bytes(models, value * longest.rows.shape[1])
             self._rehearse(
-                models, lambda model: self._run(model, self._whole_batch(longest), False), least, setting, rows
+                models, lambda model: self._run(model, self._full_rows(longest, value), False), least, setting, value
             )
         for measure in self.own:
             if isinstance(measure, PseudoPerplexity):
@@ -159,10 +161,13 @@ class Evaluator:
         width = max((each for each in widths if isinstance(each, int)), default=0)
         return positions * (8 + dtype_of(self.precision.evaluate).itemsize * (width + vocab))
 
-    def _whole_batch(self, data: EvaluationSet) -> Batch:
-        """As many rows as are scored at once, of full length."""
-        count, length = self.settings.batch_size, data.rows.shape[1]
-        ids = np.resize(data.rows[:count].astype(np.int64), (count, length))
+    def _speed_rows(self, data: EvaluationSet) -> int:
+        """As many rows as are scored at once, but no more than it takes to keep a device busy."""
+        return min(self.settings.batch_size, max(1, SPEED_POSITIONS // data.rows.shape[1]))
+
+    def _full_rows(self, data: EvaluationSet, count: int) -> Batch:
+        """That many rows of full length."""
+        ids = np.resize(data.rows[:count].astype(np.int64), (count, data.rows.shape[1]))
         numbers = np.arange(len(ids)) % data.num_rows
         collator = self.scoring.collator_of(data)
         return collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(self.backend.device)

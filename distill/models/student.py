@@ -1,6 +1,7 @@
 """Make the student: from teacher layers, from a configuration, from a saved model, or by the user's callable."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.config import StudentConfig
 from distill.errors import SettingError, first_line
+from distill.host import free_memory
 from distill.models.check import check_length, check_model, check_tokenizers, longest_row, position_offset
 from distill.models.custom import custom_model
 from distill.models.fields import check_fields, family
@@ -114,7 +116,7 @@ def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, 
     """
     fields = {**fields, **_changes(teacher.config, settings, kind)}
     try:
-        return type(teacher)(type(teacher.config).from_dict(fields)).float()
+        return _in_memory(lambda: type(teacher)(type(teacher.config).from_dict(fields)).float())
     except (*UNFIT, StrictDataclassError) as error:
         raise SettingError(
             f"student.kind=layers with student.config={settings.config} makes no {type(teacher).__name__} "
@@ -152,11 +154,31 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
     fields = {**fields, **kind.fields, **_changes(known, settings, kind)}
     fields.pop("model_type", None)
     try:
-        return kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
+        return _in_memory(
+            lambda: kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
+        )
     except (*UNFIT, StrictDataclassError) as error:
         raise SettingError(
             f"student.architecture={architecture} with student.config={settings.config}: {' '.join(str(error).split())}"
         ) from error
+
+
+def _in_memory(build: Callable[[], Any]) -> Any:
+    """The model that `build` makes, unless this host has no memory for its weights and their gradients.
+
+    A processor's memory is promised before it is there: a process that takes too much is killed without a word.
+
+    Raises:
+        SettingError: it has not.
+    """
+    with torch.device("meta"):
+        least = sum(2 * parameter.nbytes for parameter in build().parameters())
+    if (free := free_memory()) is not None and least > free:
+        raise SettingError(
+            f"student.config makes a student whose weights and gradients take {least / 1e9:.3g} GB, and "
+            f"{free / 1e9:.3g} GB are free: make it smaller"
+        )
+    return build()
 
 
 def _changes(known: Any, settings: StudentConfig, kind: ModelKind) -> dict[str, Any]:

@@ -157,7 +157,12 @@ def test_gbk_is_named_and_read(tmp_path: Path, words: PreTrainedTokenizerFast) -
         assert "\n" not in str(caught.value)
     texts, errors = read_all(kind="text", path=f"{tmp_path}/a.txt", encoding="gbk")
     assert texts == ["\n".join([CHINESE] * 100)] and not errors
-    for encoding, match in (("klingon", "no encoding"), ("utf-16", "iconv"), ("base64", "iconv")):
+    for encoding, match in (
+        ("klingon", "no encoding"),
+        ("idna", "no encoding"),
+        ("utf-16", "iconv"),
+        ("base64", "iconv"),
+    ):
         with pytest.raises(SettingError, match=rf"corpus\.encoding={encoding} .*{match}"):
             read_all(kind="text", path=str(tmp_path), encoding=encoding)
 

@@ -136,6 +136,7 @@ def test_plain_gzip_and_zip_hold_the_same_book(tmp_path: Path) -> None:
         ("false.zip", b"no zip at all", "BadZipFile"),
         ("picture.txt", b"\x89PNG\0\0\0", "zero bytes"),
         ("blank.txt", b" \r\n\r\n", "no text"),
+        ("chinese.txt", ("他说的话是在那里的人都不知道的事情" * 9).encode("gbk"), "corpus.encoding=gb18030"),
         (
             "licence.txt",
             pg("*** START OF THE PROJECT GUTENBERG EBOOK X ***", "*** END OF THE PROJECT GUTENBERG EBOOK X ***")

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from distill.data.lines import LONGEST, Unreadable, open_bytes
+from distill.data.encodings import guess
+from distill.data.lines import LONGEST, SAMPLE, Unreadable, open_bytes
 from distill.data.sources._files import FileSource
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
@@ -98,7 +99,7 @@ def decode(data: bytes, name: str) -> str:
     """UTF-8 (a byte order mark is dropped), else the encoding that the header declares, else Windows Latin-1.
 
     Raises:
-        Unreadable: the bytes are no text.
+        Unreadable: the bytes are no text, or read like another encoding that no header declares.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")
@@ -110,6 +111,10 @@ def decode(data: bytes, name: str) -> str:
         pass
     declared = _DECLARED.search(data[:4096])
     encodings = [declared[1].decode()] if declared and declared[1].lower() not in (b"utf-8", b"ascii") else []
+    if not encodings and (likely := guess(data[:SAMPLE])) and "cp1252" not in likely:
+        raise Unreadable(
+            name, f"not UTF-8; it reads like {' or '.join(likely)}, which corpus=text corpus.encoding={likely[0]} reads"
+        )
     for encoding in [*encodings, "cp1252"]:
         try:
             return data.decode(encoding)
