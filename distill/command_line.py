@@ -24,8 +24,12 @@ def check_overrides(arguments: list[str]) -> None:
         arguments: the command line after `python -m distill`.
 
     Raises:
-        SettingError: a group with a value that can name no option of it, or an empty run folder.
+        SettingError: a group with a value that can name no option of it, an empty run folder, or a folder of recipes
+            that is not there.
     """
+    folder = _flags(arguments).config_dir
+    if folder is not None and not Path(folder).is_dir():
+        raise SettingError(f"--config-dir {folder}: no such folder; correct the path")
     groups = {each.name for each in CONF.iterdir() if each.is_dir()} | {"recipe"}
     for override in _parsed(arguments):
         if override.is_sweep_override() or override.is_delete():

@@ -2,7 +2,9 @@
 
 The list is for recipes of strangers. It holds for what a recipe can say: code by its import path, the code of a model
 repository, and everything that Hydra would run or set for it. It does not hold for the command line, for the files of
-the models and data that a recipe names, nor for what the allowed code does with the settings that it gets.
+the models and data that a recipe names, nor for what the allowed code does with the settings that it gets, nor for
+kernels that transformers fetches where the package `kernels` is installed and `attn_implementation` names some. A chain
+starts commands of its own and cannot be run with a list.
 """
 
 import importlib

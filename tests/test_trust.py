@@ -170,3 +170,12 @@ def run_recipe(shelf: Shelf, folder: Path, content: str, *arguments: str) -> sub
     (folder / "recipe" / "evil.yaml").write_text(f"# @package _global_\n{content}\ntrust: {{targets: null}}\n")
     others = [each for each in shelf.arguments(folder / "run") if not each.startswith("+recipe")]
     return command("--config-dir", str(folder), "+recipe=evil", *others, *arguments, path=folder)
+
+
+def test_a_folder_of_recipes_that_is_not_there(tmp_path: Path) -> None:
+    process = command("--config-dir", str(tmp_path / "no"), "+recipe=evil", "trust.targets=[]")
+    error = process.communicate(timeout=120)[1]
+    assert (
+        process.returncode == 2
+        and error == f"distill: --config-dir {tmp_path / 'no'}: no such folder; correct the path\n"
+    )
