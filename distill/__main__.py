@@ -46,7 +46,7 @@ def run_hydra(signals: "Signals") -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from distill.command_line import check_overrides, check_trust
+    from distill.command_line import check_overrides, check_secrets, check_trust
     from distill.compose import register
     from distill.config import CONF
 
@@ -72,6 +72,7 @@ def run_hydra(signals: "Signals") -> int:
     register()
     try:
         check_overrides(sys.argv[1:])
+        check_secrets(sys.argv[1:])
         check_trust(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed)()
     except Exception as error:  # also of Hydra itself, which makes the run folder before anything else happens
@@ -117,7 +118,7 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
 
     from distill.compose import build, chain_config
     from distill.config import OnUsr1
-    from distill.redaction import masked, redact
+    from distill.redaction import masked, redact_override
 
     path, overrides = Path(job.runtime.output_dir), list(job.overrides.task)
     if (chain := chain_config(cfg, overrides)) is not None:
@@ -143,7 +144,7 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
         config,
         path,
         recipe=job.runtime.choices.get("recipe") or "default",
-        command=redact(" ".join(["python -m distill", *overrides])),
+        command=" ".join(["python -m distill", *map(redact_override, overrides)]),
         resolved=OmegaConf.to_yaml(OmegaConf.create(masked(OmegaConf.to_container(cfg, resolve=True)))),
     )
     end_rank(0)

@@ -19,7 +19,7 @@ from typing import Any
 from distill.children import dying_with, pass_signals
 from distill.config import ChainConfig, StageConfig
 from distill.errors import SettingError, StageFailed
-from distill.redaction import redact
+from distill.redaction import redact_override
 from distill.report import chain_report
 from distill.report.by_milestone import MilestoneRuns
 from distill.results_file import check_student, read_results
@@ -71,12 +71,12 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
     ]
     seeded = [] if run.seed is None else [f"seed={run.seed}"]
     arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={run.folder}"]
-    known = {"arguments": [redact(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
+    known = {"arguments": [redact_override(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
     if _is_finished(run.folder, known):
         return
     parts = {"milestone of step": run.step, "seed": run.seed}
     label = ", ".join([name, *(f"{part} {value}" for part, value in parts.items() if value is not None)])
-    logger.info(f"stage {label}: python -m distill {' '.join(arguments)}")
+    logger.info(f"stage {label}: python -m distill {' '.join(known['arguments'])}")
     if status := _run([sys.executable, "-m", "distill", *arguments]):
         raise StageFailed(label, status)
     (run.folder / STAGE).write_text(json.dumps(known))

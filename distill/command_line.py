@@ -1,15 +1,20 @@
-"""Looks at the command line before Hydra does: for values that name nothing, and for code that is not trusted."""
+"""Looks at the command line before Hydra does: for values that name nothing, secrets, and code that is not trusted."""
 
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from distill.compose import group_of, written
 from distill.config import CONF, RECIPES
 from distill.errors import SettingError
-from distill.trust import refuse_targets
+from distill.redaction import masked, secrets_in
 
 # Where Hydra begins a run folder; of nothing it would make the folder that the user is in.
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+# What makes Hydra itself write settings, into files or the names of folders.
+WRITES = ("hydra.mode", "hydra.output_subdir", "override_dirname")
+# Parts of Hydra's configuration that run and change nothing: folders, and facts about the run.
+HARMLESS = ("run", "sweep", "overrides", "runtime", "job")
+HARMLESS_OF_JOB = ("name", "override_dirname", "id", "num", "config_name", "config")
 
 
 def check_overrides(arguments: list[str]) -> None:
@@ -19,22 +24,18 @@ def check_overrides(arguments: list[str]) -> None:
         arguments: the command line after `python -m distill`.
 
     Raises:
-        SettingError: a group with a value that can name no option of it, or an empty run folder.
+        SettingError: a group with a value that can name no option of it, an empty run folder, or a folder of recipes
+            that is not there.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
+    folder = _flags(arguments).config_dir
+    if folder is not None and not Path(folder).is_dir():
+        raise SettingError(f"--config-dir {folder}: no such folder; correct the path")
     groups = {each.name for each in CONF.iterdir() if each.is_dir()} | {"recipe"}
-    for argument in arguments:
-        if argument.startswith(("-", "~")) or "=" not in argument:
-            continue
-        try:
-            override = OverridesParser.create().parse_override(argument)
-        except HydraException:
-            continue  # Hydra says it itself
-        if override.is_sweep_override():
+    for override in _parsed(arguments):
+        if override.is_sweep_override() or override.is_delete():
             continue
         name, value = override.key_or_group, override.value()
+        masked({name: value})  # from here on no line that is written holds it
         if name in groups and not isinstance(value, str | list | dict):
             raise SettingError(f"{name}={written(value)} is no option: choose one of {', '.join(_options(name))}")
         if name in FOLDERS and (value is None or not str(value).strip()):
@@ -48,25 +49,143 @@ def _options(group: str) -> list[str]:
     return sorted(file.stem for file in folder.glob("*.yaml"))
 
 
-def check_trust(arguments: list[str]) -> None:
-    """Look at what Hydra itself would run, such as its callbacks, before it does, where `trust.targets` is given.
+def check_secrets(arguments: list[str]) -> None:
+    """Refuse secrets where Hydra itself would write them: in the folders and files of a sweep, and in `.hydra`.
 
     Raises:
-        SettingError: a recipe names code there that is not allowed.
+        SettingError: the command line or a recipe holds one, and not only the name of an environment variable.
     """
-    from hydra import compose, initialize_config_dir
+    if not (_flags(arguments).multirun or any(word in each for word in WRITES for each in arguments)):
+        return
     from omegaconf import OmegaConf
 
-    if not any(each.startswith(("trust.targets=", "+trust.targets=", "++trust.targets=")) for each in arguments):
+    given = [each.key_or_group for each in _parsed(arguments)]
+    found = [name for name in given if any(secrets_in("value", name))]
+    found += [name for each in _parsed(arguments) for name in secrets_in(_values(each), each.key_or_group)]
+    composed = OmegaConf.to_container(_compose(arguments, hydra=True), resolve=False)
+    assert isinstance(composed, dict)
+    found += secrets_in(composed.pop("hydra")["sweeper"].get("params"), "hydra.sweeper.params")
+    found += secrets_in(composed)
+    if found:
+        raise SettingError(
+            f"{found[0]} is named like a secret, which Hydra would write into names of folders or files of its own "
+            f"(--multirun, hydra.output_subdir): write {found[0].rpartition('.')[2]}: ${{oc.env:NAME}} into a recipe "
+            "and set that variable, or start the runs one by one without them"
+        )
+
+
+def check_trust(arguments: list[str]) -> None:
+    """Look at what Hydra itself would run or set, such as callbacks and variables, where `trust.targets` is given.
+
+    Raises:
+        SettingError: anything but the command line changes that, or names code there that is not allowed.
+    """
+    flags = _flags(arguments)
+    if flags.config_dir is None and not any("trust" in each or "searchpath" in each for each in arguments):
+        return  # the packaged recipes say nothing of trust
+    from omegaconf import OmegaConf
+
+    from distill.trust import refuse_targets
+
+    sweeps = [each.key_or_group for each in _parsed(arguments) if each.is_sweep_override()]
+    if any(name.startswith("trust") for name in sweeps):
+        raise SettingError("trust.targets: give one list, and no sweep over several")
+    composed = _compose(arguments, hydra=True)
+    if (allowed := OmegaConf.select(composed, "trust.targets")) is None:
         return
-    folders = [own for option, own in pairwise(arguments) if option in ("--config-dir", "-cd")]
-    folders += [each.partition("=")[2] for each in arguments if each.startswith("--config-dir=")]
-    overrides = [each for each in arguments if "=" in each and not each.startswith("-")]
-    overrides += [f"hydra.searchpath=[{','.join(f'file://{Path(each).absolute()}' for each in folders)}]"] * bool(
-        folders
-    )
+    for option, value in [
+        ("--config-name", flags.config_name),
+        ("--config-path", flags.config_path),
+        ("--experimental-rerun", flags.experimental_rerun),
+    ]:
+        if value is not None:
+            raise SettingError(f"{option} {value}: it cannot be looked at as trust.targets demands; leave it out")
+    if composed.get("chain") is not None:
+        raise SettingError("trust.targets: a chain starts commands of its own, which that does not reach; leave it out")
+    for name in sweeps:
+        if "." not in name and not isinstance(composed.get(name), int | float):
+            raise SettingError(
+                f"{name}: a sweep over files cannot be looked at as trust.targets demands; start the runs one by one"
+            )
+    before, now = _working_parts(_compose(arguments, hydra=True, recipes=False)), _working_parts(composed)
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            raise SettingError(
+                f"{name} is set by a recipe or another file, which trust.targets={list(allowed)} does not let them: "
+                "give it on the command line if you trust it"
+            )
+        refuse_targets(now.get(name), list(allowed), name)
+
+
+def _working_parts(composed: Any) -> dict[str, Any]:
+    """What Hydra runs, or sets for the run, by its name; what it refers to is put in its place where that is there."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    hydra = composed.hydra
+    names = [name for name in hydra if name not in HARMLESS]
+    names += [f"job.{name}" for name in hydra.job if name not in HARMLESS_OF_JOB]
+    found = {}
+    for name in names:
+        try:
+            part = OmegaConf.select(hydra, name)
+            found[f"hydra.{name}"] = OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
+        except OmegaConfBaseException as error:
+            found[f"hydra.{name}"] = str(error)
+    return found
+
+
+def _flags(arguments: list[str]) -> Any:
+    """Hydra's own options, as it reads them itself, and `overrides`."""
+    from hydra._internal.utils import get_args_parser
+
+    flags, others = get_args_parser().parse_known_args(arguments)
+    flags.overrides = [*flags.overrides, *(each for each in others if not each.startswith("-"))]
+    return flags
+
+
+def _parsed(arguments: list[str]) -> list[Any]:
+    """The overrides among the arguments; those that are none are left for Hydra to refuse."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    found, parser = [], OverridesParser.create()
+    for argument in _flags(arguments).overrides:
+        try:
+            found.append(parser.parse_override(argument))
+        except HydraException:
+            name, _, value = argument.partition("=")
+            masked({name.lstrip("+~"): value})  # Hydra will show the line
+    return found
+
+
+def _values(override: Any) -> Any:
+    """The value, or all of a sweep; null where those are names of files or numbers between limits."""
+    from hydra.errors import HydraException
+
+    try:
+        return list(override.sweep_iterator()) if override.is_sweep_override() else override.value()
+    except HydraException:
+        return None
+
+
+def _compose(arguments: list[str], hydra: bool = False, recipes: bool = True) -> Any:
+    """The configuration that these arguments make; of a sweep what its jobs have in common.
+
+    Args:
+        hydra: with Hydra's own part.
+        recipes: with all that the command line names; else with what it says of Hydra alone.
+    """
+    from hydra import compose, initialize_config_dir
+
+    flags, path, overrides = _flags(arguments), [], []
+    for override in _parsed(arguments):
+        if override.key_or_group == "hydra.searchpath":
+            path += override.value()
+        elif not override.is_sweep_override() and (recipes or override.key_or_group.startswith(("hydra.", "hydra/"))):
+            overrides.append(override.input_line)
+    if flags.config_dir is not None:
+        path.insert(0, f"file://{Path(flags.config_dir).absolute()}")
+    listed = ",".join("'{}'".format(each.replace("'", "\\'")) for each in path)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("config", overrides, return_hydra_config=True)
-    settings = OmegaConf.to_container(composed, resolve=False)
-    assert isinstance(settings, dict)
-    refuse_targets(settings["hydra"], settings["trust"]["targets"], "hydra")
+        return compose("config", [*overrides, f"hydra.searchpath=[{listed}]"], return_hydra_config=hydra)

@@ -15,6 +15,13 @@ from typing import Any, get_type_hints
 from distill.errors import SettingError
 from distill.nearest import did_you_mean
 
+# The packages that hold what settings name by `kind`.
+SOURCES = "distill.data.sources"
+TABLES = "distill.data.tables"
+TERMS = "distill.objective.terms"
+OPTIMIZERS = "distill.optimizers"
+SCHEDULES = "distill.schedules"
+
 
 @dataclass(frozen=True)
 class Component:
@@ -138,13 +145,18 @@ def component(
             f"{setting}.kind={kind} is not known{did_you_mean(kind, known)}: choose one of {', '.join(known)}, or name "
             f"a callable of your own as {setting}._target_"
         )
-    return Component(setting, f"{wing}.{kind}.{class_name(kind)}", arguments, optional)
+    return Component(setting, built_in(wing, kind), arguments, optional)
 
 
 def kinds(wing: str) -> list[str]:
     """The built-in choices of a package: its modules, sorted; those that begin with an underscore are none."""
     folder = importlib.import_module(wing).__path__
     return sorted(module.name for module in pkgutil.iter_modules(folder) if not module.name.startswith("_"))
+
+
+def built_in(wing: str, kind: str) -> str:
+    """The import path of a built-in choice."""
+    return f"{wing}.{kind}.{class_name(kind)}"
 
 
 def class_name(kind: str) -> str:

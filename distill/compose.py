@@ -9,7 +9,17 @@ from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from distill.component import Component, component, convert, kinds
+from distill.component import (
+    OPTIMIZERS,
+    SCHEDULES,
+    SOURCES,
+    TABLES,
+    TERMS,
+    Component,
+    component,
+    convert,
+    kinds,
+)
 from distill.config import (
     RECIPES,
     CacheConfig,
@@ -33,15 +43,10 @@ from distill.errors import SettingError
 from distill.nearest import did_you_mean
 from distill.ramp import Ramp
 from distill.redaction import masked
-from distill.trust import refuse_targets
+from distill.trust import refuse_remote_code, refuse_targets
 from distill.unknown import explain
 
-SOURCES = "distill.data.sources"
-TABLES = "distill.data.tables"
-TERMS = "distill.objective.terms"
 REPLACED = "student.config"  # the setting whose dict is replaced as a whole
-OPTIMIZERS = "distill.optimizers"
-SCHEDULES = "distill.schedules"
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 HELDOUT = "heldout"  # the kind of an evaluation set that is a part of the corpus
 
@@ -117,7 +122,9 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     given = {str(name): value for name, value in container.items()}
     config = Config(given=masked(given))
     config.trust = _typed(TrustConfig, group_of("trust", given.get("trust")), "trust")
-    refuse_targets(given, config.trust.targets)
+    if config.trust.targets is not None:
+        refuse_targets(given, config.trust.targets)
+        refuse_remote_code(given, overrides or [])
     groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name != "given"}
     for name in given:
         if name not in groups:

@@ -30,7 +30,7 @@ from distill.objective.terms import Term
 from distill.pair import Models, load_models, load_twin
 from distill.progress import configure_logging
 from distill.rank_identity import refuse_differing_settings
-from distill.redaction import masked
+from distill.redaction import redacted
 from distill.report import report, results, summary
 from distill.report.use import origin_of
 from distill.run_folder import RunFolder
@@ -105,7 +105,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         )  # fmt: skip
         ending = {"ended_by": train(training), "length": config.train.length}
         monitor.close()
-        content = masked(facts | results_of(config, models, text, training, ending, monitor, twin, caches))
+        content = redacted(facts | results_of(config, models, text, training, ending, monitor, twin, caches))
         write_outputs(folder, content, models, resolved)
         backend.barrier()
         return content

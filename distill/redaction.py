@@ -1,81 +1,151 @@
-"""Keeps passwords and keys out of everything that a run writes: settings by their names, texts by what they contain."""
+"""Keeps passwords and keys out of everything that a run writes: settings by their names, texts by what they contain.
 
+There are two kinds of names. A credential (`db_password`, `api_key`) opens something and has no part in the
+student: it becomes `***`, and a run with another one is still the same run. Other names may hold a secret or not
+(`acme_key`, but also `feature_key` and `auth_mode`): they become `***` and a digest of their value, so that runs that
+differ in them are different runs.
+"""
+
+import hashlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 MASK = "***"
-# Words that make the name of a setting one of a secret; a name is split at its points, dashes and capitals.
-SECRET = {
-    "password",
-    "passwd",
-    "pwd",
-    "passphrase",
-    "secret",
-    "secrets",
-    "credential",
-    "credentials",
-    "apikey",
-    "token",
-}
-SECRET |= {"auth", "authorization", "bearer"}
-BEFORE_KEY = {"api", "access", "private", "secret", "account", "signing", "encryption", "auth"}  # as in api_key
-# A token of a text is none of these: mask_token, pad_token.
+# Words that make a name that of a credential at its end, and one that may hold a secret elsewhere.
+CREDENTIAL = {"password", "passwords", "passwd", "pwd", "passphrase", "secret", "secrets", "credential", "credentials"}
+CREDENTIAL |= {"apikey", "apikeys", "auth", "authorization", "bearer"}
+# Words that make a key or a token a credential: api_key, hf_token.
+OPENS = {"api", "access", "private", "secret", "account", "signing", "encryption", "auth"}
+OPENS |= {"hf", "hub", "huggingface", "wandb", "openai", "github", "aws", "azure"}
+KEYS, TOKENS = ("key", "keys"), ("token", "tokens")
+# Keys that are none of a lock: those of records and tables, of orders, and those of attention.
+BEFORE_KEY = {"sort", "order", "group", "join", "primary", "foreign", "unique", "index", "row", "column", "field"}
+BEFORE_KEY |= {"record", "dict", "map", "cache", "partition", "text", "label", "id", "public", "query", "cross", "num"}
+# Tokens that are pieces of text.
 BEFORE_TOKEN = {"mask", "pad", "sep", "cls", "bos", "eos", "unk", "eot", "special", "image", "start", "end", "per"}
+BEFORE_TOKEN |= {"stop", "added", "additional", "extra", "new", "num", "max", "min", "first", "last"}
 SHORTEST = 4  # characters of a secret that is looked for in texts: a shorter one would be found everywhere
 
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # name=value and name: value, in overrides, YAML, JSON and dicts as Python prints them.
 NAME = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*""")
-VALUE = re.compile(r""""[^"]*"|'[^']*'|[^\s,;}\])"'{\[]+""")
-LOGIN = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")  # user:password of an address
+VALUE = re.compile(
+    r"""\$\{oc\.env:\w+\}|"[^"]*"|'[^']*'|(?:(?:Bearer|Basic|Token|Digest)\s+)?[^\s,;&}\])"'{\[]+""", re.IGNORECASE
+)
+BEARER = re.compile(r"\b(?<=[Bb]earer) +[\w.~+/=-]{8,}")
+LOGIN = re.compile(r"""(?<=://)[^/\s?#"'<>]+(?=@)""")  # user:password of an address, or a token alone
+NUMBER = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
+NOTHING = ("null", "None", "true", "false", "True", "False")
+FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:\w+\}")  # names where a secret is, and is none
+MARK = re.compile(rf"{re.escape(MASK)}(?: [0-9a-f]{{12}})?")  # what `masked` has left
 
-_known: set[str] = set()  # the values of secrets that this process has seen
+_known: dict[str, str] = {}  # secrets of this process's settings, and the marks that stand for them
+
+
+def is_credential(name: str) -> bool:
+    """Whether a setting of that name, or one that it lies in, opens something."""
+    return any(_opens(part) for part in map(_words, name.split(".")))
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting of that name holds a secret, by its last part."""
-    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name.rpartition(".")[2])]
-    before = dict(zip(words[1:], words, strict=False))
-    if "key" in words and before.get("key") in BEFORE_KEY:
+    """Whether the value of a setting of that name is masked where it is a text."""
+    if not CREDENTIAL.isdisjoint(_words(name)) or is_credential(name):
         return True
-    return any(word in SECRET and not (word == "token" and before.get(word) in BEFORE_TOKEN) for word in words)
+    *before, last = _words(name.rpartition(".")[2]) or [""]
+    if last in TOKENS:
+        return last == "token" if not before else before[-1] not in BEFORE_TOKEN
+    return last in KEYS and bool(before) and before[-1] not in BEFORE_KEY
 
 
-def masked(value: Any, name: str = "") -> Any:
-    """`value` with every secret in it replaced, and remembered so that `redact` finds it in texts.
+def masked(settings: Any, name: str = "") -> Any:
+    """`settings` with every secret in them replaced, and remembered so that `redact` finds it in texts.
+
+    All below a credential is one. Of numbers only credentials are masked, and not tokens, so that weights and counts
+    stay, on which a student depends. Booleans and null stay.
 
     Args:
-        value: settings, nested; what is not a string or a number is no secret.
+        settings: nested, of this process: what is remembered is never forgotten.
         name: of the setting.
     """
+    return redacted(_by_names(settings, name))
+
+
+def redacted(value: Any) -> Any:
+    """`value` with all the texts in it redacted; nothing is learned from them."""
     if isinstance(value, dict):
-        return {key: masked(inner, f"{name}.{key}") for key, inner in value.items()}
+        return {key: redacted(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [masked(inner, name) for inner in value]
-    if is_secret(name) and value is not None and not isinstance(value, bool):
-        _remember(str(value))
-        return MASK
+        return [redacted(inner) for inner in value]
     return redact(value) if isinstance(value, str) else value
 
 
 def redact(text: str) -> str:
     """`text` without the secrets in it: those of this run's settings, what a secret's name precedes, and logins."""
-    text = LOGIN.sub(MASK, _mask_settings(text))
     for secret in sorted(_known, key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    return text
+        text = text.replace(secret, _known[secret])
+    return LOGIN.sub(MASK, BEARER.sub(f" {MASK}", _mask_named(text)))
 
 
-def _mask_settings(text: str) -> str:
+def redact_override(override: str) -> str:
+    """The same of NAME=VALUE, where all the rest is the value."""
+    name, _, value = override.partition("=")
+    mark = _mark(name.lstrip("+~"), _read(value))
+    return redact(override) if mark is None else f"{name}={mark}"
+
+
+def secrets_in(settings: Any, name: str = "") -> Iterator[str]:
+    """The names of the settings that hold a secret itself, not only the name of the variable that it is in."""
+    if isinstance(settings, dict | list | tuple):
+        pairs = settings.items() if isinstance(settings, dict) else ((None, each) for each in settings)
+        for key, inner in pairs:
+            yield from secrets_in(inner, name if key is None else f"{name}.{key}".lstrip("."))
+    elif _mark(name, settings) is not None:
+        yield name
+
+
+def _by_names(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _by_names(inner, f"{name}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_by_names(inner, name) for inner in value]
+    mark = _mark(name, value)
+    if mark is not None and len(str(value)) >= SHORTEST:
+        _known[str(value)] = mark
+    return value if mark is None else mark
+
+
+def _mark(name: str, value: Any) -> str | None:
+    """What stands in place of the value of a setting; None where it is no secret."""
+    if value is None or isinstance(value, bool) or not is_secret(name) or not str(value):
+        return None
+    if isinstance(value, str):
+        if MARK.fullmatch(value) or FROM_ENVIRONMENT.fullmatch(value):
+            return None
+        return MASK if is_credential(name) else f"{MASK} {hashlib.sha256(value.encode()).hexdigest()[:12]}"
+    return MASK if any(_opens(part) and part[-1] not in TOKENS for part in map(_words, name.split("."))) else None
+
+
+def _mask_named(text: str) -> str:
     pieces, end = [], 0
     for name in NAME.finditer(text):
-        value = VALUE.match(text, name.end()) if is_secret(name[1]) and name.start() >= end else None
-        if value and value[0] not in ("null", "None", "true", "false", "True", "False"):
-            _remember(value[0].strip("\"'"))
-            pieces += [text[end : value.start()], MASK]
+        value = VALUE.match(text, name.end()) if name.start() >= end and is_secret(name[1]) else None
+        if value is not None and (mark := _mark(name[1], _read(value[0]))) is not None:
+            pieces += [text[end : value.start()], mark]
             end = value.end()
     return "".join([*pieces, text[end:]])
 
 
-def _remember(secret: str) -> None:
-    if len(secret) >= SHORTEST and secret != MASK:
-        _known.add(secret)
+def _read(text: str) -> Any:
+    """A value as it is written: a number stands for any, and other things than texts for null."""
+    return float("nan") if NUMBER.fullmatch(text) else None if text in NOTHING else text.strip("\"'")
+
+
+def _words(name: str) -> list[str]:
+    """Those of a name, which are divided by dashes, digits and capitals."""
+    return [word.lower() for word in WORD.findall(name)]
+
+
+def _opens(words: list[str]) -> bool:
+    before, last = ["", "", *words][-2:]
+    return last in CREDENTIAL or (last in (*KEYS, *TOKENS) and before in OPENS)

@@ -105,7 +105,10 @@ class Wandb:
                 mode="online" if online else "offline",
                 resume="allow" if online and resumed else None,  # offline, wandb warns and ignores it
                 config=config,
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+                # Of the machine and the command line, which may hold secrets, wandb writes nothing down.
+                settings=wandb.Settings(
+                    silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True
+                ),
             )
         except wandb.errors.Error as error:
             raise SettingError(f"tracker.kind=wandb: did not start ({_one_line(error)}); use tracker=none") from None

@@ -125,7 +125,7 @@ def _hosts(settings: BackendConfig) -> list[tuple[str, int]]:
         return [("localhost", settings.processes or _num_gpus(settings))]
     hosts = []
     for entry in str(settings.hosts).split(","):
-        match = re.fullmatch(r"\s*([\w.-]+):([1-9]\d*)\s*", entry)
+        match = re.fullmatch(r"\s*(\w[\w.-]*):([1-9]\d*)\s*", entry)
         if match is None:
             raise SettingError(f"backend.hosts={settings.hosts}: give host:ranks,host:ranks such as a:8,b:8")
         hosts.append((match[1], int(match[2])))
