@@ -41,18 +41,19 @@ class Ddp(Backend):
         if nccl and requested is not None and requested > 1:
             os.environ["NCCL_MIN_NCHANNELS"] = str(requested)  # read when the first communicator is made
         self._store = open_store(info, settings.timeout, "distill")
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if nccl else "gloo",
-            store=dist.PrefixStore("groups", self._store),
-            rank=info.rank,
-            world_size=info.size,
-            timeout=timedelta(seconds=settings.timeout),
-            device_id=device if nccl else None,
-        )
-        self._rings = TorchRings(1 if nccl else requested or max(CANDIDATES), settings.timeout)
-        self._nccl = nccl
         # A connection of its own: a wait in the other one would hold it up.
         self._roll_call = RollCall(dist.PrefixStore("roll call", self._store.clone()), self.rank, self.size)  # type: ignore[attr-defined]
+        with self._called():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if nccl else "gloo",
+                store=dist.PrefixStore("groups", self._store),
+                rank=info.rank,
+                world_size=info.size,
+                timeout=timedelta(seconds=settings.timeout),
+                device_id=device if nccl else None,
+            )
+        self._rings = TorchRings(1 if nccl else requested or max(CANDIDATES), settings.timeout)
+        self._nccl = nccl
         self._describe()
 
     def _barrier(self) -> None:

@@ -33,6 +33,21 @@ def late_rank(barrier: bool, stop: bool) -> str:
     return " ".join(said)
 
 
+def late_start() -> str:
+    """What rank 0 says while rank 1 has not come to the first meeting of all."""
+    roll_call.FIRST, roll_call.SIGN_OF_LIFE, roll_call.SILENT = 0.6, 0.1, 0.4
+    said: list[str] = []
+    roll_call.RollCall._say = lambda self, missing, signs, waited: said.append(f"{sorted(missing)} {len(signs)}")  # type: ignore[method-assign]
+    if os.environ["RANK"] == "1":
+        time.sleep(2.0)
+    build(BackendConfig(name="ddp", device="cpu", threads=1, timeout=100.0)).sum(torch.ones(1))
+    return " ".join(said)
+
+
+def test_a_rank_that_does_not_start_is_named(tmp_path: Path) -> None:
+    assert run_ranks(2, tmp_path, late_start) == ["[1] 1", ""]
+
+
 @pytest.mark.parametrize(("barrier", "stop", "named"), [(False, False, True), (True, False, False), (True, True, True)])
 def test_a_rank_that_does_not_come_is_named_once(barrier: bool, stop: bool, named: bool, tmp_path: Path) -> None:
     said = run_ranks(2, tmp_path, late_rank, barrier, stop)
