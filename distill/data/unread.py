@@ -95,6 +95,11 @@ class Unread:
             raise SettingError(f"{named}: {self.skipped[0]}; mend or remove it, or set corpus.unreadable=skip")
         if self.bad and strict:
             raise SettingError(f"{named}: {self.first_bad[0]}; mend or remove it, or set corpus.unreadable=skip")
+        if self.skipped and self.records == self.bad:
+            raise SettingError(
+                f"{named}: none of its files can be read, first {self.skipped[0]}; mend them, set {setting}.kind, or "
+                "give another path"
+            )
         if self.share > settings.max_bad:
             raise SettingError(
                 f"{named}: {self.bad:,} of {self.records:,} records ({self.share:.1%}) are bad, more than "

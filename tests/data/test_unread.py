@@ -70,3 +70,16 @@ def test_a_field_that_no_file_has_is_the_settings_fault(
             tokens_of(corpus_of(folder, suffix, workers), words)
     with pytest.raises(SettingError, match=line):
         corpus_tokenizer(corpus_of(folder, suffix))
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["tokens", "tokenizer"])
+def test_where_no_file_can_be_read_the_first_reason_is_given(
+    tmp_path: Path, words: PreTrainedTokenizerFast, train: bool
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_records(folder, "parquet", "text", [some_text(1, 30)] * 50, "a")
+    (folder / "a.parquet").write_bytes((folder / "a.parquet").read_bytes()[:-20])
+    corpus = corpus_of(folder, "parquet")
+    with pytest.raises(SettingError, match=r"corpus\.path=.*none of its files can be read, first a\.parquet: Arrow"):
+        corpus_tokenizer(corpus) if train else tokens_of(corpus, words)
