@@ -80,7 +80,9 @@ def load_pretrained(
     except SettingError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise SettingError(f"{setting}={path} does not load as a {kind.noun}: {first_line(error)}") from error
+        raise SettingError(
+            f"{setting}={path} does not load as a {kind.noun}: {first_line(error)}{_no_folder(path)}"
+        ) from error
     missing = sorted(found["missing_keys"])  # transformers has filled them with random numbers
     encoder = f"{model.base_model_prefix}."
     if any(name.startswith(encoder) and not name.startswith(f"{encoder}pooler") for name in missing) or (
@@ -147,13 +149,20 @@ def load_tokenizer(
                 folder, revision=revision or "main", trust_remote_code=trust_remote_code
             )
     except (OSError, ValueError, KeyError) as error:
-        raise SettingError(f"{setting}={path} has no tokenizer that loads: {first_line(error)}") from error
+        raise SettingError(
+            f"{setting}={path} has no tokenizer that loads: {first_line(error)}{_no_folder(path)}"
+        ) from error
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
         raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
     if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
         needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
         raise SettingError(f"{setting}={path}: {kind.noun}s need {needs}")
     return tokenizer
+
+
+def _no_folder(path: str) -> str:
+    """The end of a message about what may be a name on the Hub or a folder that is not there."""
+    return "" if Path(path).expanduser().exists() else f"; nor is there a folder {path} here: correct the name"
 
 
 def _refuse_no_files(setting: str, path: str, folder: Path) -> None:

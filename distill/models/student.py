@@ -158,8 +158,11 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
             lambda: kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
         )
     except (*UNFIT, StrictDataclassError) as error:
+        # Of a name that a table of transformers lacks, such as that of an activation, a KeyError has no more than that.
+        unknown = "it knows no " if isinstance(error, KeyError) else ""
         raise SettingError(
-            f"student.architecture={architecture} with student.config={settings.config}: {' '.join(str(error).split())}"
+            f"student.architecture={architecture} with student.config={settings.config}: {unknown}"
+            f"{' '.join(str(error).split())}"
         ) from error
 
 
