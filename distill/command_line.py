@@ -36,7 +36,10 @@ def check_overrides(arguments: list[str]) -> None:
             continue
         name, value = override.key_or_group, override.value()
         masked({name: value})  # from here on no line that is written holds it
-        if name in groups and not isinstance(value, str | list | dict):
+        listed = value if isinstance(value, list) else []
+        if name in groups and (
+            not isinstance(value, str | list | dict) or not all(isinstance(each, str) for each in listed)
+        ):
             raise SettingError(f"{name}={written(value)} is no option: choose one of {', '.join(_options(name))}")
         if name in FOLDERS and (value is None or not str(value).strip()):
             raise SettingError(f"{name}={value} is empty (a shell variable that is not set?): give a folder")

@@ -44,6 +44,7 @@ optimizer.weight_decay=1e30
 optimizer.lr=inf
 optimizer.lr=1e30
 optimizer.lr=null
+backend=[1]
 optimizer.lr=1e-300
 optimizer.clip=1e-30
 train.minutes=1e-9

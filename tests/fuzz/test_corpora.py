@@ -61,6 +61,7 @@ def documents_of(kind: str, path: Path) -> list[Document]:
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
 @given(content=CONTENTS)
 @example(content=b"")
+@example(content=b'{"text": "\\r"}')
 @example(content=b"[" * 100_000)
 @example(content=b'{"text": "\\ud800"}\n{"text": "good"}')
 @example(content=b"PAR1" + bytes(20) + b"PAR1")

@@ -283,7 +283,7 @@ class FileSource(Source):
         for name in shard.paths:
             path, empty = Path(name), True
             for named, content in self.named(path, shard.start, shard.stop):
-                if content:
+                if content and (not isinstance(content, str) or content.strip()):
                     empty = False
                     yield _document(named, content)
             if empty and shard.stop is None:
