@@ -135,13 +135,27 @@ def test_any_bytes_in_a_log(tmp_path: Path, content: bytes) -> None:
         assert len(str(damage).splitlines()) == 1
 
 
+RESULTS = {"identity": {"a": 1}, "training": {"steps": 3}, "text": "é" * 20, "student_files": {"a": "b"}}
+
+
+def as_written_or_damaged(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+        assert read_results(path) == RESULTS
+    except Damaged as damage:
+        assert len(str(damage).splitlines()) == 1
+
+
 @given(edit=EDITS)
 def test_any_bytes_in_results(tmp_path: Path, edit: Any) -> None:
     path = tmp_path / "results.json"
-    content = {"identity": {"a": 1}, "training": {"steps": 3}, "text": "é" * 20}
-    write_results(path, content)
-    path.write_bytes(edited(path.read_bytes(), edit))
-    try:
-        assert read_results(path) == content
-    except Damaged as damage:
-        assert len(str(damage).splitlines()) == 1
+    write_results(path, RESULTS)
+    as_written_or_damaged(path, edited(path.read_bytes(), edit))
+
+
+def test_any_byte_gone_from_results(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write_results(path, RESULTS)
+    content = path.read_bytes()
+    for where in range(len(content)):
+        as_written_or_damaged(path, content[:where] + content[where + 1 :])
