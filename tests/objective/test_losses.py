@@ -50,7 +50,8 @@ def topk_loop(student: Tensor, ids: Tensor, log_probs: Tensor, temperature: floa
 def distribution(logits: list[float], temperature: float) -> list[float]:
     top = max(logits)
     powers = [math.exp((x - top) / temperature) for x in logits]
-    return [x / math.fsum(powers) for x in powers]
+    whole = math.fsum(powers)
+    return [x / whole for x in powers]
 
 
 def mlm_loop(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
