@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from machine import save, table, title
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EVENTS = ("kill", "term", "stop", "damage", "full")
 WORDS = ["river", "house", "letter", "winter", "captain", "garden", "mother", "soldier", "morning", "road", "horse"]
 SIZE = "student.config={hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64}"
-STEPS = 60
+STEPS = 200
 LONGEST = 120.0  # seconds that a run may take after an event; beyond, it hangs
 LEFT_BEHIND = 15.0  # seconds after which a process whose run has ended counts as left behind
 # Statuses that a run may end with when one of these things happens to it; -9 is that of a killed launcher. A signal
@@ -80,7 +80,7 @@ class Chaos:
             "corpus.sequence_length=32", "corpus.vocab_size=300", "corpus.heldout=0.2", "evaluate.sets=[heldout]",
             "evaluate.rows=8", SIZE, "precision=fp32", f"train.batch_size={rows}", "train.accumulate=2",
             "train.epochs=null", f"train.steps={STEPS}", "train.log_every=1", "train.save_every=2",
-            "evaluate.every_steps=20", f"hydra.run.dir={folder}",
+            "evaluate.every_steps=60", f"hydra.run.dir={folder}",
         ]  # fmt: skip
         if self.engine != "single":
             settings += [f"backend={self.engine}", f"backend.processes={self.processes}", "backend.timeout=30"]
@@ -119,7 +119,7 @@ class Chaos:
         process = self.start(folder)
         while not early and steps_of(folder) == before and process.poll() is None:
             time.sleep(0.01)
-        moment = time.monotonic() + self.draw.uniform(0, first if early else last)
+        moment = time.monotonic() + self.draw.uniform(0, first if early else last * (1 - before / (STEPS + 1)))
         while time.monotonic() < moment and process.poll() is None:
             time.sleep(0.01)
         phase = "nothing, as it had ended"
@@ -309,7 +309,7 @@ def main() -> int:
     print(f"{tally.finished} runs finished after {tally.events} events; problems: {len(tally.problems)}")
     for problem in tally.problems:
         print(f"\n{problem}")
-    save(options.json, asdict(tally))
+    save(options.json, vars(tally))
     return 1 if tally.problems else 0
 
 
