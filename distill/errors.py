@@ -29,7 +29,7 @@ class Damaged(SettingError):
 
 
 class Diverged(RuntimeError):
-    """Training met too many non-finite steps in a row and stopped with a usable last checkpoint. Exit status 3."""
+    """Training has ruined its student; the checkpoints before that are kept. Exit status 3."""
 
     status = 3
 

@@ -113,7 +113,7 @@ def train(run: Training) -> str:
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
             had a loss above `train.max_loss_ratio` times that of the first step, or the run ends in one of these
             states or without any step that was taken. The checkpoints that may be ruined are set aside.
-        Interrupted: a signal asked to stop, on this rank or another one; the checkpoint is written.
+        Interrupted: a signal came that stops, on this rank or another one; the message says what is saved.
     """
     model, objective, batches, backend, state = run.model, run.objective, run.batches, run.backend, run.state
     settings, observer = run.settings, run.observer

@@ -12,7 +12,7 @@ from distill.progress import say
 from distill.signals import ALL, SAVING, Signals, handled, name_of
 
 # Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
-# are asked to, and at last they are killed.
+# get SIGTERM, and at last they are killed.
 OWN_END, LAST_END = 3.0, 30.0
 
 
@@ -81,17 +81,17 @@ def run_children(
 def _wait(children: list["subprocess.Popen[bytes]"], signals: Signals) -> int | None:
     """Wait for all, end all when one fails; which failed first.
 
-    Those that a signal was passed on to are ending already: to be asked again would end them at once, while they save.
+    Those that a signal was passed on to are ending already: a second one would end them at once, while they save.
     """
     failed: int | None = None
-    since, asked = 0.0, False
+    since, terminated = 0.0, False
     while alive := [child for child in children if child.poll() is None]:
         if failed is None:
             failed = next((number for number, child in enumerate(children) if child.returncode), None)
             since = time.monotonic()
         past = time.monotonic() - since if failed is not None else 0.0
-        if past > OWN_END and not asked and not any(number != SAVING for number in signals.received):
-            asked = True
+        if past > OWN_END and not terminated and not any(number != SAVING for number in signals.received):
+            terminated = True
             for child in alive:
                 child.terminate()
         if past > OWN_END + LAST_END:

@@ -42,7 +42,6 @@ ROWS = Range(1, 10**12)
 BATCH = Range(1, 65_536)  # rows: ten times what a large machine holds of short ones
 WEIGHT = Range(0, 1e6)
 TEMPERATURE = Range(0.01, 1000)
-SIZE = Range(0, 1e9, open_below=True)
 EVERYWHERE = Range(-1e12, 1e12)  # numbers that have no range of their own, such as those of a callable of the user's
 
 # Of every dataclass of `distill.config`, each field that is a number. The upper ends are far above what any run has
