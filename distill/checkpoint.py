@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from distill.objective.tally import Tally
 from distill.optimizer_state import check_slots, optimizer_state, restore_optimizer
 from distill.record import (
     FORMAT,
+    IN_PARTS,
     OLDER_FORMAT,
     OPTIMIZER,
     RECORD,
@@ -29,6 +31,8 @@ from distill.record import (
     load_tensors,
     read_record,
 )
+from distill.record_parts import read_parts
+from distill.sharding.shard import is_sharded
 from distill.storage import require_room
 
 
@@ -50,6 +54,8 @@ class State:
 
 class Checkpoints:
     """The folder `checkpoints/` of a run."""
+
+    by_all_ranks = False  # whether all ranks save together; else rank 0 does
 
     def __init__(self, folder: Path, keep: int, identity: dict[str, Any]) -> None:
         """`identity`: what must match to resume from a checkpoint (settings and corpus)."""
@@ -76,31 +82,55 @@ class Checkpoints:
         Raises:
             StorageFailed: there is no room for it.
         """
-        weights = _model_tensors(model)
+        weights = model_tensors(model)
         if not weights_are_finite(weights):
             return False
-        self.folder.mkdir(parents=True, exist_ok=True)
-        final = self.folder / f"step-{state.step:08d}"
+        final = self.path_of(state)
         if final.exists():  # written before an interrupted evaluation: nothing has changed since
             return True
-        for leftover in self.folder.glob(".step-*.new"):
-            remove(leftover)
         tensors, numbers = optimizer_state(model, optimizer)
-        num_bytes = sum(tensor.nbytes for tensor in [*weights.values(), *tensors.values()])
-        require_room(self.folder, num_bytes, f"the checkpoint of step {state.step}")
+        self.make_room(state, {**weights, **tensors})
         with atomic(final, durable=True) as new:
             new.mkdir()
             save_file(weights, new / WEIGHTS)
             save_file(tensors, new / OPTIMIZER)
-            record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.precision}
-            record |= {"optimizer": numbers, "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)}}
-            (new / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+            self.write_record(new, state, weights, tensors, numbers)
             write_manifest(new)
+        self.prune(state)
+        return True
+
+    def path_of(self, state: State) -> Path:
+        return self.folder / f"step-{state.step:08d}"
+
+    def make_room(self, state: State, tensors: dict[str, torch.Tensor]) -> None:
+        """Remove what was left half-written. Raises StorageFailed where there is no room for a checkpoint of these."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(".step-*.new"):
+            remove(leftover)
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        require_room(self.folder, num_bytes, f"the checkpoint of step {state.step}")
+
+    def write_record(
+        self,
+        folder: Path,
+        state: State,
+        weights: dict[str, torch.Tensor],
+        tensors: dict[str, torch.Tensor],
+        numbers: dict[str, Any],
+        parts: int | None = None,
+    ) -> None:
+        """Write down what a checkpoint holds; `parts`: how many files each of its two is, where ranks write parts."""
+        record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.precision}
+        record |= {"optimizer": numbers, "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)}}
+        record |= {} if parts is None else {"format": IN_PARTS, "parts": parts}
+        (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+    def prune(self, state: State) -> None:
+        """Remove the older ones, but for the newest that is known to be good."""
         good = [path for path in self.found() if _step_of(path) < state.level.sane_step]
         for old in self.found()[: -self.keep]:
             if old not in good[-1:]:
                 remove(old)
-        return True
 
     def set_ruined_aside(self, sane_step: int) -> None:
         """Rename the checkpoints that may be ruined, of a training that has diverged, to `diverged-step-N`.
@@ -124,8 +154,9 @@ class Checkpoints:
         """Raises Damaged, or SettingError for a format of another release, unless `path` is whole in itself."""
         record = read_record(path)
         check_state(path, _state(record), asdict(State()))
-        for name in (WEIGHTS, OPTIMIZER):
-            load_tensors(path, name, record)
+        if record["format"] != IN_PARTS:  # each part has the digest that its writer gave it
+            for name in (WEIGHTS, OPTIMIZER):
+                load_tensors(path, name, record)
 
     def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
         """Put weights and optimizer back as they were saved.
@@ -138,16 +169,29 @@ class Checkpoints:
         state = _state(record)
         check_state(path, state, asdict(State()))
         refuse_other_settings(record["identity"], self.identity, f"resume={path}")
-        weights, slots = (load_tensors(path, name, record) for name in (WEIGHTS, OPTIMIZER))
-        check_weights(path, weights, _model_tensors(model))
-        check_slots(path, model, optimizer, slots.keys() | record["optimizer"].keys())
+        weights, slots = self.read_tensors(path, record, model, optimizer)
         with torch.no_grad():
-            for name, tensor in _model_tensors(model).items():
+            for name, tensor in model_tensors(model).items():
                 tensor.copy_(weights[name])
         restore_optimizer(model, optimizer, slots, record["optimizer"])
         parts = {"tally": Tally(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
         parts["level"] = LossLevel(**state["level"])
         return State(**{**state, **parts})
+
+    def read_tensors(
+        self, path: Path, record: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The weights of a checkpoint, and what the optimizer kept.
+
+        Raises:
+            Damaged, SettingError: as `load`.
+        """
+        if record["format"] == IN_PARTS or is_sharded(model):
+            return read_parts(path, record, model_tensors(model), partial(check_slots, path, model, optimizer))
+        weights, slots = (load_tensors(path, name, record) for name in (WEIGHTS, OPTIMIZER))
+        check_weights(path, layout(weights), model_tensors(model))
+        check_slots(path, model, optimizer, slots.keys() | record["optimizer"].keys())
+        return weights, slots
 
 
 def _state(record: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +204,7 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters (tied ones once) and the buffers that belong to the state."""
     persistent = model.state_dict(keep_vars=True)
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}

@@ -298,6 +298,10 @@ class BackendConfig:
     # above 64 becomes infinite, and its step is skipped on all ranks.
     compression: str = "none"
     timeout: float = 300.0  # seconds without an answer from another rank
+    # Of fsdp: whether the weights of either model are divided between the ranks; null: they are.
+    shard_student: bool | None = None
+    shard_teacher: bool | None = None
+    offload_teacher: bool = False  # its parts lie in the memory of the host, not of the GPU
 
 
 @dataclass

@@ -8,6 +8,7 @@ import torch
 
 from distill.backends import Backend
 from distill.data.batch import Batch
+from distill.sharding.shard import local
 
 # What the first loss of a term counts as at least: some start where they lose next to nothing, as a student that is a
 # copy of its teacher does, and lose more than three times that ever after.
@@ -103,8 +104,8 @@ def offending_rows(parts: torch.Tensor, window: list[Batch], backend: Backend) -
 
 
 def weights_are_finite(tensors: dict[str, torch.Tensor]) -> bool:
-    """Whether every weight is a number; integer buffers always are."""
-    return all(bool(tensor.isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
+    """Whether every weight is a number, of divided ones this rank's part; integer buffers always are."""
+    return all(bool(local(tensor).isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
 
 
 def ruined_scores(scores: dict[str, dict[str, float | None]], vocabulary: int, limit: float | None) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -36,6 +37,7 @@ from distill.report.use import origin_of
 from distill.run_folder import RunFolder
 from distill.schedule import Schedule, length_in_steps, make_schedule, total_steps
 from distill.setup import choose_precision, setup_student
+from distill.sharding.shard import plain_class
 from distill.storage import storage_failure
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
@@ -106,7 +108,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         ending = {"ended_by": train(training), "length": config.train.length}
         monitor.close()
         content = redacted(facts | results_of(config, models, text, training, ending, monitor, twin, caches))
-        write_outputs(folder, content, models, resolved)
+        write_outputs(folder, content, models, resolved, backend)
         backend.barrier()
         return content
 
@@ -198,7 +200,7 @@ def make_milestones(
     Args:
         facts: what the card says besides, by the names of results.json.
     """
-    student = results.model_block(type(models.student).__name__, models.student, {}, None)
+    student = results.model_block(plain_class(models.student).__name__, models.student, {}, None)
     student["origin"] = origin_block(config, models)
     teacher = results.model_block(title_of(models.teachers), models.teacher, {}, None) if models.teachers else None
     known = facts | {
@@ -216,10 +218,18 @@ def make_milestones(
             "training": results.training_block(state, text.batches, [], []),
             "backend": results.backend_block(backend, config, state),
         }
-        export(models.student, models.tokenizer, path, report.model_card(content), durable=True)
+        whole = models.whole_student(backend)
+        if folder.writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            export(whole, models.tokenizer, path, report.model_card(content), durable=True)
 
     wanted = frozenset(config.train.milestones or [])
-    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write)
+
+    def exists(path: Path) -> bool:
+        there: bool = backend.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
+        return there
+
+    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists)
 
 
 def origin_block(config: Config, models: Models) -> dict[str, Any]:
@@ -283,7 +293,7 @@ def compare_models(
     named = {
         "teacher": (title_of(teachers), teacher),
         **{label: (member.title, member.model) for label, member in members.items()},
-        "student": (type(models.student).__name__, models.student),
+        "student": (plain_class(models.student).__name__, models.student),
     }
     if twin is not None:
         model = load_twin(config, models).to(training.backend.device)
@@ -322,7 +332,8 @@ def refuse_ruined(training: Training, models: Models, scores: dict[str, dict[str
     The checkpoints that may be ruined are set aside, so that the same command goes on from one before them.
     """
     ruined = ruined_scores(scores, len(models.tokenizer), training.settings.max_loss_ratio)
-    if not weights_are_finite(models.student.state_dict()):
+    finite = weights_are_finite(dict(models.student.named_parameters()))
+    if float(training.backend.sum(torch.tensor(float(not finite)))):
         ruined = ["weights that are not finite"]
     if not ruined:
         return
@@ -334,12 +345,13 @@ def refuse_ruined(training: Training, models: Models, scores: dict[str, dict[str
     )
 
 
-def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, resolved: str) -> None:
+def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, resolved: str, backend: Backend) -> None:
     """Write student, report and, last of all, results.json, which makes the run a finished one; rank 0 does."""
+    student = models.whole_student(backend)
     if not folder.writes:
         return
     path = folder.path
-    export(models.student, models.tokenizer, path / "student", report.model_card(content))
+    export(student, models.tokenizer, path / "student", report.model_card(content))
     written = f"Report: {path / 'report.html'}"
     try:
         report.write(path, content, read_lines(folder.metrics_path), resolved)

@@ -9,8 +9,6 @@ scale alike.
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 START, SMALLEST, LARGEST = 2.0**16, 1.0, 2.0**24
 GROWTH_INTERVAL = 2000  # good steps after which the scale is doubled
 
@@ -36,11 +34,6 @@ class LossScale:
             self.value, self.good_steps = None, 0
         elif self.value is None:
             self.value = START
-
-    def unscale(self, gradients: Tensor) -> None:
-        """Divide all gradients by the scale, in place."""
-        if self.factor != 1:
-            gradients.mul_(1 / self.factor)
 
     def update(self, loss_is_finite: bool, gradient_is_finite: bool) -> bool:
         """Adapt the scale after a step, and say whether that step was lost to the scale.

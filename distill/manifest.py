@@ -19,9 +19,14 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: sha256(folder / name) for name in sorted(names)}
 
 
-def write_manifest(folder: Path) -> None:
-    """Write down what the files that lie in `folder` hold, as the last of its files."""
-    known = digests(folder, [path.name for path in folder.iterdir()])
+def write_manifest(folder: Path, known: dict[str, str] | None = None) -> None:
+    """Write down what the files that lie in `folder` hold, as the last of its files.
+
+    Args:
+        known: digests of some of them, by name, from whoever wrote these.
+    """
+    known = dict(known or {})
+    known |= digests(folder, [path.name for path in folder.iterdir() if path.name not in known])
     (folder / MANIFEST).write_text("".join(f"{digest}  {name}\n" for name, digest in known.items()), encoding="utf-8")
 
 

@@ -15,12 +15,14 @@ class Milestones:
     """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
 
     `write` makes one: it gets the folder, which has to appear whole or not at all, and what the run has done so far.
+    Rank 0 calls it; where the student is divided between ranks all do, together, and rank 0 writes.
     """
 
     folder: Path
     steps: frozenset[int]
     every: int | None
     write: Callable[[Path, State], None]
+    exists: Callable[[Path], bool] = Path.exists  # the same answer on all ranks that call `save`
 
     def save(self, state: State) -> None:
         """Write the student where there is a milestone after this step, and none yet from before an interruption.
@@ -30,8 +32,7 @@ class Milestones:
         """
         due = state.step in self.steps or (self.every is not None and state.step % self.every == 0)
         folder = self.folder / f"step-{state.step}"
-        if due and not folder.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
+        if due and not self.exists(folder):
             self.write(folder, state)
 
     def found(self) -> list[int]:

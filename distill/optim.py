@@ -4,9 +4,11 @@ import math
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from distill.config import OptimizerConfig, OptimizerFlags
 from distill.errors import SettingError
+from distill.sharding.shard import whole
 
 
 def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
@@ -81,7 +83,10 @@ def bound_of_rank(settings: OptimizerFlags, ranks: int) -> float | None:
 def clip(model: nn.Module, largest: float | None) -> torch.Tensor:
     """The norm of the whole gradient, which is scaled down to `largest` where that is given and exceeded."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    # Of a model that is divided between ranks this is one small exchange.
+    parts = [[each for each in gradients if isinstance(each, DTensor) == divided] for divided in (False, True)]
+    norms = [whole(torch.nn.utils.get_total_norm(some)) for some in parts if some]
+    norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
     if largest is not None:
         torch.nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.grad is not None], largest, norm)
     return norm

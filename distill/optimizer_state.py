@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from distill.errors import SettingError
 
@@ -56,6 +57,8 @@ def _slots(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple
 
 def _on_its_own(value: torch.Tensor) -> torch.Tensor:
     """`value` as it can be saved: not a view of a larger tensor."""
+    if isinstance(value, DTensor):
+        return value
     whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
     return value if whole else value.clone(memory_format=torch.contiguous_format)
 

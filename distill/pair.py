@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.backends import Backend
 from distill.config import Config
+from distill.divide import divide_models
 from distill.errors import SettingError
 from distill.evaluation.mixture import MeanModel
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
@@ -20,6 +21,7 @@ from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
+from distill.sharding.gather import put_together
 from distill.tasks import Task
 from distill.teacher.members import Member, errors_of, load_members, settings_by_member
 
@@ -35,11 +37,18 @@ class Models:
     # Of each teacher, and of the student where it starts from a model of the user's.
     digests: dict[str, str | None]
     kind: ModelKind  # of the student
+    skeleton: Any | None = None  # the student without its weights, where these are divided between ranks
 
     @property
     def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None:
         """The student's and the teacher's, where they differ."""
         return None if self.teacher_tokenizer is None else (self.tokenizer, self.teacher_tokenizer)
+
+    def whole_student(self, backend: Backend) -> Any | None:
+        """The student as one model, on rank 0 alone where it is divided between ranks; all ranks call it."""
+        if self.skeleton is None:
+            return self.student
+        return put_together(self.student, self.skeleton, backend.rank == 0)
 
     @property
     def teacher(self) -> Any | None:
@@ -51,26 +60,36 @@ class Models:
 
 def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Backend) -> Models:
     """The frozen teachers, the student, and the tokenizer: the teachers', the student's or a new one."""
-    teachers, shared = load_members(config, task.teacher_kind(config.student.kind), backend.device)
+    kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
+    teachers, shared = load_members(config, kinds["teacher"], backend.device, "teacher" in backend.divides)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
     other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
     if other is not None:
         _check_across_tokenizers(terms, config, other, tokenizer)
     torch.manual_seed(config.seed)
-    student = make_student(config.student, first, tokenizer, config.corpus.tokens.sequence_length, task.kind)
+    length = config.corpus.tokens.sequence_length
+    student = make_student(config.student, first, tokenizer, length, task.kind, "student" in backend.divides)
     check_vocabulary(None, student, tokenizer)
-    packs = task.kind.causal and config.corpus.tokens.cross_documents
     for member in teachers:
         with errors_of(member.name):
             check_vocabulary(member.model, None, other or tokenizer)
-        if packs:
+    digests = _digests(config, teachers, shared, student)
+    skeleton = divide_models(backend, teachers, student, kinds, length)
+    if task.kind.causal and config.corpus.tokens.cross_documents:
+        for member in teachers:
             check_packing(member.model, member.setting)
-    if packs:
         check_packing(student, "student")
     fit_terms(terms, student, first)
     if (path := config.evaluate.twin) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path, task.kind), f"evaluate.twin={path}")
+    return Models(teachers, student, tokenizer, other, digests, task.kind, skeleton)
+
+
+def _digests(
+    config: Config, teachers: list[Member], shared: PreTrainedTokenizerBase | None, student: Any
+) -> dict[str, str | None]:
+    """Of each teacher, and of the student where it starts from a model of the user's; before any is divided."""
     digests: dict[str, str | None] = {"teacher": None, "student": None}
     settings = settings_by_member(config)
     for member in teachers:
@@ -82,7 +101,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
         )
     if config.student.kind in ("pretrained", "custom"):
         digests["student"] = model_digest(student)
-    return Models(teachers, student, tokenizer, other, digests, task.kind)
+    return digests
 
 
 def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:

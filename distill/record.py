@@ -15,6 +15,8 @@ from distill.loss_scale import LARGEST, SMALLEST
 from distill.manifest import MANIFEST, check_digests, check_manifest
 
 FORMAT, OLDER_FORMAT = 5, 4  # the older one has no manifest: digests of the tensors stand in the record itself
+MOST_PARTS = 100_000
+IN_PARTS = 6  # the format where each rank has written its parts of the tensors
 RECORD, WEIGHTS, OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
 STEP = re.compile(r"step-(\d+)")
 # The parts of a record and the types of their values.
@@ -33,19 +35,33 @@ def read_record(path: Path) -> dict[str, Any]:
         Damaged: a file is missing or not as it was written, or the record does not have the parts of one.
         SettingError: it was written in a format of another release.
     """
-    if not (path / RECORD).is_file() and not (path / WEIGHTS).is_file():
+    if not any((path / name).is_file() for name in (RECORD, WEIGHTS, MANIFEST)):
         raise Damaged(path, "it holds no checkpoint: those are folders runs/NAME/checkpoints/step-N")
-    if (path / MANIFEST).exists():
-        check_manifest(path, (RECORD, WEIGHTS, OPTIMIZER))
     record = _parse(path)
-    if record.get("format") == FORMAT and not (path / MANIFEST).is_file():
+    if (path / MANIFEST).exists():
+        check_manifest(path, (RECORD, *tensor_files(record)))
+    if record.get("format") in (FORMAT, IN_PARTS) and not (path / MANIFEST).is_file():
         raise Damaged(path, f"{MANIFEST} is missing")
-    if record.get("format") not in (FORMAT, OLDER_FORMAT):
+    if record.get("format") not in (FORMAT, OLDER_FORMAT, IN_PARTS):
         raise _unknown_format(path, record)
     _check_parts(path, record)
     if record["format"] == OLDER_FORMAT:
         check_digests(path, {name: record["sha256"].get(name, "") for name in (WEIGHTS, OPTIMIZER)})
     return record
+
+
+def tensor_files(record: dict[str, Any]) -> list[str]:
+    """The files of a checkpoint that hold tensors."""
+    parts = record.get("parts")
+    if record.get("format") != IN_PARTS or not isinstance(parts, int) or not 0 < parts < MOST_PARTS:
+        return [WEIGHTS, OPTIMIZER]
+    return [part_name(stem, number, parts) for number in range(parts) for stem in (WEIGHTS, OPTIMIZER)]
+
+
+def part_name(file: str, number: int, parts: int) -> str:
+    """What the part of a file is called that the rank with this number writes."""
+    stem, suffix = file.rsplit(".", 1)
+    return f"{stem}-{number + 1:05d}-of-{parts:05d}.{suffix}"
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -67,7 +83,7 @@ def _unknown_format(path: Path, record: dict[str, Any]) -> SettingError:
 
 
 def _check_parts(path: Path, record: dict[str, Any]) -> None:
-    later = {"tensors": (object,)} if record["format"] == FORMAT else {"sha256": (str,)}
+    later = {"tensors": (object,)} if record["format"] in (FORMAT, IN_PARTS) else {"sha256": (str,)}
     for name, types in {**PARTS, **later}.items():
         part = record.get(name)
         if not isinstance(part, dict) or not all(isinstance(value, types) for value in part.values()):
@@ -131,9 +147,9 @@ def load_tensors(path: Path, name: str, record: dict[str, Any]) -> dict[str, tor
     return tensors
 
 
-def check_weights(path: Path, tensors: dict[str, torch.Tensor], model: dict[str, torch.Tensor]) -> None:
-    """Raises SettingError where a checkpoint holds weights of another model than this one."""
-    if different := _different(layout(tensors), layout(model)):
+def check_weights(path: Path, described: dict[str, str], model: dict[str, torch.Tensor]) -> None:
+    """Raises SettingError where a checkpoint holds weights, by `layout`, of another model than this one."""
+    if different := _different(described, layout(model)):
         raise SettingError(
             f"resume={path} holds other weights than this student has ({different}): take the release and the settings "
             "that wrote it, or start another run with hydra.run.dir=DIR"

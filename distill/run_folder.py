@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from distill.files import atomic, remove, set_aside
 from distill.identity import refuse_other_settings
 from distill.jsonl import JsonLines, is_history, is_metrics, read_lines
 from distill.objective.tally import Tally
+from distill.part_checkpoint import PartCheckpoints
 from distill.rank_identity import refuse_differing_ranks
 from distill.record import STEP, read_record
 from distill.results_file import STUDENT_FILES, check_student, read_results, student_digests, write_results
@@ -39,7 +41,8 @@ class RunFolder:
         """`identity`: what the trained student depends on."""
         self.path, self.resume, self.identity, self.backend = path, resume, identity, backend
         self.writes = backend.rank == 0
-        self.checkpoints = Checkpoints(path / "checkpoints", keep, identity)
+        make = partial(PartCheckpoints, backend) if "student" in backend.divides else Checkpoints
+        self.checkpoints = make(path / "checkpoints", keep, identity)
         self._start: list[Path | None] = []  # one entry, once it is chosen
 
     def __enter__(self) -> "RunFolder":

@@ -13,11 +13,13 @@ from distill.kernels.attention import use_batched_products
 from distill.kernels.dropout import replace_dropout
 from distill.kernels.heap import retain_heap
 from distill.kernels.packed_linear import pack_teacher
-from distill.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, resolve
+from distill.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
 from distill.models.language_model import LanguageModel, block_list
 from distill.models.protocol import depth_of
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.sharding.formats import compute_in
+from distill.sharding.shard import is_root, is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,10 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], backen
 
 def setup_student(student: Any, objective: Objective, precision: PrecisionConfig, backend: Backend) -> Trainable:
     """Put what is trained on this rank's device, its gradients into the bucket, and choose its kernels."""
-    student.to(backend.device)
+    if is_sharded(student):
+        compute_in(student, dtype_of(precision.student))
+    else:
+        student.to(backend.device)
     _choose_attention(student, precision, backend)
     if backend.device.type == "cpu":
         if precision.kernels != "plain":
@@ -64,9 +69,13 @@ def setup_student(student: Any, objective: Objective, precision: PrecisionConfig
 def setup_teacher(teacher: Any, precision: PrecisionConfig, backend: Backend) -> LanguageModel:
     """Put a teacher on this rank's device, and give it as training runs it.
 
-    That is packed or rounded; the report scores the teacher itself.
+    That is packed or rounded, or computes in another format; the report scores the teacher itself.
     """
-    frozen = pack_teacher(teacher.to(backend.device), precision, backend.device)
+    if is_sharded(teacher):
+        compute_in(teacher, dtype_of(precision.teacher))
+        frozen = teacher
+    else:
+        frozen = pack_teacher(teacher.to(backend.device), precision, backend.device)
     _choose_attention(frozen, precision, backend)
     return LanguageModel(frozen, precision.teacher)
 
@@ -84,8 +93,13 @@ def compile_encoder(model: Any) -> None:
     Where blocks are called several times, as in ALBERT, that is the forward of each block: the graph of a whole encoder
     would hold every call anew, and take so many times as long to compile.
     """
-    for module in _shared_blocks(model) or [model.base_model]:
+    for module in _shared_blocks(model) or _divided_blocks(model) or [model.base_model]:
         module.forward = torch.compile(module.forward)
+
+
+def _divided_blocks(model: Any) -> list[Any]:
+    """The blocks of an encoder that is divided between ranks, which exchange weights between them; else none."""
+    return [each for each in model.base_model.modules() if is_root(each)] if is_sharded(model) else []
 
 
 def _shared_blocks(model: Any) -> list[Any]:

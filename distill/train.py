@@ -99,8 +99,10 @@ def accumulate_gradients(
         signals = teacher.signals(window, objective.teacher_spec)
         for number, (batch, teacher_signal) in enumerate(zip(window, signals, strict=True)):
             with backend.sync(number == len(window) - 1, overlap), keyed_by_row(dropout_keys(batch)):
-                loss, sums[number] = objective(model, teacher_signal, batch, scales)
+                # A filler goes the way of every batch, with all of its gradients 0.
+                loss, own = objective(model, teacher_signal, batch, scales * (not batch.is_filler))
                 loss.backward()
+                sums[number] = own * (not batch.is_filler)
     return sums
 
 
@@ -125,6 +127,7 @@ def train(run: Training) -> str:
     windows = batches.stream(state.step, steps, backend.device, run.teacher.read_ahead)
     over = state.step >= steps or state.seconds >= 60 * minutes
     due = False  # a checkpoint
+    saves = backend.rank == 0 or run.checkpoints.by_all_ranks
     if state.step and (run.points.after(state.step, batches.steps_per_epoch) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         if reason := divergence(state, settings, over):
@@ -158,7 +161,8 @@ def train(run: Training) -> str:
             own = [*objective.count(upcoming).tolist(), *signals.wishes(), clock]
             stats = backend.sum_gradients(torch.cat([parts.sum(0), parts.new_tensor(own)]))
             assert stats is not None
-            loss_scale.unscale(backend.gradients)
+            if loss_scale.factor != 1:
+                backend.scale_gradients(1 / loss_scale.factor)
             gradient_norm = clip(model, run.optimizer_settings.clip)
             # The one place where a step waits for a GPU: whether all is finite is known from what is read anyway.
             with backend.reading():
@@ -223,13 +227,13 @@ def train(run: Training) -> str:
                     }
                 )
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
-            if run.milestones is not None and backend.rank == 0 and not diverged:
+            if run.milestones is not None and saves and not diverged:
                 run.milestones.save(state)
             due = due or state.step % settings.save_every == 0 or at_point or over or wanted or stopped is not None
             saved = due and not state.skipped_in_a_row and not diverged  # else after the next step that is taken
             if saved:
                 due = False
-                if backend.rank == 0:  # which alone speaks of it
+                if saves:  # rank 0 alone speaks of it
                     saved = run.checkpoints.save(state, model, run.optimizer)
             if wanted:
                 logger.info(f"SIGUSR1 at step {state.step}, {_saved(saved)}")

@@ -20,11 +20,15 @@ def build(settings: BackendConfig) -> Backend:
         from distill.backends.ddp import Ddp
 
         return Ddp(settings)
+    if settings.name == "fsdp":
+        from distill.backends.fsdp import Fsdp
+
+        return Fsdp(settings)
     if settings.name == "horovod":
         from distill.backends.horovod import Horovod
 
         return Horovod(settings)
-    raise SettingError(f"backend.name={settings.name}: choose single, ddp or horovod")
+    raise SettingError(f"backend.name={settings.name}: choose single, ddp, fsdp or horovod")
 
 
 def _check(settings: BackendConfig) -> None:

@@ -59,6 +59,8 @@ class Backend:
 
     name: str
     engine: str
+    equal_windows = False  # whether all ranks have to have the same number of micro-batches in a window
+    divides: frozenset[str] = frozenset()  # of "student" and "teacher", those whose weights are divided between ranks
 
     def __init__(self, settings: BackendConfig, info: RankInfo, device: torch.device) -> None:
         self.settings = settings
@@ -89,9 +91,22 @@ class Backend:
             self._choose_rings()
             self._measure_rings = False
 
+    def divide(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
+        """Divide the weights of a model between the ranks, in place, if it is one that this backend divides.
+
+        Args:
+            blocks: modules in it that are called one after the other, `calls` times in all.
+            trained: whether it is the student.
+        """
+        raise NotImplementedError
+
     def zero_gradients(self) -> None:
         """Set all gradients to zero in place; they have to stay the views that `prepare` made."""
         self._bucket.flat.zero_()
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply all gradients by `factor`, in place."""
+        self.gradients.mul_(factor)
 
     @contextmanager
     def sync(self, last: bool, overlap: bool = True) -> Iterator[None]:
@@ -178,6 +193,17 @@ class Backend:
         table[self.rank, : len(data)] = data
         rows = self.sum(table).to(torch.uint8)
         return [json.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths.tolist(), strict=True)]
+
+    @contextmanager
+    def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
+        """While it is open ranks may compute different numbers of forwards of the models; all ranks open it together.
+
+        Where models are divided between the ranks those without work join in the forwards of the others.
+
+        Args:
+            idle: computes a forward of one of the models whose outcome nobody reads.
+        """
+        yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:

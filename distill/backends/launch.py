@@ -30,7 +30,11 @@ GIVE_WAY = 2.0  # seconds
 
 def should_launch(settings: BackendConfig) -> bool:
     """Whether this process has to start the ranks, because no launcher has started it as one of them."""
-    return settings.name in ("ddp", "horovod") and rank_from_env() is None and sum(n for _, n in _hosts(settings)) > 1
+    return (
+        settings.name in ("ddp", "fsdp", "horovod")
+        and rank_from_env() is None
+        and sum(n for _, n in _hosts(settings)) > 1
+    )
 
 
 def launch(settings: BackendConfig, command: list[str] | None = None) -> int:

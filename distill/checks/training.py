@@ -33,7 +33,8 @@ def check_training(config: Config) -> None:
 
 
 def _check_backend(settings: BackendConfig) -> None:
-    choose("backend.name", settings.name, ("single", "ddp", "horovod"))
+    choose("backend.name", settings.name, ("single", "ddp", "fsdp", "horovod"))
+    _check_sharding(settings)
     choose("backend.sync", settings.sync, ("window", "every"))
     choose("backend.compression", settings.compression, ("none", *WIRE))
     if not re.fullmatch(DEVICE, settings.device):
@@ -41,6 +42,20 @@ def _check_backend(settings: BackendConfig) -> None:
     if (rings := parse_rings(settings.rings)) is not None and rings > MOST_RINGS:
         raise SettingError(
             f"backend.rings={settings.rings} is too large: give a number from 1 to {MOST_RINGS}, or auto"
+        )
+
+
+def _check_sharding(settings: BackendConfig) -> None:
+    for name in ("shard_student", "shard_teacher"):
+        if settings.name != "fsdp" and getattr(settings, name) is not None:
+            raise SettingError(
+                f"backend.{name}={getattr(settings, name)} with backend.name={settings.name}: only fsdp divides models "
+                "between ranks; set backend=fsdp, or leave it out"
+            )
+    if settings.offload_teacher and (settings.name != "fsdp" or settings.shard_teacher is False):
+        raise SettingError(
+            "backend.offload_teacher=true is for a teacher that is divided: set backend=fsdp without "
+            "backend.shard_teacher=false"
         )
 
 
@@ -55,6 +70,11 @@ def _check_optimizer(config: Config) -> None:
         )
     if settings.clip_each_rank and settings.clip is None:
         raise SettingError("optimizer.clip_each_rank=true, but optimizer.clip=null: give clip a norm")
+    if settings.clip_each_rank and config.backend.name == "fsdp":
+        raise SettingError(
+            "optimizer.clip_each_rank=true needs the gradient of each rank, which fsdp never has: choose backend=ddp "
+            "or horovod, or leave it out"
+        )
     if settings.clip_each_rank and config.backend.sync == "every":
         raise SettingError(
             "optimizer.clip_each_rank=true clips once, before the only exchange of a step, but backend.sync=every "

@@ -31,6 +31,8 @@ class Batch:
     row_ids: np.ndarray  # [B] int64, number of each row in the corpus
     # What `Teacher.read_ahead` has put here, such as cached entries of these rows; only the teacher looks at it.
     teacher_data: dict[str, torch.Tensor] = field(default_factory=dict)
+    # Whether it only fills up a window, so that all ranks make as many forward passes: then no term counts it.
+    is_filler: bool = False
 
     @property
     def ids(self) -> torch.Tensor:

@@ -5,7 +5,7 @@ Shapes: B rows of a micro-batch, S positions.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -77,6 +77,7 @@ class Batches:
     threads: int = 1  # that prepare windows ahead; 0: the loop prepares its own
     static: bool = False  # the same masks in every epoch: those of epoch 0
     most_threads: int = 0  # where it is more than `threads`: these grow so far while the loop waits for storage
+    equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a filler
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -92,15 +93,23 @@ class Batches:
         return -(-len(self.rows) // self.rows_per_step)
 
     def window(self, step: int) -> list[Batch]:
-        """This rank's micro-batches of a step; empty when a short last step has fewer rows than ranks."""
+        """This rank's micro-batches of a step.
+
+        When a short last step has fewer rows than ranks it is empty, or all fillers where windows are to be equal.
+        """
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         first = step_of_epoch * self.rows_per_step
         positions = np.arange(first, min(first + self.rows_per_step, len(self.rows)))[self.rank :: self.size]
         numbers = shuffled(positions, len(self.rows), key(self.seed, "order", epoch))
-        return [
+        window = [
             self.batch(numbers[start : start + self.batch_size], epoch)
             for start in range(0, len(numbers), self.batch_size)
         ]
+        if self.equal_windows:
+            rows_of_rank_0 = -(-min(self.rows_per_step, len(self.rows) - first) // self.size)
+            missing = -(-rows_of_rank_0 // self.batch_size) - len(window)
+            window += [replace(self.batch(np.zeros(1, np.int64), epoch), is_filler=True)] * missing
+        return window
 
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
         """The rows of these numbers with their masks of an epoch."""

@@ -5,7 +5,7 @@ Shapes: N positions scored, V vocabulary.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,10 @@ from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.rehearsal import rehearse
 from distill.evaluation.sets import EvaluationSet
 from distill.kernels.precision import dtype_of
-from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.progress import Progress
+from distill.sharding.formats import computing_in
+from distill.sharding.shard import is_sharded
 
 SPEED_ROUNDS = 5
 SPEED_POSITIONS = 65_536  # of the batch that each round computes, at most
@@ -56,7 +58,11 @@ class Evaluator:
     def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
         """`agreement` on every set."""
         scores = {}
-        with self._scoring(student) as one, self._scoring(teacher) as other:
+        with (
+            self.backend.in_lockstep([student, teacher], idle_forward),
+            self._scoring(student) as one,
+            self._scoring(teacher) as other,
+        ):
             for data in sets:
                 with self._progress(f"agreement on {data.name}", data.num_rows, "rows") as done:
                     scores[data.name] = self.agreement(one, other, data, done)
@@ -106,7 +112,7 @@ class Evaluator:
         seconds: list[list[float]] = [[] for _ in models]
         for _ in range(SPEED_ROUNDS + 1):
             for model, times in zip(packed, seconds, strict=True):
-                with _evaluating(model):
+                with self._evaluating(model):
                     self._wait()
                     began = time.perf_counter()
                     self._run(reader(model, self.precision), batch)
@@ -200,21 +206,24 @@ class Evaluator:
     @contextmanager
     def _scoring(self, model: Any) -> Iterator[LanguageModel]:
         """Gives `model` in evaluation mode and without gradients, laid out for many forward passes."""
-        with _evaluating(model):
+        with self._evaluating(model), self.backend.in_lockstep([model], idle_forward):
             yield reader(pack(model, self.precision, self.backend.device), self.precision)
+
+    @contextmanager
+    def _evaluating(self, model: Any) -> Iterator[None]:
+        """Evaluation mode without gradients, in the format of evaluation, and back to what was before."""
+        training, divided = model.training, is_sharded(model)
+        model.eval()
+        try:
+            # The parts of a divided model are put together into tensors that training goes on with.
+            with (
+                torch.no_grad() if divided else torch.inference_mode(),
+                computing_in(model, dtype_of(self.precision.evaluate)) if divided else nullcontext(),
+            ):
+                yield
+        finally:
+            model.train(training)
 
     def _wait(self) -> None:
         if self.backend.device.type == "cuda":
             torch.cuda.synchronize(self.backend.device)
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradients, and back to the mode before."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(training)

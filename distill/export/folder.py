@@ -35,6 +35,7 @@ THETAS = {
 }
 # Families whose one base and whose share of rotated dimensions have names of their own.
 RENAMED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
+LARGEST_FILE = "2GB"
 GLOBAL, WINDOW = "full_attention", "sliding_attention"
 
 
@@ -50,7 +51,8 @@ def export(student: Any, tokenizer: Any, folder: Path, card: str, durable: bool 
     """
     with atomic(folder, durable) as new:
         if isinstance(student, PreTrainedModel):
-            student.save_pretrained(new, state_dict=_weights(student))
+            # Files are made in memory before they are written: of a large model one after the other.
+            student.save_pretrained(new, state_dict=_weights(student), max_shard_size=LARGEST_FILE)
             _rewrite(new / "config.json", fields_for_both)
         else:
             new.mkdir()

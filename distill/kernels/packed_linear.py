@@ -13,6 +13,7 @@ from distill.kernels.activations import is_tanh_gelu, use_one_gelu
 from distill.kernels.attention import use_batched_products
 from distill.kernels.linear_layers import linear_layers
 from distill.kernels.precision import dtype_of
+from distill.sharding.shard import is_sharded
 
 
 class PackedLinear(nn.Module):
@@ -57,10 +58,10 @@ def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.de
     """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
 
     It is the latter on a GPU, which lays out nothing, in fp16, where torch.compile has laid out what it wants, with
-    `precision.kernels=plain`, and for families that are not known.
+    `precision.kernels=plain`, for families that are not known, and where it is divided between ranks.
     """
     dtype = dtype_of(precision.evaluate)
-    if device.type != "cpu" or precision.kernels == "plain" or precision.compile:
+    if device.type != "cpu" or precision.kernels == "plain" or precision.compile or is_sharded(model):
         return model
     if not can_pack(dtype) or family_of(model) not in FAMILIES:
         return model

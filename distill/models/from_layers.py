@@ -44,8 +44,13 @@ def student_fields(settings: StudentConfig, teacher: Any, chosen: list[int]) -> 
     return fields | {name: len(chosen) for name in NUM_LAYERS if name in fields}
 
 
-def copy_layers(settings: StudentConfig, teacher: Any, student: PreTrainedModel, chosen: list[int]) -> None:
+def copy_layers(
+    settings: StudentConfig, teacher: Any, student: PreTrainedModel, chosen: list[int], share: bool = False
+) -> None:
     """Overwrite the student's weights with those of the chosen layers, the embeddings and the head.
+
+    Args:
+        share: let the student have the teacher's tensors themselves, until it is divided between ranks.
 
     Raises:
         SettingError: they do not fit its shape, or a part is in only one of the two.
@@ -54,7 +59,9 @@ def copy_layers(settings: StudentConfig, teacher: Any, student: PreTrainedModel,
     if student.config.model_type != teacher.config.model_type:
         weights = bert_to_distilbert(weights)
     try:
-        missing, unexpected = student.load_state_dict(weights, strict=False)
+        missing, unexpected = student.load_state_dict(weights, strict=False, assign=share)
+        if share:
+            student.tie_weights()
     except RuntimeError as error:  # sizes differ
         raise SettingError(
             f"student.config={settings.config}: the teacher's layers do not fit another shape; leave its sizes alone"

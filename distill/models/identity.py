@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.data.disk_cache import folder_of, once
 from distill.files import atomic
 from distill.models.load import model_folder
+from distill.sharding.mapped import release
 
 
 def model_digest(model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
@@ -24,8 +25,11 @@ def model_digest(model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -
     }
     digest = hashlib.sha256(json.dumps([type(model).__name__, fields], sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        # As it is in training, whatever format it is saved in.
+        value = tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else None)
+        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+        release(tensor)
     if tokenizer is not None:
         digest.update(tokenizer_text(tokenizer).encode())
     return digest.hexdigest()

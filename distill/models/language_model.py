@@ -23,6 +23,8 @@ from transformers import PreTrainedModel
 from distill.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.protocol import depth_of
 from distill.models.recorded_attention import QKV, recorded
+from distill.sharding.shard import is_root, plain_class
+from distill.sharding.side_outputs import joined
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
 MEAN = "mean"  # pooled: the mean of a row's last hidden states, without padding
@@ -128,14 +130,16 @@ class LanguageModel(nn.Module):
         attention = None if documents is None or "position_ids" in inputs else documents >= 0
         if attention is not None and isinstance(self.model, PreTrainedModel):
             attention = attention.long()  # which is what transformers calls it: DeBERTa takes it from 1
-        model = self.model if spec.head or spec.extra else self.model.base_model
+        # A model that is divided between ranks is made whole in its own forward alone.
+        model = self.model if spec.head or spec.extra or is_root(self.model) else self.model.base_model
         inputs = _known(inputs, self.model)
         with autocast(self.precision, inputs["input_ids"].device), _watched(self.model, spec) as found:
-            output = model(**inputs, attention_mask=attention, **_without_cache(type(self.model).forward))
+            output = model(**inputs, attention_mask=attention, **_without_cache(plain_class(self.model).forward))
         if missing := [block for block in spec.qkv if ("qkv", block) not in found]:
             raise ValueError(
-                f"{type(self.model).__name__} does not show the queries and keys of block {missing[0]}: it has no "
-                "such block, or an attention that is not one of transformers' AttentionInterface; choose another model"
+                f"{plain_class(self.model).__name__} does not show the queries and keys of block {missing[0]}: it has "
+                "no such block, or an attention that is not one of transformers' AttentionInterface; choose another "
+                "model"
             )
         if spec.head and "head_rows" not in found:
             raise ValueError("its forward does not call both")
@@ -201,6 +205,13 @@ def has_head(model: LanguageModel, head: str) -> bool:
     return True
 
 
+@torch.no_grad()
+def idle_forward(model: Any) -> None:
+    """A forward of one token, for a rank that has nothing to compute while others need its part of the weights."""
+    ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    LanguageModel(model)({"input_ids": ids}, None, OutputSpec(layers=(LAST,)))
+
+
 def _known(inputs: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """`inputs` without the numbers of segments where a model has an embedding for one of them only, or for none."""
     segments = getattr(getattr(model, "config", None), "type_vocab_size", None) or 0
@@ -251,7 +262,8 @@ def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
             found[LAST] = last
         if depth in wanted:
             found[depth] = last
-        if not spec.head and not (spec.extra and model.get_output_embeddings() is not None):
+        to_no_head = spec.extra or is_root(model)  # the model's own forward runs, but for its output embedding
+        if not spec.head and not (to_no_head and model.get_output_embeddings() is not None):
             return None
         rows = last.flatten(0, 1)
         if spec.positions is not None:
@@ -267,7 +279,7 @@ def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
         if spec.head:
             handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
         if wanted or spec.qkv:
-            more, number = _watch_blocks(list(block_list(model.base_model, depth)), wanted, found)
+            more, number = _watch_blocks(list(block_list(model.base_model, depth)), wanted, found, is_root(model))
             handles += more
         for handle in handles:
             until_done.callback(handle.remove)
@@ -282,7 +294,7 @@ def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
 
 
 def _watch_blocks(
-    modules: list[nn.Module], wanted: set[int], found: dict[Any, Any]
+    modules: list[nn.Module], wanted: set[int], found: dict[Any, Any], divided: bool
 ) -> tuple[list[Any], Callable[[], int]]:
     """Hooks that number the calls of an encoder's blocks, and a function that gives the number of the one under way.
 
@@ -295,9 +307,16 @@ def _watch_blocks(
         if calls in wanted:
             found[calls] = arguments[0] if arguments else named["hidden_states"]
 
-    def after(_: nn.Module, __: Any, output: Any) -> None:
+    def after(_: nn.Module, __: Any, output: Any) -> Any:
         nonlocal calls
         calls += 1
+        if not divided or ("qkv", calls) not in found:
+            return None
+        qkv = found["qkv", calls]
+        first, *inner = joined(output if isinstance(output, Tensor) else output[0], *qkv[:3])
+        query, key, value = inner
+        found["qkv", calls] = qkv._replace(query=query, key=key, value=value)
+        return first if isinstance(output, Tensor) else (first, *output[1:])
 
     handles: list[Any] = [module.register_forward_pre_hook(before, with_kwargs=True) for module in modules]
     return handles + [module.register_forward_hook(after) for module in modules], lambda: calls + 1

@@ -45,6 +45,7 @@ def load_pretrained(
     trust_remote_code: bool = False,
     new_heads: bool = False,
     changes: Callable[[Any], dict[str, Any]] | None = None,
+    mapped: bool = False,
 ) -> Any:
     """A language model of a kind in fp32, from safetensors.
 
@@ -52,6 +53,8 @@ def load_pretrained(
         new_heads: whether heads that the saved model lacks, with the pooler before them, may begin at random, drawn
             from torch's generator.
         changes: fields of the configuration that get another value, given the saved one.
+        mapped: give the weights in the saved format, as windows on their files, and do not compute with them yet: for
+            a model that is to be divided between ranks. `check_model` is then left to the caller.
 
     Raises:
         SettingError: nothing loadable at `path`, or not with all its weights; the message names `setting`.
@@ -74,7 +77,7 @@ def load_pretrained(
                 config=config,
                 key_mapping=names or None,
                 use_safetensors=True,
-                dtype=torch.float32,
+                dtype="auto" if mapped else torch.float32,
                 output_loading_info=True,
             )
     except SettingError:
@@ -91,7 +94,8 @@ def load_pretrained(
         raise SettingError(f"{setting}={path} lacks weights of a {kind.noun}, such as {missing[0]}")
     if missing:
         logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
-    check_model(model, f"{setting}={path}", kind)
+    if not mapped:
+        check_model(model, f"{setting}={path}", kind)
     return model
 
 

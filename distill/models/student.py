@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import choose_layers
 from distill.models.load import load_pretrained, load_tokenizer
+from distill.sharding.mapped import parameters_on_meta
 
 logger = logging.getLogger(__name__)
 
@@ -50,32 +52,44 @@ def make_student(
     tokenizer: PreTrainedTokenizerBase,
     length: int,
     kind: ModelKind = MASKED,
+    mapped: bool = False,
 ) -> Any:
     """The student in training mode, fp32. Random parts draw from torch's generator, which the caller has seeded.
+
+    Args:
+        mapped: its weights are those of files, in their format and as windows on them, where it takes them from there;
+            `check_student` is then left to the caller, once the student is divided between ranks.
 
     Raises:
         SettingError: a kind that is not known or needs what is not there, or rows too long for either model.
     """
     if settings.kind == "layers":
-        model = _from_layers(settings, teacher, kind)
+        model = _from_layers(settings, teacher, kind, mapped)
     elif settings.kind == "config":
         model = _from_config(settings, tokenizer, length, kind)
     elif settings.kind == "pretrained":
-        model = _from_pretrained(settings, tokenizer, kind)
+        model = _from_pretrained(settings, tokenizer, kind, mapped)
     elif settings.kind == "custom":
         model = _custom(settings, teacher, tokenizer, length)
     else:
         raise SettingError(
             f"student.kind={settings.kind} is not known: choose one of layers, config, pretrained, custom"
         )
-    check_model(model, "student", kind)
     for name, one in (("teacher", teacher), ("student", model)):
         if (limit := longest_row(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise SettingError("student: none of its weights is trained; leave requires_grad of some of them on")
-    check_length(model, "student", length)
+    if mapped:
+        return model.train()
+    check_student(model, length, kind)
     return model.float().train()
+
+
+def check_student(model: Any, length: int, kind: ModelKind) -> None:
+    """Raises SettingError for a student that is not read right, or cannot read rows of this length."""
+    check_model(model, "student", kind)
+    check_length(model, "student", length)
 
 
 def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTrainedTokenizerBase | None:
@@ -87,7 +101,7 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
     return load_tokenizer("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
 
 
-def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind) -> Any:
+def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
     if teacher is None:
         raise SettingError(
             "student.kind=layers takes layers of a teacher, but teacher.kind=none: choose student.kind=config"
@@ -100,11 +114,12 @@ def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind) 
     chosen = choose_layers(settings.layers, settings.num_layers, teacher.config.num_hidden_layers)
     logger.info(f"the student starts from layers {chosen} of the teacher's {teacher.config.num_hidden_layers}")
     fields = student_fields(settings, teacher, chosen)
-    if settings.architecture in ("same", teacher.config.model_type):
-        model = _build_alike(teacher, fields, settings, kind)
-    else:
-        model = _build(settings.architecture, fields, settings, kind)
-    copy_layers(settings, teacher, model, chosen)
+    with parameters_on_meta() if mapped else nullcontext():
+        if settings.architecture in ("same", teacher.config.model_type):
+            model = _build_alike(teacher, fields, settings, kind)
+        else:
+            model = _build(settings.architecture, fields, settings, kind)
+    copy_layers(settings, teacher, model, chosen, mapped)
     return model
 
 
@@ -199,7 +214,7 @@ def _path(settings: StudentConfig) -> str:
     return settings.path
 
 
-def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind) -> Any:
+def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool) -> Any:
     # Its own, whatever student.tokenizer says: the ids of its embeddings mean what that one makes of them.
     own = load_tokenizer("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
     check_tokenizers(tokenizer, own, f"student.path={_path(settings)}")
@@ -210,6 +225,7 @@ def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase
         trust_remote_code=settings.trust_remote_code,
         new_heads=not kind.vocabulary,
         changes=lambda known: _changes(known, settings, kind),
+        mapped=mapped,
     )
 
 

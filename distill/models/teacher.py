@@ -22,8 +22,14 @@ def teacher_path(settings: TeacherConfig) -> str:
     return path
 
 
-def load_teacher(settings: TeacherConfig, kind: ModelKind = MASKED) -> tuple[Any, PreTrainedTokenizerBase | None, str]:
-    """The frozen teacher in evaluation mode, its tokenizer and its name for the report; None, None, "" for none."""
+def load_teacher(
+    settings: TeacherConfig, kind: ModelKind = MASKED, mapped: bool = False
+) -> tuple[Any, PreTrainedTokenizerBase | None, str]:
+    """The frozen teacher in evaluation mode, its tokenizer and its name for the report; None, None, "" for none.
+
+    Args:
+        mapped: as `load_pretrained` has it; a model of the user's lies in memory, but is not checked yet either.
+    """
     if settings.kind == "none":
         return None, None, ""
     if settings.kind == "custom":
@@ -31,7 +37,8 @@ def load_teacher(settings: TeacherConfig, kind: ModelKind = MASKED) -> tuple[Any
         setting, folder = _tokenizer_path(settings, settings.path)
         tokenizer = load_tokenizer(setting, folder, kind, settings.revision, settings.trust_remote_code)
         model = custom_model(settings.custom, settings.path, tokenizer=tokenizer)
-        check_model(model, "teacher", kind)
+        if not mapped:
+            check_model(model, "teacher", kind)
         return model.requires_grad_(False).eval(), tokenizer, settings.custom.path
     path = teacher_path(settings)
     if settings.kind == "embedded" and kind is not MASKED:
@@ -40,7 +47,7 @@ def load_teacher(settings: TeacherConfig, kind: ModelKind = MASKED) -> tuple[Any
             "teacher=pretrained teacher.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
     hub = (settings.revision, settings.trust_remote_code)
-    model = load_pretrained("teacher.path", path, kind, *hub)
+    model = load_pretrained("teacher.path", path, kind, *hub, mapped=mapped)
     model.requires_grad_(False).eval()
     name = "the embedded teacher" if settings.kind == "embedded" else path
     return model, load_tokenizer(*_tokenizer_path(settings, path), kind, *hub), name

@@ -78,8 +78,9 @@ class Objective:
 
     def count(self, window: list[Batch]) -> Tensor:
         """Positions that carry each term in these micro-batches, and tokens: [T + 1] float64."""
-        counts = [sum(term.count(batch) for batch in window) for term in self.terms.values()]
-        return torch.tensor([*counts, sum(batch.num_valid for batch in window)], dtype=torch.float64)
+        counted = [batch for batch in window if not batch.is_filler]
+        counts = [sum(term.count(batch) for batch in counted) for term in self.terms.values()]
+        return torch.tensor([*counts, sum(batch.num_valid for batch in counted)], dtype=torch.float64)
 
     def by_name(self, values: list[float]) -> dict[str, float]:
         """A vector [T] or [T + 1] of this class as numbers by name."""

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from distill.optimizers import check_settings
+from distill.sharding.shard import local
 
 PIECE = 2**16  # elements: weight, gradient, both moments and the update of so many fit into the cache of one core
 CHUNK = 2**24  # elements that a GPU updates at a time: their updates take 64 MiB
@@ -56,11 +59,10 @@ class Lamb(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             for weight in weights:
                 if not self.state[weight]:
-                    flat = {"dtype": weight.dtype, "device": weight.device}
-                    self.state[weight] |= {name: torch.zeros(weight.shape, **flat) for name in ("m", "v")}
+                    self.state[weight] |= {name: torch.zeros_like(weight).detach() for name in ("m", "v")}
             if not group["adapt"]:
-                _adam(group, weights, *self._of(weights))
-            elif all(weight.device.type == "cpu" for weight in weights):
+                _adam(group, [local(weight) for weight in weights], *self._of(weights))
+            elif all(weight.device.type == "cpu" and not isinstance(weight, DTensor) for weight in weights):
                 for weight in weights:
                     self._step_in_pieces(group, weight)
             else:
@@ -69,8 +71,8 @@ class Lamb(torch.optim.Optimizer):
 
     def _of(self, weights: list[Tensor]) -> list[list[Tensor]]:
         """Gradients and both moments."""
-        gradients = [weight.grad.contiguous() for weight in weights if weight.grad is not None]
-        return [gradients, *([self.state[weight][name] for weight in weights] for name in ("m", "v"))]
+        gradients = [local(weight.grad).contiguous() for weight in weights if weight.grad is not None]
+        return [gradients, *([local(self.state[weight][name]) for weight in weights] for name in ("m", "v"))]
 
     def _step_in_pieces(self, group: dict[str, Any], weight: Tensor) -> None:
         """One parameter on the CPU, where it costs nothing to wait for its norm."""
@@ -92,12 +94,14 @@ class Lamb(torch.optim.Optimizer):
             w.sub_(u, alpha=group["lr"] * ratio)
 
     def _step_together(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Several parameters on a GPU in a few calls."""
-        updates = list(torch._foreach_mul(weights, group["weight_decay"]))
+        """Several parameters, on a GPU or divided between ranks, in a few calls."""
+        parts = [local(weight) for weight in weights]
+        updates = list(torch._foreach_mul(parts, group["weight_decay"]))
         _adam({**group, "lr": -1.0, "weight_decay": 0.0}, updates, *self._of(weights))
-        norms, update_norms = (torch.stack(torch._foreach_norm(each)) for each in (weights, updates))
+        both = torch.stack([torch.stack(torch._foreach_norm(each)) for each in (parts, updates)])
+        norms, update_norms = _over_ranks(both, weights)
         ratios = torch.where((norms > 0) & (update_norms > 0), norms / update_norms, 1.0)
-        torch._foreach_addcmul_(weights, updates, list(ratios.unbind()), value=-group["lr"])
+        torch._foreach_addcmul_(parts, updates, list(ratios.unbind()), value=-group["lr"])
 
 
 def _adam(
@@ -115,11 +119,23 @@ def _adam(
     )
 
 
+def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
+    """Norms [2, n] of parts of n weights -> those of the whole, where ranks hold parts of them."""
+    divided = [isinstance(weight, DTensor) for weight in weights]
+    if not any(divided):
+        return norms
+    first = next(weight for weight in weights if isinstance(weight, DTensor))
+    own = torch.tensor(divided, device=norms.device)
+    squares = norms.square() * own
+    dist.all_reduce(squares, group=first.device_mesh.get_group())
+    return torch.where(own, squares.sqrt(), norms)
+
+
 def _chunks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
     """The same tensors in order, in lists of at most `CHUNK` elements, or of one tensor that is larger."""
     some: list[Tensor] = []
     for weight in weights:
-        if some and sum(each.numel() for each in some) + weight.numel() > CHUNK:
+        if some and sum(local(each).numel() for each in some) + local(weight).numel() > CHUNK:
             yield some
             some = []
         some.append(weight)

@@ -8,6 +8,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
+from distill.sharding.shard import plain_class
+
 FOLDER = "."  # the card lies in the model's folder
 
 
@@ -87,7 +89,7 @@ class Origin(NamedTuple):
 
 def origin_of(model: Any, made_by: str | None, causal: bool) -> Origin:
     """What there is to know of a student to load it again."""
-    kind = type(model)
+    kind = plain_class(model)
     return Origin(f"{kind.__module__}.{kind.__qualname__}", made_by, causal, hasattr(model, "save_pretrained"))
 
 

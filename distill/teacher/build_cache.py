@@ -23,8 +23,9 @@ from distill.data.batches import Batches
 from distill.data.disk_cache import once
 from distill.errors import SettingError
 from distill.files import atomic
-from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.progress import Progress
+from distill.sharding.shard import is_sharded
 from distill.teacher.cache import FILES, Cache, Positions
 from distill.teacher.signal import top_k_log_probs
 
@@ -44,12 +45,16 @@ def build(
     Raises:
         SettingError: no room on the disk, or what was written does not read back.
     """
-    if not cache.ready:
+    divided = is_sharded(teacher)
+    if not cache.ready or (divided and float(backend.sum(torch.tensor(float(not cache.ready))))):
         try:
             _make_room(cache)
             with Progress("teacher cache", cache.num_positions, "tokens") as progress:
                 builder = CacheBuilder(cache, teacher, batches, positions, temperature, backend.device, progress)
-                _fill_all(builder, backend.rank * cache.num_parts // backend.size)
+                if divided:
+                    _fill_together(builder, backend)
+                else:
+                    _fill_all(builder, backend.rank * cache.num_parts // backend.size)
             _finish(cache)
         except OSError as error:
             raise SettingError(
@@ -91,7 +96,7 @@ class CacheBuilder:
         with atomic(_record_of(self.cache, part)) as new:
             new.write_text(json.dumps({"kept": kept, "seconds": time.monotonic() - began}), encoding="utf-8")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def top_k(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """ids [n, K] int64 and log_probs [n, K + 1] float16 at the positions of these rows."""
         vocab = self.cache.origin["vocabulary"]
@@ -124,6 +129,20 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
                     others.append(part)
         waiting = others
         time.sleep(WAIT if waiting else 0)
+
+
+def _fill_together(builder: CacheBuilder, backend: Backend) -> None:
+    """Fill all parts with a teacher that is divided between the ranks, each of which computes its share of them.
+
+    First of all parts; then, where hosts have disks of their own, of those that this host lacks. What another run does
+    with the same cache at the same time is done twice.
+    """
+    for rank, size in ((backend.rank, backend.size), (backend.local_rank, backend.local_size)):
+        missing = [part for part in range(builder.cache.num_parts) if not _record_of(builder.cache, part).exists()]
+        with backend.in_lockstep([builder.teacher], idle_forward):
+            for part in missing[rank::size]:
+                builder.fill(part)
+        backend.barrier()
 
 
 def _finish(cache: Cache) -> None:

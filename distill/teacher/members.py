@@ -73,7 +73,7 @@ def errors_of(name: str) -> Iterator[None]:
 
 
 def load_members(
-    config: Config, kind: ModelKind, device: torch.device
+    config: Config, kind: ModelKind, device: torch.device, mapped: bool = False
 ) -> tuple[list[Member], PreTrainedTokenizerBase | None]:
     """All teachers of the run, and the tokenizer that they share: [], None where there is none.
 
@@ -86,7 +86,7 @@ def load_members(
         with errors_of(name):
             if own.precision.teacher == "int8":
                 int8.check(device)
-            model, tokenizer, title = load_teacher(own.teacher, kind)
+            model, tokenizer, title = load_teacher(own.teacher, kind, mapped)
         member = Member(name, shares(config)[name], model, title)
         assert tokenizer is not None
         if shared is not None:

@@ -1,0 +1,26 @@
+"""Lets a loss read tensors from inside of a block that is divided between ranks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def joined(output: Tensor, *inner: Tensor) -> tuple[Tensor, ...]:
+    """The same tensors, for autograd one outcome: no gradient comes to the inner ones before one comes to the output.
+
+    The weights of a divided block are whole again once a gradient comes to its output. One that came to an inner
+    tensor alone would meet parts of them.
+    """
+    joint: tuple[Tensor, ...] = _Joined.apply(output, *inner)
+    return joint
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
