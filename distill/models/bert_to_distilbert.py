@@ -49,7 +49,8 @@ def bert_to_distilbert(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
         if "token_type" in name or "pooler" in name or name.endswith("position_ids"):
             continue
         if name == "bert.embeddings.position_embeddings.weight":
-            tensor = tensor + state["bert.embeddings.token_type_embeddings.weight"][0]
+            # In the format of training, whatever the two were saved in.
+            tensor = tensor.float() + state["bert.embeddings.token_type_embeddings.weight"][0].float()
         for old, new in NAMES:
             name = name.replace(old, new)
         out[name] = tensor
