@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.points import Points
+from distill.part_checkpoint import PartCheckpoints
 from distill.schedule import Schedule
 from distill.schedules.constant import Constant
 from distill.schedules.linear import Linear
+from distill.sharding.shard import is_sharded
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.signal import NoTeacher
@@ -279,7 +282,8 @@ class Fit:
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
         )
         self.state = State()
-        self.checkpoints = Checkpoints(self.folder, self.settings.keep, self.identity)
+        make = partial(PartCheckpoints, self.backend) if is_sharded(self.student) else Checkpoints
+        self.checkpoints = make(self.folder, self.settings.keep, self.identity)
         self.batches = Batches(
             self.rows,
             make_masks(self.tokenizer, self.rows, **vars(self.objective.masking)),
@@ -288,6 +292,7 @@ class Fit:
             self.seed,
             self.backend.rank,
             self.backend.size,
+            equal_windows=self.backend.equal_windows,
         )
 
     def resume(self, path: Path | None = None) -> "Fit":

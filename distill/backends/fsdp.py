@@ -54,6 +54,7 @@ class Fsdp(Ddp):
 
     def prepare(self, model: nn.Module) -> None:
         """As in every backend; parameters that are divided have to be the same model's on all ranks already."""
+        reshard(model)  # what checks have made whole
         plain = [tensor for tensor in model.parameters() if not isinstance(tensor, DTensor)]
         self._broadcast_all([tensor.detach() for tensor in [*plain, *model.buffers()]])
         self._divided = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]
