@@ -9,7 +9,7 @@ one_hot(target).
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from distill.objective.terms import ALL, VocabularyTerm
-from distill.teacher.signal import TopK
+from distill.teacher.signal import Mixture, TopK, mixed_logits
 
 NO_TARGET = -100
 
@@ -25,7 +25,7 @@ NO_TARGET = -100
 class TeacherBlock(NamedTuple):
     """What a block of rows knows of the teacher: logits [n, V], or log-probabilities [n, K + 1] of its K entries.
 
-    Of several teachers that are not mixed into one, it is the first, and `others` are the rest.
+    Of several teachers it is the first, and `others` are the rest.
     """
 
     values: Tensor
@@ -57,6 +57,16 @@ class Block(Protocol):
         targets [n] int64, NO_TARGET in a row without one; None where no row of the block has one. scales [M].
         """
         ...
+
+
+def pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) cut into pieces of at most `size`, at least 1."""
+    return ((low, min(low + size, stop)) for low in range(start, stop, max(size, 1)))
+
+
+def rows_at_once(num_bytes: int, vocab: int, like: Tensor) -> int:
+    """How many rows of logits, in the format of `like`, go through a block at once; a GPU has no use for blocks."""
+    return max(1, num_bytes // (max(vocab, 1) * like.dtype.itemsize)) if like.device.type == "cpu" else 1 << 30
 
 
 class AutogradBlock:
@@ -127,6 +137,27 @@ class MembersBlock:
             gradient += own
         logits.copy_(gradient)
         return torch.stack(losses).sum(0)
+
+
+class MixedBlock:
+    """Another block, for several teachers that all run live: it sees the logits of their mean distribution."""
+
+    def __init__(self, block: Block, mixture: Mixture) -> None:
+        self.block, self.mixture = block, mixture
+        self.num_bytes, self.every_row = block.num_bytes, block.every_row
+
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
+    ) -> Tensor:
+        assert teacher is not None
+        members = (biased(each.values, each.bias, scales.dtype) for each in (teacher, *teacher.others))
+        mixed = mixed_logits(members, self.mixture.weights, self.mixture.temperature)
+        return self.block(logits, bias, TeacherBlock(mixed, None, None), targets, scales)
+
+
+def of_several(block: Block, teachers: Mixture) -> Block:
+    """A block for what several teachers say: of their mean distribution where all are live, else of each one."""
+    return MixedBlock(block, teachers) if teachers.live else MembersBlock(block, teachers.weights)
 
 
 def on_its_rows(term: VocabularyTerm, losses: Tensor, targets: Tensor) -> Tensor:
