@@ -47,7 +47,7 @@ def soft_and_mlm(
     Returns:
         The loss (scalar, differentiable in the student's rows, weight and bias) and sums [2] (soft, mlm), detached.
     """
-    accurate, device = torch.promote_types(_matrix_dtype(student), torch.float32), student.rows.device
+    accurate, device = torch.promote_types(matrix_dtype(student), torch.float32), student.rows.device
     scales = torch.stack([torch.as_tensor(value, dtype=accurate, device=device) for value in (soft_scale, mlm_scale)])
     block = SoftMlmBlock(temperature, cutoff, compiled)
     return chunked_loss(student, teacher, targets, block, scales, vocab=vocab, budget=budget)
@@ -71,7 +71,7 @@ def chunked_loss(
     """
     vocab, student = vocab or len(student.weight), with_dtype(student)
     block = of_several(block, teacher) if isinstance(teacher, Mixture) else block
-    plan = Plan(with_dtype(teacher), targets, block, scales, vocab, vocab, budget)
+    plan = Plan(with_dtype(teacher), targets, block, scales, vocab, budget)
     return differentiable(student, scales, lambda wanted: visit_chunks(student, plan, wanted))
 
 
@@ -113,9 +113,8 @@ class Plan:
     Attributes:
         targets: [N]; None: no row has one.
         scales: [T]; its dtype is that of the elementwise part.
-        vocab: how many of the first entries of either head count.
-        widest: of how many entries the budget bounds the rows; above `vocab` where other ranks visit the same rows
-            with larger slices of the vocabulary, so that all of them make the same chunks.
+        vocab: how many of the first entries of either head count, at most; the budget reckons with all of them, so
+            ranks with slices of a vocabulary make the same chunks where they name the same number here.
         foreign: bool [N], rows whose losses are not to be among the sums; None: none.
     """
 
@@ -124,7 +123,6 @@ class Plan:
     block: Block
     scales: Tensor
     vocab: int
-    widest: int
     budget: int
     foreign: Tensor | None = None
 
@@ -179,8 +177,8 @@ def _chunk_rows(num_rows: int, student: Head, plan: Plan) -> int:
     """Rows per chunk: as many as the budget allows, but the chunks all alike."""
     mixed = isinstance(plan.teacher, Mixture)
     members = plan.teacher.members if isinstance(plan.teacher, Mixture) else (plan.teacher,)
-    heads = [_matrix_dtype(head) for head in (student, *members) if isinstance(head, Head)]
-    row_bytes = plan.widest * sum(dtype.itemsize for dtype in [*heads, *([plan.scales.dtype] if mixed else [])])
+    heads = [matrix_dtype(head) for head in (student, *members) if isinstance(head, Head)]
+    row_bytes = plan.vocab * sum(dtype.itemsize for dtype in [*heads, *([plan.scales.dtype] if mixed else [])])
     num_chunks = min(num_rows, math.ceil(num_rows * row_bytes / plan.budget))
     return math.ceil(num_rows / max(1, num_chunks)) or 1
 
@@ -189,11 +187,12 @@ class _Logits:
     """Applies a head's weight to chunks of its rows, into one buffer that every chunk uses again."""
 
     def __init__(self, head: Head, order: Tensor | None, plan: Plan, chunk: int) -> None:
-        dtype, vocab = _matrix_dtype(head), plan.vocab
+        dtype = matrix_dtype(head)
         self.rows = (head.rows if order is None else head.rows[order]).to(dtype)
-        self.weight = (head.weight if head.rounded is None else head.rounded)[:vocab].to(dtype)
-        self.bias = None if head.bias is None else head.bias[:vocab].detach().to(plan.scales.dtype)
+        self.weight = (head.weight if head.rounded is None else head.rounded)[: plan.vocab].to(dtype)
+        self.bias = None if head.bias is None else head.bias[: plan.vocab].detach().to(plan.scales.dtype)
         self.cap = head.cap
+        vocab = len(self.weight)
         splits = dtype == torch.float32 and self.rows.device.type == "cpu"
         self.columns = list(pieces(0, vocab, COLUMNS if splits else vocab))
         self.buffer = torch.empty(chunk, vocab, dtype=dtype, device=self.rows.device)
@@ -238,11 +237,12 @@ class _Gradients:
         self.weight = self.bias = self.product = torch.empty(0)
         num_columns, width = logits.weight.shape
         on_cpu = logits.rows.device.type == "cpu"
-        self.pieces = list(pieces(0, num_columns, GRADIENT_ROWS if on_cpu else num_columns))
+        piece = min(GRADIENT_ROWS, num_columns) if on_cpu else num_columns
+        self.pieces = list(pieces(0, num_columns, piece))
         if wanted[1]:
             make = torch.empty if len(logits.rows) else torch.zeros  # the first chunk writes all of it
             self.weight = make(num_columns, width, dtype=accurate, device=logits.rows.device)
-            self.product = logits.rows.new_empty(self.pieces[0][1], width)
+            self.product = logits.rows.new_empty(piece, width)
 
     def add(self, start: int, stop: int, gradient: Tensor) -> None:
         """Take in the gradient [n, V] with respect to the logits of rows [start, stop); chunks come in order."""
@@ -270,10 +270,10 @@ class _Gradients:
         if order is not None:
             rows = rows.new_zeros(self.student.rows.shape).index_copy_(0, order, rows)
         found = zip((rows, self.weight, self.bias), self.student[:3], self.wanted, strict=True)
-        return [_fit(value, tensor) if tensor is not None and wanted else None for value, tensor, wanted in found]
+        return [fit(value, tensor) if tensor is not None and wanted else None for value, tensor, wanted in found]
 
 
-def _fit(value: Tensor, like: Tensor) -> Tensor:
+def fit(value: Tensor, like: Tensor) -> Tensor:
     """`value` in the format of `like`, with zeros for the entries of a padded vocabulary."""
     if value.shape == like.shape:
         return value.to(like.dtype)
@@ -290,10 +290,10 @@ def with_dtype(teacher: Head | TopK | Mixture | None) -> Any:
     """The same with the format of each matrix product in its head, as autocast is off while chunks are visited."""
     if isinstance(teacher, Mixture):
         return teacher._replace(members=tuple(map(with_dtype, teacher.members)))
-    return teacher._replace(dtype=_matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher
+    return teacher._replace(dtype=matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher
 
 
-def _matrix_dtype(head: Head) -> torch.dtype:
+def matrix_dtype(head: Head) -> torch.dtype:
     device = head.rows.device.type
     if head.dtype is not None:
         return head.dtype
