@@ -72,7 +72,7 @@ def _visit(
         vocab=max(width for cut in slices for width in cut.widths),
         foreign=_foreign(exchange, student.rows.device),
     )
-    # A rank without rows may want no gradient for them; it helps the others with theirs.
+    # A rank without rows may want no gradient for them; it takes part for the sake of the others.
     sums, (rows, *rest) = visit_chunks(everyones[0], plan, [any(wants_rows), *wanted[1:]])
     gradients = (None if rows is None else exchange.given_back(rows), *rest)
     return sums, [
