@@ -46,6 +46,7 @@ class Case:
     relative: float = 1e-12
     spread: float = 3.0  # of the logits
     masked: float = 0.4
+    compiled: bool = False
 
     def draw(self, *shape: int, scale: float = 1.0) -> Tensor:
         return torch.randn(*shape, generator=self.random, dtype=torch.float64).mul(scale).to(self.dtype)
@@ -107,7 +108,7 @@ class Case:
 
     def loss(self, group: dist.ProcessGroup, student: Head, source: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         visit = partial(sliced_loss, group=group, budget=self.budget)
-        return vocabulary_loss(self.terms, student, source, targets, self.scales, VOCAB, False, visit)
+        return vocabulary_loss(self.terms, student, source, targets, self.scales, VOCAB, self.compiled, visit)
 
     def run(self, group: dist.ProcessGroup) -> None:
         """Raises AssertionError where this rank does not get what is its part of the whole."""

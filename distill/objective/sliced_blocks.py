@@ -4,14 +4,24 @@ Both blocks here do the same in the same order on all ranks of the group. Shapes
 columns of one rank's slice, T ranks, K kept entries, M terms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from distill.models.row_exchange import RowExchange, starts_of
-from distill.objective.blocks import NO_TARGET, Block, TeacherBlock, biased, pieces, rows_at_once
+from distill.objective.blocks import (
+    NO_TARGET,
+    Block,
+    Compiled,
+    TeacherBlock,
+    at_temperature_one,
+    biased,
+    pieces,
+    rows_at_once,
+)
 
 WHOLE_CHUNK = 1 << 62  # bytes: these blocks cut chunks themselves, so that there is one exchange for each
 PIECE = 1 << 20  # bytes of logits that are visited at once on a CPU: they stay in the processor's cache
@@ -119,25 +129,28 @@ class SlicedPair:
     every_row = False
     num_bytes = WHOLE_CHUNK
 
-    def __init__(self, temperature: float, slices: Slices) -> None:
+    def __init__(self, temperature: float, slices: Slices, compiled: bool) -> None:
+        """`compiled`: through torch.compile, where there is a compiler."""
         self.temperature, self.slices = temperature, slices
+        compiled = compiled and slices.width > 0
+        self.numbers: Callable[..., dict[str, Tensor]] = _compiled_numbers if compiled else slice_numbers
+        self.write_gradient: Callable[..., None] = _compiled_gradient if compiled else write_slice_gradient
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
     ) -> Tensor:
-        piece = rows_at_once(PIECE, logits.shape[1], scales)
+        def operands(rows: slice) -> tuple[Any, ...]:
+            values, teacher_bias, kept = (None, None, None) if teacher is None else teacher.rows(rows)[:3]
+            column = None if targets is None else targets[rows, None]
+            return logits[rows], bias, values, teacher_bias, kept, column, scales, self.temperature, self.slices.start
+
+        piece = rows_at_once(PIECE, self.slices.width, scales)
         parts = [slice(low, high) for low, high in pieces(0, len(logits), piece)]
-
-        def operands(rows: slice) -> "_Part":
-            own = None if targets is None else targets[rows, None]
-            known = None if teacher is None else teacher.rows(rows)
-            return _Part(logits[rows], bias, known, own, self.temperature, self.slices.start, scales)
-
-        found = [operands(rows).numbers() for rows in parts]
-        numbers = self._of_whole_rows({name: torch.cat([each[name] for each in found]) for name in found[0]})
+        found = [self.numbers(*operands(rows)) for rows in parts]
+        row = self._of_whole_rows({name: torch.cat([each[name] for each in found]) for name in found[0]})
         for rows in parts:
-            operands(rows).write_gradient({name: values[rows] for name, values in numbers.items()})
-        return _losses(numbers, teacher, targets, self.temperature)
+            self.write_gradient({name: values[rows] for name, values in row.items()}, *operands(rows))
+        return _losses(row, teacher, targets, self.temperature)
 
     def _of_whole_rows(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Numbers [n, k] of each rank's slice, by name -> those of the rows, by the one exchange."""
@@ -161,81 +174,74 @@ class SlicedPair:
         return numbers
 
 
-class _Part:
-    """Rows of a chunk on one slice: the student's logits z and the teacher's y, both over the temperature."""
+def slice_numbers(
+    logits: Tensor,
+    bias: Tensor | None,
+    teacher: Tensor | None,
+    teacher_bias: Tensor | None,
+    kept: Tensor | None,
+    targets: Tensor | None,
+    scale: Tensor,
+    temperature: float,
+    start: int,
+) -> dict[str, Tensor]:
+    """What a slice adds to the numbers of its rows, [n, k] by name; the arguments are `loss_and_grad_block`'s.
 
-    def __init__(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        teacher: TeacherBlock | None,
-        targets: Tensor | None,
-        temperature: float,
-        start: int,
-        scales: Tensor,
-    ) -> None:
-        self.logits, self.targets, self.temperature, self.start, self.scales = (
-            logits,
-            targets,
-            temperature,
-            start,
-            scales,
-        )
-        self.z = biased(logits, bias, scales.dtype) / temperature
-        self.y = self.kept = self.log_p = None
-        if teacher is not None and teacher.kept is None:
-            self.y = biased(teacher.values, teacher.bias, scales.dtype) / temperature
-        elif teacher is not None and teacher.kept is not None:
-            self.kept = teacher.kept.long() - start
-            self.log_p = teacher.values.to(scales.dtype).log_softmax(-1)
+    start: the entry of the vocabulary that the slice begins with.
+    """
+    z = biased(logits, bias, scale.dtype) / temperature
+    top = _largest(z)
+    found = {"top": top}
+    live = teacher is not None and kept is None
+    v = (z - top).exp() if live or targets is not None else z
+    if teacher is not None and kept is None:
+        y = biased(teacher, teacher_bias, scale.dtype) / temperature
+        teacher_top = _largest(y)
+        u = (y - teacher_top).exp()
+        found |= {"mass": v.sum(1, keepdim=True), "teacher_top": teacher_top, "teacher_mass": u.sum(1, keepdim=True)}
+        found["cross"] = ((y - z) * u).sum(1, keepdim=True)
+    if kept is not None:
+        rest = _without(z, kept.long() - start)
+        rest_top = _largest(rest)
+        found |= {"rest_top": rest_top, "rest_mass": (rest - rest_top).exp().sum(1, keepdim=True)}
+        found["kept"] = _at(z, kept.long() - start)
+    if targets is not None:
+        found["word_mass"] = at_temperature_one(v, z, top, temperature).sum(1, keepdim=True)
+        found["at_target"] = _at(z, targets - start)
+    return found
 
-    def numbers(self) -> dict[str, Tensor]:
-        """What this slice adds to the numbers of its rows, [n, k] by name."""
-        z, top = self.z, _largest(self.z)
-        v = z if self.y is None and self.targets is None else (z - top).exp()
-        found = {"top": top}
-        if self.y is not None:
-            teacher_top = _largest(self.y)
-            u = (self.y - teacher_top).exp()
-            cross = ((self.y - z) * u).sum(1, keepdim=True)
-            found |= {"mass": v.sum(1, keepdim=True), "teacher_top": teacher_top, "cross": cross}
-            found["teacher_mass"] = u.sum(1, keepdim=True)
-        if self.kept is not None:
-            rest = self._rest(self.kept)
-            rest_top = _largest(rest)
-            found |= {"rest_top": rest_top, "rest_mass": (rest - rest_top).exp().sum(1, keepdim=True)}
-            found["kept"] = _at(z, self.kept)
-        if self.targets is not None:
-            found["word_mass"] = self._of_words(v, top).sum(1, keepdim=True)
-            found["at_target"] = _at(z, self.targets - self.start)
-        return found
 
-    def write_gradient(self, row: dict[str, Tensor]) -> None:
-        """Over the logits, from the numbers of the whole rows."""
-        z, gradient, weight = self.z, torch.zeros_like(self.z), self.scales[0] * self.temperature
-        v = z if self.y is None and self.targets is None else (z - row["top"]).exp()
-        if self.y is not None:
-            u = (self.y - row["teacher_top"]).exp()
-            gradient = v * (weight / row["mass"]) - u * (weight / row["teacher_mass"])
-        if self.kept is not None and self.log_p is not None:
-            difference = weight * (_log_q(row).exp() - self.log_p.exp())
-            gradient = (self._rest(self.kept) - row["rest_top"]).exp() * (difference[:, -1:] / row["rest_mass"])
-            _add_at(gradient, self.kept, difference[:, :-1])
-        if self.targets is not None:
-            weight = self.scales[1] * (self.targets != NO_TARGET)
-            words = self._of_words(v, row["top"]) * (weight / row["word_mass"])
-            gradient = _add_at(gradient + words, self.targets - self.start, -weight)
-        self.logits.copy_(gradient)
+def write_slice_gradient(
+    row: dict[str, Tensor],
+    logits: Tensor,
+    bias: Tensor | None,
+    teacher: Tensor | None,
+    teacher_bias: Tensor | None,
+    kept: Tensor | None,
+    targets: Tensor | None,
+    scale: Tensor,
+    temperature: float,
+    start: int,
+) -> None:
+    """The gradient of the scaled losses, over the logits, from the numbers of whole rows by name."""
+    z, weight = biased(logits, bias, scale.dtype) / temperature, scale[0] * temperature
+    gradient = torch.zeros_like(z)
+    v = (z - row["top"]).exp() if (teacher is not None and kept is None) or targets is not None else z
+    if teacher is not None and kept is None:
+        u = (biased(teacher, teacher_bias, scale.dtype) / temperature - row["teacher_top"]).exp()
+        gradient = v * (weight / row["mass"]) - u * (weight / row["teacher_mass"])
+    elif teacher is not None and kept is not None:
+        difference = weight * (_log_q(row).exp() - teacher.to(scale.dtype).softmax(-1))
+        rest = (_without(z, kept.long() - start) - row["rest_top"]).exp()
+        gradient = _add_at(rest * (difference[:, -1:] / row["rest_mass"]), kept.long() - start, difference[:, :-1])
+    if targets is not None:
+        weight = scale[1] * (targets != NO_TARGET)
+        words = at_temperature_one(v, z, row["top"], temperature) * (weight / row["word_mass"])
+        gradient = _add_at(gradient + words, targets - start, -weight)
+    logits.copy_(gradient)
 
-    def _of_words(self, v: Tensor, top: Tensor) -> Tensor:
-        """v = exp(z - top), as it would be at temperature 1."""
-        if self.temperature == 1:
-            return v
-        return v.square() if self.temperature == 2 else ((self.z - top) * self.temperature).exp()
 
-    def _rest(self, kept: Tensor) -> Tensor:
-        """z without the entries that the teacher kept."""
-        return _add_at(self.z.clone(), kept, torch.full_like(kept, -torch.inf, dtype=self.z.dtype))
+_compiled_numbers, _compiled_gradient = Compiled(slice_numbers), Compiled(write_slice_gradient)
 
 
 def _losses(row: dict[str, Tensor], teacher: TeacherBlock | None, targets: Tensor | None, temperature: float) -> Tensor:
@@ -256,6 +262,11 @@ def _losses(row: dict[str, Tensor], teacher: TeacherBlock | None, targets: Tenso
 def _log_q(row: dict[str, Tensor]) -> Tensor:
     """The student's log-probabilities [n, K + 1] of the entries that the teacher kept, and of all others together."""
     return torch.cat([row["kept"], row["rest_top"] + row["rest_mass"].log()], 1).log_softmax(-1)
+
+
+def _without(z: Tensor, kept: Tensor) -> Tensor:
+    """Logits [n, w] without the entries at columns [n, K], which the teacher kept."""
+    return _add_at(z.clone(), kept, torch.full_like(kept, -torch.inf, dtype=z.dtype))
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def _sliced(own: Plan, heads: Sequence[Head], slices: Sequence[Slices]) -> Plan:
     """The plan with a block that works on slices."""
     several, alike = isinstance(own.teacher, Mixture), all(cut.widths == slices[0].widths for cut in slices)
     if isinstance(own.block, SoftMlmBlock) and own.block.cutoff <= 0 and alike and not several:
-        return replace(own, block=SlicedPair(own.block.temperature, slices[0]))
+        return replace(own, block=SlicedPair(own.block.temperature, slices[0], own.block.compiled))
     block = of_several(own.block, own.teacher) if isinstance(own.teacher, Mixture) else own.block
     biases = [
         None if head.bias is None else cut.joined(head.bias.to(own.scales.dtype))

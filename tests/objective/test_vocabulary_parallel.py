@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import pkgutil
+import shutil
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from slices import LIVE, NONE, SEVERAL, SEVERAL_KINDS, TEACHER_WIDTH, TOP_K, VOC
 from torch import Tensor
 
 from distill.objective import terms as registry
+from distill.objective.blocks import Compiled
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.clm import Clm
 from distill.objective.terms.jsd import Jsd
@@ -243,3 +246,18 @@ def test_slices_have_to_hold_the_vocabulary(ranks: list[dict[str, Any]]) -> None
     for found in ranks:
         lengths = [10] * len(ranks)
         assert found["too short"] == f"slices of {lengths} entries hold no vocabulary of 53"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+@pytest.mark.parametrize("teacher", [LIVE, TOP_K])
+def test_compiled_gives_the_result_of_the_whole(teacher: str) -> None:
+    """On one rank, which has one slice."""
+    assert Compiled.works
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # falling back would be said by a warning
+            for rows in (9, 20):
+                Case([Soft(), Mlm()], teacher, rows=(rows,), budget=4 * CHUNKS, compiled=True).run(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
