@@ -50,15 +50,18 @@ class RowExchange:
         dist.all_to_all_single(everything, copies, self.counts, [len(own)] * self.size, group=self.group)
         return everything
 
-    def given_back(self, parts: Tensor) -> Tensor:
+    def given_back(self, parts: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         """[N, ...] at all ranks -> the sums over the ranks of this rank's rows, [N_r, ...] in at least fp32.
 
         They are added up in the order of the ranks, so that every run gives the same digits.
+
+        Args:
+            shape: [*shape, ...] instead of [N_r, ...]; it has as many rows.
         """
         num_rows = self.counts[self.rank]
         found = parts.new_empty(self.size * num_rows, *parts.shape[1:])
         dist.all_to_all_single(found, parts.contiguous(), [num_rows] * self.size, self.counts, group=self.group)
-        found = found.view(self.size, num_rows, *parts.shape[1:])
+        found = found.view(self.size, *(shape or (num_rows,)), *parts.shape[1:])
         return found.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
 
 
@@ -89,18 +92,18 @@ def embed(ids: Tensor, weight: Tensor, group: dist.ProcessGroup, padding_idx: in
         vectors = F.embedding(number.where(here, 0), weight, padding_idx).masked_fill(~here[:, None], 0)
     else:  # the sum of nothing: a rank without a slice takes part in backward too
         vectors = weight.new_zeros(len(number), weight.shape[1]) + weight.sum()
-    found: Tensor = _GivenBack.apply(vectors, exchange)
-    return found.view(*ids.shape, weight.shape[1])
+    found: Tensor = _GivenBack.apply(vectors, exchange, ids.shape)
+    return found
 
 
 class _GivenBack(torch.autograd.Function):
-    """`RowExchange.given_back`; its gradient is what the owners of the rows say, gathered."""
+    """[N, H] -> [B, S, H] by `RowExchange.given_back`; its gradient is what the owners of the rows say, gathered."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, exchange: RowExchange) -> Tensor:
+    def forward(ctx: Any, parts: Tensor, exchange: RowExchange, shape: torch.Size) -> Tensor:
         ctx.exchange = exchange
-        return exchange.given_back(parts).to(parts.dtype)
+        return exchange.given_back(parts, shape).to(parts.dtype)
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.exchange.gathered(upstream), None
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.exchange.gathered(upstream.flatten(0, -2)), None, None
