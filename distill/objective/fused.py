@@ -75,6 +75,8 @@ def chunked_loss(
     return differentiable(student, scales, lambda wanted: visit_chunks(student, plan, wanted))
 
 
+# `chunked_loss`, or what gives the same by other means.
+Visitor = Callable[..., tuple[Tensor, Tensor]]
 # Gives for what is wanted of rows, weight and bias: the sums [T], and the gradients of the scaled loss (None: not
 # wanted).
 Visit = Callable[[list[bool]], tuple[Tensor, list[Tensor | None]]]

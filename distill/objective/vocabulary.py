@@ -3,7 +3,7 @@
 Shapes: N rows, V vocabulary, T terms.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from distill.errors import SettingError
 from distill.models.language_model import Head
 from distill.objective.blocks import AutogradBlock, Block, JoinedBlock, SoftMlmBlock, on_its_rows
-from distill.objective.fused import chunked_loss
+from distill.objective.fused import Visitor, chunked_loss
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms.clm import Clm
 from distill.objective.terms.mlm import Mlm
@@ -28,7 +28,7 @@ def vocabulary_loss(
     scales: Tensor,
     vocab: int,
     compiled: bool,
-    visit: Callable[..., tuple[Tensor, Tensor]] = chunked_loss,
+    visit: Visitor = chunked_loss,
 ) -> tuple[Tensor, Tensor]:
     """Sum over the terms of scale * sum over their rows, and the unscaled sums [T], detached.
 

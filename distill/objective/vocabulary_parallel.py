@@ -32,11 +32,11 @@ def sliced_loss(
 ) -> tuple[Tensor, Tensor]:
     """`fused.chunked_loss` of this rank's rows, where the weight and bias of either head are this rank's slices.
 
-    All ranks of the group call it together, each with its own rows, of which there may be none; `scales`, `block`,
-    `vocab` and `budget` are the same on all of them. The heads' inputs, targets and kept entries of all are gathered,
-    each rank visits all these rows with its slice, and the gradient of the rows goes back to their owners. The slices
-    are consecutive in the order of the ranks and of any length, also 0, as torch's `Shard(0)` cuts; entries beyond
-    `vocab` do not count.
+    All ranks of the group call it together, each with its own rows; `scales`, `block`, `vocab` and `budget` are the
+    same on all of them. So a rank whose batch does not count gives no rows, not scales of 0. The heads' inputs, targets
+    and kept entries of all are gathered, each rank visits all these rows with its slice, and the gradient of the rows
+    goes back to their owners. The slices are consecutive in the order of the ranks and of any length, also 0, as
+    torch's `Shard(0)` cuts; entries beyond `vocab` do not count.
 
     Soft targets without a cut-off and masked or next words need one small all-gather for each chunk (`SlicedPair`).
     Everything else, several teachers, and a teacher whose vocabulary is cut at other places than the student's, as it
@@ -49,7 +49,8 @@ def sliced_loss(
         the rows is of this rank's loss. All exchanges are done when this returns: backward has none.
 
     Raises:
-        ValueError: the slices of a head hold less than `vocab` entries.
+        ValueError: the slices of a head hold less than `vocab` entries; or scales differ, which is noticed on the CPU,
+            where looking at them costs nothing.
     """
     student = with_dtype(student)
     own = Plan(with_dtype(teacher), targets, block, scales, vocab, budget)
@@ -61,8 +62,13 @@ def _visit(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """`fused.Visit` of the rows of all ranks, and of what it gives that which belongs to this rank."""
     heads = [student, *(member for member in _members(own.teacher) if isinstance(member, Head))]
-    exchange = RowExchange(len(student.rows), [wanted[0], *(len(head.weight) for head in heads)], group)
-    wants_rows, *lengths = zip(*exchange.numbers, strict=True)
+    exchange = RowExchange(
+        len(student.rows), [wanted[0], *(len(head.weight) for head in heads), *_bits(own.scales)], group
+    )
+    wants_rows, *others = zip(*exchange.numbers, strict=True)
+    lengths, bits = others[: len(heads)], others[len(heads) :]
+    if any(len(set(each)) > 1 for each in bits):
+        raise ValueError("ranks scale their losses differently: one whose batch does not count has to give no rows")
     slices = [Slices(exchange, each, own.vocab) for each in lengths]
     everyones = [_gathered_head(head, cut.width, exchange) for head, cut in zip(heads, slices, strict=True)]
     plan = replace(
@@ -79,6 +85,11 @@ def _visit(
         fit(gradient, tensor) if gradient is not None and tensor is not None and need else None
         for gradient, tensor, need in zip(gradients, student[:3], wanted, strict=True)
     ]
+
+
+def _bits(scales: Tensor) -> list[int]:
+    """Numbers to be compared; none on a GPU, which would have to be waited for."""
+    return scales.double().view(torch.int64).tolist() if scales.device.type == "cpu" else []
 
 
 def _members(teacher: Head | TopK | Mixture | None) -> tuple[Head | TopK | None, ...]:

@@ -5,50 +5,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tiny
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
 from families import make_family
 from tiny import PAD
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from distill.models.language_model import LanguageModel, OutputSpec, block_list
+from distill.data.batch import Batch, Labels
+from distill.models.language_model import block_list
 from distill.models.protocol import depth_of
 from distill.models.sliced_vocabulary import replace_everywhere, slice_vocabulary
-from distill.objective.fused import chunked_loss
-from distill.objective.terms.clm import Clm
-from distill.objective.terms.soft import Soft
-from distill.objective.vocabulary import vocabulary_loss
 from distill.objective.vocabulary_parallel import sliced_loss
 
 VOCAB = 41  # neither 2 nor 4 divides it
 ROWS, LENGTH = (2, 1, 3, 1), 6  # of each rank's batch; the last one's reach no head, as those of a filler
-TERMS = [Soft(), Clm()]
 
 
-def batches() -> list[tuple[Tensor, Tensor]]:
-    """Ids [B, S] of each rank, and which of its positions reach the head."""
-    random = torch.Generator().manual_seed(5)
-    ids = [torch.randint(1, VOCAB, (rows, LENGTH), generator=random) for rows in ROWS]
-    for each in ids:
-        each[0, -2:] = PAD
-    return [(each, torch.arange(each.numel() if number < 3 else 0)) for number, each in enumerate(ids)]
-
-
-def loss_of(student: Any, teacher: Any, ids: Tensor, positions: Tensor, visit: Any) -> Tensor:
-    heads, spec = [], OutputSpec(head=True, positions=positions)
-    for model in (student, teacher):
-        language_model = LanguageModel(model)
-        found = language_model({"input_ids": ids}, None, spec).head_rows
-        assert found is not None
-        heads.append(language_model.head(found))
-    scales = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    words = ids.flatten()[positions].roll(-1)
-    return vocabulary_loss(TERMS, heads[0], heads[1], words, scales, VOCAB, False, visit)[0]
+def batches() -> list[Batch]:
+    """Of each rank, with next words to predict at some positions."""
+    random, found = torch.Generator().manual_seed(5), []
+    for rank, rows in enumerate(ROWS):
+        ids = torch.randint(1, VOCAB, (rows, LENGTH), generator=random)
+        ids[0, -2:] = PAD
+        positions = torch.arange(ids.numel() if rank < 3 else 0)
+        labels = Labels(positions[::2], ids.flatten()[positions[::2] + 1])
+        found.append(Batch({"input_ids": ids}, None, {"clm": labels}, positions, np.arange(rows)))
+    return found
 
 
 def pair(family: str) -> tuple[Any, Any]:
@@ -84,8 +73,11 @@ def divide(model: Any, sliced: list[nn.Module], replicas: Any) -> None:
 def check(family: str, num_replicas: int) -> None:
     """Raises AssertionError where a gradient is not that of the whole model on the rows of all ranks."""
     student, teacher = pair(family)
-    for ids, positions in batches():
-        loss_of(student, teacher, ids, positions, chunked_loss).backward()
+    objective = tiny.make_objective(tiny.only(soft=0.3, clm={"weight": 0.7}), student, teacher, vocab=VOCAB)
+    window = batches()
+    counts = objective.count(window)
+    loss, sums = tiny.loss_of(objective, student, teacher, window, counts)
+    loss.backward()
     wanted = {name: parameter.grad for name, parameter in student.named_parameters()}
 
     student, teacher = pair(family)
@@ -93,8 +85,12 @@ def check(family: str, num_replicas: int) -> None:
     sliced = slice_vocabulary(student, mesh["vocabulary"])
     slice_vocabulary(teacher, mesh["vocabulary"])
     divide(student, sliced, mesh["replicas"])
-    visit = partial(sliced_loss, group=mesh["vocabulary"].get_group())
-    loss_of(student, teacher, *batches()[dist.get_rank()], visit).backward()
+    objective.visit = partial(sliced_loss, group=mesh["vocabulary"].get_group())
+    own, own_sums = tiny.loss_of(objective, student, teacher, [window[dist.get_rank()]], counts)
+    own.backward()
+    everyones = torch.tensor(list(own_sums.values()), dtype=torch.float64)
+    dist.all_reduce(everyones)
+    torch.testing.assert_close(everyones, torch.tensor(list(sums.values()), dtype=torch.float64), rtol=1e-10, atol=0)
     found = dict(student.named_parameters())
     assert found.keys() == wanted.keys()
     for name, want in wanted.items():

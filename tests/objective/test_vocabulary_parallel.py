@@ -166,10 +166,18 @@ def frozen(group: dist.ProcessGroup) -> tuple[list[bool], bool]:
     return [each.grad is not None for each in student[:3] if each is not None], bool(again == loss)
 
 
-def too_short(group: dist.ProcessGroup) -> str:
+def refusals(group: dist.ProcessGroup) -> list[str]:
+    """What is said of slices that are too short, and of scales that differ."""
+    messages = []
     with pytest.raises(ValueError) as error:
         Case([Mlm()], NONE, slices=(10, 10, 10)).run(group)
-    return str(error.value)
+    messages.append(str(error.value))
+    case = Case([Mlm()], NONE)
+    part = case.part(group)
+    case.scales *= dist.get_rank(group)
+    with pytest.raises(ValueError) as error:
+        case.loss(group, *part)
+    return [*messages, str(error.value)]
 
 
 # --- the ranks -------------------------------------------------------------------------------------------------------
@@ -180,7 +188,7 @@ def results(group: dist.ProcessGroup) -> dict[str, Any]:
         "failed": failed_cases(group),
         "largest": largest_of_many_rows(group),
         "frozen": frozen(group),
-        "too short": too_short(group),
+        "refusals": refusals(group),
         "pair": exchanges(group, [Soft(), Mlm()], LIVE),
         "top k": exchanges(group, [Soft(), Mlm()], TOP_K),
         "whole rows": exchanges(group, [Jsd(), Mlm()], LIVE),
@@ -242,14 +250,15 @@ def test_only_what_is_wanted_gets_a_gradient(ranks: list[dict[str, Any]]) -> Non
         assert found["frozen"] == ([rank == 0, False, False], True)
 
 
-def test_slices_have_to_hold_the_vocabulary(ranks: list[dict[str, Any]]) -> None:
+def test_what_would_train_another_student_is_refused(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        lengths = [10] * len(ranks)
-        assert found["too short"] == f"slices of {lengths} entries hold no vocabulary of 53"
+        short, scaled = found["refusals"]
+        assert short == f"slices of {[10] * len(ranks)} entries hold no vocabulary of 53"
+        assert "scale their losses differently" in scaled
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-@pytest.mark.parametrize("teacher", [LIVE, TOP_K])
+@pytest.mark.parametrize("teacher", [LIVE, pytest.param(TOP_K, marks=pytest.mark.slow)])
 def test_compiled_gives_the_result_of_the_whole(teacher: str) -> None:
     """On one rank, which has one slice."""
     assert Compiled.works
