@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from distill.models.row_exchange import embed
 
@@ -12,9 +12,10 @@ from distill.models.row_exchange import embed
 def slice_vocabulary(model: Any, mesh: DeviceMesh) -> list[nn.Module]:
     """Leave each rank of `mesh` (of one dimension) its slice of the weights over the vocabulary, in place.
 
-    They become `DTensor`s, `Shard(0)`, under their names. From then on all ranks of the mesh have to run the model
-    together, each on its own batch; the output embedding gives no logits: its input is what `LanguageModel` records,
-    and `LanguageModel.head` gives this rank's slice of it to `objective.vocabulary_parallel.sliced_loss`.
+    Every rank gives the same weights. They become `DTensor`s, `Shard(0)`, under their names. From then on all ranks of
+    the mesh have to run the model together, each on its own batch. The output embedding gives no logits: its input is
+    what `LanguageModel` records, and `LanguageModel.head` gives this rank's slice of it to
+    `objective.vocabulary_parallel.sliced_loss`.
 
     The gradient of a slice is that of all rows of the group's ranks: it is to be summed over other groups only, and
     no more over this mesh. The rest of the model may be divided or copied as if there were no slices.
@@ -55,7 +56,12 @@ def replace_everywhere(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -
 
 
 def _sliced(whole: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
-    return nn.Parameter(distribute_tensor(whole.detach(), mesh, [Shard(0)]), whole.requires_grad)
+    """A copy of this rank's slice, so that the whole, which may be a window on a file, need not stay."""
+    step = -(-len(whole) // mesh.size())
+    start = mesh.get_local_rank() * step
+    own = whole.detach()[start : start + step].clone()
+    slices = DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    return nn.Parameter(slices, whole.requires_grad)
 
 
 def _no_logits() -> Tensor:
