@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from distill.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.protocol import depth_of
 from distill.models.recorded_attention import QKV, recorded
+from distill.models.sliced_vocabulary import local_slice
 from distill.sharding.shard import is_root, plain_class
 from distill.sharding.side_outputs import joined
 
@@ -154,12 +155,16 @@ class LanguageModel(nn.Module):
         )
 
     def head(self, rows: Tensor) -> Head:
-        """The output embedding with its input `rows` [N, E], in the format of this model."""
+        """The output embedding with its input `rows` [N, E], in the format of this model.
+
+        Of one that is cut into slices it is this rank's slice.
+        """
         layer = self.model.get_output_embeddings()
         dtype = rows.dtype if self.precision == "fp32" else dtype_of(self.precision)
         scale, softcap = logit_changes(self.model)
         rows = rows if scale == 1 else rows * scale
-        return Head(rows, layer.weight, layer.bias, dtype, self._cast(layer.weight, dtype), softcap)
+        weight, bias = local_slice(layer.weight), None if layer.bias is None else local_slice(layer.bias)
+        return Head(rows, weight, bias, dtype, self._cast(weight, dtype), softcap)
 
     def logits(self, rows: Tensor, vocab: int) -> Tensor:
         """rows [N, E] -> logits [N, vocab], without the entries that only pad the embedding."""

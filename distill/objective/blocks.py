@@ -9,7 +9,7 @@ one_hot(target).
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from distill.objective.terms import ALL, VocabularyTerm
-from distill.teacher.signal import TopK
+from distill.teacher.signal import Mixture, TopK, mixed_logits
 
 NO_TARGET = -100
 
@@ -25,7 +25,7 @@ NO_TARGET = -100
 class TeacherBlock(NamedTuple):
     """What a block of rows knows of the teacher: logits [n, V], or log-probabilities [n, K + 1] of its K entries.
 
-    Of several teachers that are not mixed into one, it is the first, and `others` are the rest.
+    Of several teachers it is the first, and `others` are the rest.
     """
 
     values: Tensor
@@ -57,6 +57,16 @@ class Block(Protocol):
         targets [n] int64, NO_TARGET in a row without one; None where no row of the block has one. scales [M].
         """
         ...
+
+
+def pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) cut into pieces of at most `size`, at least 1."""
+    return ((low, min(low + size, stop)) for low in range(start, stop, max(size, 1)))
+
+
+def rows_at_once(num_bytes: int, vocab: int, like: Tensor) -> int:
+    """How many rows of logits, in the format of `like`, go through a block at once; a GPU has no use for blocks."""
+    return max(1, num_bytes // (max(vocab, 1) * like.dtype.itemsize)) if like.device.type == "cpu" else 1 << 30
 
 
 class AutogradBlock:
@@ -129,6 +139,27 @@ class MembersBlock:
         return torch.stack(losses).sum(0)
 
 
+class MixedBlock:
+    """Another block, for several teachers that all run live: it sees the logits of their mean distribution."""
+
+    def __init__(self, block: Block, mixture: Mixture) -> None:
+        self.block, self.mixture = block, mixture
+        self.num_bytes, self.every_row = block.num_bytes, block.every_row
+
+    def __call__(
+        self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
+    ) -> Tensor:
+        assert teacher is not None
+        members = (biased(each.values, each.bias, scales.dtype) for each in (teacher, *teacher.others))
+        mixed = mixed_logits(members, self.mixture.weights, self.mixture.temperature)
+        return self.block(logits, bias, TeacherBlock(mixed, None, None), targets, scales)
+
+
+def of_several(block: Block, teachers: Mixture) -> Block:
+    """A block for what several teachers say: of their mean distribution where all are live, else of each one."""
+    return MixedBlock(block, teachers) if teachers.live else MembersBlock(block, teachers.weights)
+
+
 def on_its_rows(term: VocabularyTerm, losses: Tensor, targets: Tensor) -> Tensor:
     """[n] -> [n], 0 in the rows that do not carry the term."""
     return losses if term.rows == ALL else torch.where(targets == NO_TARGET, torch.zeros_like(losses), losses)
@@ -141,8 +172,8 @@ class SoftMlmBlock:
 
     def __init__(self, temperature: float, cutoff: float, compiled: bool) -> None:
         """`compiled`: through torch.compile, where there is a compiler."""
-        self.temperature, self.cutoff = temperature, cutoff
-        self.function = _compiled if compiled else loss_and_grad_block
+        self.temperature, self.cutoff, self.compiled = temperature, cutoff, compiled
+        self.function = compiled_pair if compiled else loss_and_grad_block
         self.num_bytes = 1 << 22 if compiled else 1 << 20  # compiled, it visits each row on its own: fewer calls
 
     def __call__(
@@ -186,7 +217,7 @@ def loss_and_grad_block(
             loss, gradient = _soft_topk(z, y.log_softmax(-1), kept.long(), weight)
         soft = temperature**2 * loss
     if targets is not None:
-        w = v if temperature == 1 else v.square() if temperature == 2 else ((z - top) * temperature).exp()
+        w = at_temperature_one(v, z, top, temperature)
         on = (targets != NO_TARGET).to(scale.dtype)
         loss, mlm_gradient = _mlm(z * temperature, top * temperature, w, targets, scale[1] * on)
         mlm = loss * on
@@ -198,6 +229,13 @@ def loss_and_grad_block(
 def biased(logits: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Logits with their bias, in the format of elementwise work."""
     return logits.to(dtype) if bias is None else logits.to(dtype) + bias
+
+
+def at_temperature_one(v: Tensor, z: Tensor, top: Tensor, temperature: float) -> Tensor:
+    """v = exp(z - top) of logits over the temperature -> exp of the same logits without it."""
+    if temperature == 1:
+        return v
+    return v.square() if temperature == 2 else ((z - top) * temperature).exp()
 
 
 def _soft(z: Tensor, top: Tensor, v: Tensor, y: Tensor, weight: Tensor, cutoff: float) -> tuple[Tensor, Tensor]:
@@ -249,28 +287,37 @@ def _mlm(x: Tensor, top: Tensor, w: Tensor, targets: Tensor, weight: Tensor) -> 
     return loss, torch.where(columns == targets, gradient - weight, gradient)
 
 
-class _Compiler:
-    """The pair's block through torch.compile, until that fails: without a compiler every call would try for seconds."""
+class Compiled:
+    """A function of a block's tensors through torch.compile; as it is, after one warning, where there is no compiler.
 
-    works = True
+    Its tensors, which may lie in dicts, are all that may change from call to call without another compilation.
+    """
+
+    works = True  # all of them, until one fails: without a compiler every call would try for seconds
+
+    def __init__(self, plain: Callable[..., Any]) -> None:
+        self.plain = plain
 
     @functools.cached_property
-    def function(self) -> Callable[..., Tensor]:
-        return torch.compile(loss_and_grad_block, dynamic=True)
+    def function(self) -> Callable[..., Any]:
+        return torch.compile(self.plain, dynamic=True)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not Compiled.works:
+            return self.plain(*arguments)
+        try:
+            return self.function(*map(_whole, arguments))
+        except Exception as error:  # a missing compiler and inductor's faults have many faces, before the first write
+            Compiled.works = False
+            warnings.warn(f"the objective runs without torch.compile: {str(error).splitlines()[0]}", stacklevel=2)
+            return self.plain(*arguments)
 
 
-_compiler = _Compiler()
+def _whole(value: Any) -> Any:
+    """Slices would be compiled for every new offset; these are tensors of their own over the same memory."""
+    if isinstance(value, dict):
+        return {name: _whole(each) for name, each in value.items()}
+    return from_dlpack(value) if isinstance(value, Tensor) else value
 
 
-def _compiled(logits: Tensor, *rest: Any) -> Tensor:
-    """`loss_and_grad_block` through torch.compile; as it is, after one warning, where there is no compiler."""
-    if not _compiler.works:
-        return loss_and_grad_block(logits, *rest)
-    # Slices would be compiled for every new offset; these are tensors of their own over the same memory.
-    arguments = [from_dlpack(value) if isinstance(value, Tensor) else value for value in (logits, *rest)]
-    try:
-        return _compiler.function(*arguments)
-    except Exception as error:  # a missing compiler and inductor's faults have many faces, all before the first write
-        _compiler.works = False
-        warnings.warn(f"the objective runs without torch.compile: {str(error).splitlines()[0]}", stacklevel=2)
-        return loss_and_grad_block(logits, *rest)
+compiled_pair = Compiled(loss_and_grad_block)

@@ -5,7 +5,7 @@ plain path that this agrees with, in value and gradient, is `losses` on full log
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective.blocks import NO_TARGET, Block, SoftMlmBlock, TeacherBlock, biased
-from distill.teacher.signal import Mixture, TopK, mixed_logits
+from distill.objective.blocks import NO_TARGET, Block, SoftMlmBlock, TeacherBlock, of_several, pieces, rows_at_once
+from distill.teacher.signal import Mixture, TopK
 
 BUDGET = 64 << 20  # bytes of logits that exist at once
 # On the CPU products with the vocabulary are made in pieces of it.
@@ -47,7 +47,7 @@ def soft_and_mlm(
     Returns:
         The loss (scalar, differentiable in the student's rows, weight and bias) and sums [2] (soft, mlm), detached.
     """
-    accurate, device = torch.promote_types(_matrix_dtype(student), torch.float32), student.rows.device
+    accurate, device = torch.promote_types(matrix_dtype(student), torch.float32), student.rows.device
     scales = torch.stack([torch.as_tensor(value, dtype=accurate, device=device) for value in (soft_scale, mlm_scale)])
     block = SoftMlmBlock(temperature, cutoff, compiled)
     return chunked_loss(student, teacher, targets, block, scales, vocab=vocab, budget=budget)
@@ -69,88 +69,97 @@ def chunked_loss(
     float64, whatever the format of the matrix operations. Rows without a target are visited where there is a teacher
     or a term that acts on every row, and else left out.
     """
-    plan = _Plan(
-        teacher=_with_dtype(teacher),
-        targets=targets,
-        block=block,
-        scales=scales,
-        vocab=vocab or len(student.weight),
-        budget=budget,
-        dtype=_matrix_dtype(student),
-        rounded=student.rounded,
-        softcap=student.softcap,
-        with_gradient=torch.is_grad_enabled(),
-    )
-    return _ChunkedLoss.apply(student.rows, student.weight, student.bias, plan)
+    vocab, student = vocab or len(student.weight), with_dtype(student)
+    block = of_several(block, teacher) if isinstance(teacher, Mixture) else block
+    plan = Plan(with_dtype(teacher), targets, block, scales, vocab, budget)
+    return differentiable(student, scales, lambda wanted: visit_chunks(student, plan, wanted))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What one visit needs besides the student's tensors, which autograd has to see."""
+# `chunked_loss`, or what gives the same by other means.
+Visitor = Callable[..., tuple[Tensor, Tensor]]
+# Gives for what is wanted of rows, weight and bias: the sums [T], and the gradients of the scaled loss (None: not
+# wanted).
+Visit = Callable[[list[bool]], tuple[Tensor, list[Tensor | None]]]
 
-    teacher: Head | TopK | Mixture | None
-    targets: Tensor | None
-    block: Block
-    scales: Tensor  # [T]; its dtype is that of the elementwise part
-    vocab: int
-    budget: int
-    dtype: torch.dtype  # of the student's matrix operations
-    rounded: Tensor | None  # the student's weight in it
-    softcap: float | None
-    with_gradient: bool
+
+def differentiable(student: Head, scales: Tensor, visit: Visit) -> tuple[Tensor, Tensor]:
+    """The scaled loss (scalar), and the sums [T], of a visit that gives the gradients for the student as well."""
+    return _ChunkedLoss.apply(*student[:3], scales, visit, torch.is_grad_enabled())
 
 
 class _ChunkedLoss(torch.autograd.Function):
     """Gradients are made in forward, while the logits are there; backward only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, plan: _Plan) -> tuple[Tensor, Tensor]:
-        wanted = [need and plan.with_gradient for need in ctx.needs_input_grad[:3]]
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor, visit: Visit, with_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         with torch.autocast(rows.device.type, enabled=False):
-            sums, gradients = _forward_chunks(
-                Head(rows, weight, bias, plan.dtype, plan.rounded, plan.softcap), plan, wanted
-            )
+            sums, gradients = visit([need and with_gradient for need in ctx.needs_input_grad[:3]])
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(sums)
-        return (sums * plan.scales).sum(), sums
+        return (sums * scales).sum(), sums
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if upstream.device.type == "cpu" and upstream.item() == 1:  # the usual case; elsewhere asking means waiting
-            return *ctx.saved_tensors, None
-        return *(None if gradient is None else gradient * upstream for gradient in ctx.saved_tensors), None
+            return *ctx.saved_tensors, None, None, None
+        gradients = (None if gradient is None else gradient * upstream for gradient in ctx.saved_tensors)
+        return *gradients, None, None, None
 
 
-def _forward_chunks(student: Head, plan: _Plan, wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+@dataclass(frozen=True)
+class Plan:
+    """What one visit needs besides the student.
+
+    Attributes:
+        targets: [N]; None: no row has one.
+        scales: [T]; its dtype is that of the elementwise part.
+        vocab: how many of the first entries of either head count, at most; the budget reckons with all of them, so
+            ranks with slices of a vocabulary make the same chunks where they name the same number here.
+        foreign: bool [N], rows whose losses are not to be among the sums; None: none.
+    """
+
+    teacher: Head | TopK | Mixture | None
+    targets: Tensor | None
+    block: Block
+    scales: Tensor
+    vocab: int
+    budget: int
+    foreign: Tensor | None = None
+
+
+def visit_chunks(student: Head, plan: Plan, wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
     """Visit all chunks: sums [T], and the gradients of the scaled loss for rows, weight and bias (None: not wanted)."""
     order, num_rows, num_targets = _arrange(student.rows, plan)
-    chunk, piece = _chunk_rows(num_rows, plan), _block_rows(plan)
+    chunk, piece = _chunk_rows(num_rows, student, plan), rows_at_once(plan.block.num_bytes, plan.vocab, plan.scales)
     student_logits = _Logits(student, order, plan, chunk)
-    make = _MixtureChunks if isinstance(plan.teacher, Mixture) else _TeacherChunks
-    teacher = make(plan.teacher, order, plan, chunk)  # type: ignore[arg-type]
-    targets = _pick(plan.targets, order)
+    members = plan.teacher.members if isinstance(plan.teacher, Mixture) else (plan.teacher,)
+    teachers = [_TeacherChunks(member, order, plan, chunk) for member in members]
+    targets, foreign = _pick(plan.targets, order), _pick(plan.foreign, order)
     gradients = _Gradients(student, student_logits, plan.scales.dtype, wanted)
     sums = plan.scales.new_zeros(len(plan.scales))
-    for start, stop in _pieces(0, num_rows, chunk):
-        logits, known = student_logits(start, stop), teacher(start, stop)
-        for low, high in _pieces(start, stop, piece):
+    for start, stop in pieces(0, num_rows, chunk):
+        logits, known = student_logits(start, stop), _together([teacher(start, stop) for teacher in teachers])
+        for low, high in pieces(start, stop, piece):
             here = slice(low - start, high - start)
             has_targets = targets is not None and low < num_targets
             capped = None if student.softcap is None else logits[here].clone()
-            sums += plan.block(
+            losses = plan.block(
                 logits[here],
                 student_logits.bias,
                 None if known is None else known.rows(here),
                 targets[low:high] if targets is not None and has_targets else None,
                 plan.scales,
-            ).sum(1)
+            )
+            sums += (losses if foreign is None else losses.masked_fill(foreign[low:high], 0)).sum(1)
             if capped is not None and student.softcap is not None:  # the gradient goes on through the cap
                 logits[here].mul_(1 - (capped / student.softcap).square())
         gradients.add(start, stop, logits)
     return sums, gradients.result(order)
 
 
-def _arrange(rows: Tensor, plan: _Plan) -> tuple[Tensor | None, int, int]:
+def _arrange(rows: Tensor, plan: Plan) -> tuple[Tensor | None, int, int]:
     """An order of the rows, those with a target first, how many there are, and how many of them have a target.
 
     Rows without a target are left out where no term acts on them. On a GPU the sizes would have to be waited for: all
@@ -166,39 +175,28 @@ def _arrange(rows: Tensor, plan: _Plan) -> tuple[Tensor | None, int, int]:
     return torch.cat([with_target, without]), len(with_target) + len(without), len(with_target)
 
 
-def _pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) cut into pieces of at most `size`."""
-    return ((low, min(low + size, stop)) for low in range(start, stop, size))
-
-
-def _chunk_rows(num_rows: int, plan: _Plan) -> int:
+def _chunk_rows(num_rows: int, student: Head, plan: Plan) -> int:
     """Rows per chunk: as many as the budget allows, but the chunks all alike."""
     mixed = isinstance(plan.teacher, Mixture)
     members = plan.teacher.members if isinstance(plan.teacher, Mixture) else (plan.teacher,)
-    heads = [plan.dtype, *(_matrix_dtype(member) for member in members if isinstance(member, Head))]
+    heads = [matrix_dtype(head) for head in (student, *members) if isinstance(head, Head)]
     row_bytes = plan.vocab * sum(dtype.itemsize for dtype in [*heads, *([plan.scales.dtype] if mixed else [])])
     num_chunks = min(num_rows, math.ceil(num_rows * row_bytes / plan.budget))
     return math.ceil(num_rows / max(1, num_chunks)) or 1
 
 
-def _block_rows(plan: _Plan) -> int:
-    """Rows per elementwise block; a GPU has no use for blocks."""
-    if plan.scales.device.type != "cpu":
-        return 1 << 30
-    return max(1, plan.block.num_bytes // (plan.vocab * plan.scales.dtype.itemsize))
-
-
 class _Logits:
     """Applies a head's weight to chunks of its rows, into one buffer that every chunk uses again."""
 
-    def __init__(self, head: Head, order: Tensor | None, plan: _Plan, chunk: int) -> None:
-        dtype, vocab = _matrix_dtype(head), plan.vocab
+    def __init__(self, head: Head, order: Tensor | None, plan: Plan, chunk: int) -> None:
+        dtype = matrix_dtype(head)
         self.rows = (head.rows if order is None else head.rows[order]).to(dtype)
-        self.weight = (head.weight if head.rounded is None else head.rounded)[:vocab].to(dtype)
-        self.bias = None if head.bias is None else head.bias[:vocab].detach().to(plan.scales.dtype)
+        self.weight = (head.weight if head.rounded is None else head.rounded)[: plan.vocab].to(dtype)
+        self.bias = None if head.bias is None else head.bias[: plan.vocab].detach().to(plan.scales.dtype)
         self.cap = head.cap
+        vocab = len(self.weight)
         splits = dtype == torch.float32 and self.rows.device.type == "cpu"
-        self.columns = list(_pieces(0, vocab, COLUMNS if splits else vocab))
+        self.columns = list(pieces(0, vocab, COLUMNS if splits else vocab))
         self.buffer = torch.empty(chunk, vocab, dtype=dtype, device=self.rows.device)
 
     def __call__(self, start: int, stop: int) -> Tensor:
@@ -212,7 +210,7 @@ class _Logits:
 class _TeacherChunks:
     """What a block wants to know of the teacher for a chunk of rows: logits, or log-probabilities and their ids."""
 
-    def __init__(self, teacher: Head | TopK | None, order: Tensor | None, plan: _Plan, chunk: int) -> None:
+    def __init__(self, teacher: Head | TopK | None, order: Tensor | None, plan: Plan, chunk: int) -> None:
         self.logits = _Logits(teacher, order, plan, chunk) if isinstance(teacher, Head) else None
         self.top_k = None
         if isinstance(teacher, TopK):
@@ -226,23 +224,10 @@ class _TeacherChunks:
         return None
 
 
-class _MixtureChunks:
-    """The same of several teachers: logits of their mean distribution where all are live, else each one's own."""
-
-    def __init__(self, mixture: Mixture, order: Tensor | None, plan: _Plan, chunk: int) -> None:
-        self.mixture, self.plan = mixture, plan
-        self.members = [_TeacherChunks(member, order, plan, chunk) for member in mixture.members]
-        self.buffer = plan.scales.new_empty(chunk if mixture.live else 0, plan.vocab)
-
-    def __call__(self, start: int, stop: int) -> TeacherBlock | None:
-        first, *others = (known for member in self.members if (known := member(start, stop)) is not None)
-        if not self.mixture.live:
-            return first._replace(others=tuple(others))
-        out = self.buffer[: stop - start]
-        for low, high in _pieces(0, stop - start, _block_rows(self.plan)):
-            parts = (biased(each.values[low:high], each.bias, out.dtype) for each in (first, *others))
-            out[low:high] = mixed_logits(parts, self.mixture.weights, self.mixture.temperature)
-        return TeacherBlock(out, None, None)
+def _together(teachers: list[TeacherBlock | None]) -> TeacherBlock | None:
+    """What is known of one teacher or of several, the first with the others behind it."""
+    first, *others = teachers
+    return first and first._replace(others=tuple(other for other in others if other is not None))
 
 
 class _Gradients:
@@ -254,11 +239,12 @@ class _Gradients:
         self.weight = self.bias = self.product = torch.empty(0)
         num_columns, width = logits.weight.shape
         on_cpu = logits.rows.device.type == "cpu"
-        self.pieces = list(_pieces(0, num_columns, GRADIENT_ROWS if on_cpu else num_columns))
+        piece = min(GRADIENT_ROWS, num_columns) if on_cpu else num_columns
+        self.pieces = list(pieces(0, num_columns, piece))
         if wanted[1]:
             make = torch.empty if len(logits.rows) else torch.zeros  # the first chunk writes all of it
             self.weight = make(num_columns, width, dtype=accurate, device=logits.rows.device)
-            self.product = logits.rows.new_empty(self.pieces[0][1], width)
+            self.product = logits.rows.new_empty(piece, width)
 
     def add(self, start: int, stop: int, gradient: Tensor) -> None:
         """Take in the gradient [n, V] with respect to the logits of rows [start, stop); chunks come in order."""
@@ -286,10 +272,10 @@ class _Gradients:
         if order is not None:
             rows = rows.new_zeros(self.student.rows.shape).index_copy_(0, order, rows)
         found = zip((rows, self.weight, self.bias), self.student[:3], self.wanted, strict=True)
-        return [_fit(value, tensor) if tensor is not None and wanted else None for value, tensor, wanted in found]
+        return [fit(value, tensor) if tensor is not None and wanted else None for value, tensor, wanted in found]
 
 
-def _fit(value: Tensor, like: Tensor) -> Tensor:
+def fit(value: Tensor, like: Tensor) -> Tensor:
     """`value` in the format of `like`, with zeros for the entries of a padded vocabulary."""
     if value.shape == like.shape:
         return value.to(like.dtype)
@@ -302,14 +288,14 @@ def _pick(values: Tensor | None, order: Tensor | None) -> Tensor | None:
     return values if values is None or order is None else values[order]
 
 
-def _with_dtype(teacher: Head | TopK | Mixture | None) -> Any:
+def with_dtype(teacher: Head | TopK | Mixture | None) -> Any:
     """The same with the format of each matrix product in its head, as autocast is off while chunks are visited."""
     if isinstance(teacher, Mixture):
-        return teacher._replace(members=tuple(map(_with_dtype, teacher.members)))
-    return teacher._replace(dtype=_matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher
+        return teacher._replace(members=tuple(map(with_dtype, teacher.members)))
+    return teacher._replace(dtype=matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher
 
 
-def _matrix_dtype(head: Head) -> torch.dtype:
+def matrix_dtype(head: Head) -> torch.dtype:
     device = head.rows.device.type
     if head.dtype is not None:
         return head.dtype

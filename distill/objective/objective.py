@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from distill.data.batch import Batch
 from distill.models.language_model import Head, OutputSpec, union
 from distill.objective.blocks import NO_TARGET
+from distill.objective.fused import Visitor, chunked_loss
 from distill.objective.tally import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
@@ -30,6 +31,7 @@ class Objective:
         names: of the terms, in the order of every vector [T] of this class.
         needs_teacher: whether any term does.
         compiled: whether the chunks go through torch.compile.
+        visit: what visits the rows for the terms over the vocabulary, as `vocabulary_loss` takes it.
         weights: of the terms, in force in the current step.
         scheduled_weights: the same over the run.
         temperatures: of the terms whose temperature follows a schedule.
@@ -50,6 +52,7 @@ class Objective:
             temperatures: by term, where it follows a schedule.
         """
         self.terms, self.compiled = terms, False
+        self.visit: Visitor = chunked_loss
         self.scheduled_weights = {name: weights[name] for name in terms}
         self.temperatures = {name: ramp for name, ramp in (temperatures or {}).items() if name in terms}
         self.begin_step(0.0)
@@ -150,7 +153,7 @@ class Objective:
             source = source._replace(temperature=mixing_temperature(self._vocabulary))
         if self.plain:
             return reference_loss(terms, head, source, targets, own, self.vocab)
-        return vocabulary_loss(terms, head, source, targets, own, self.vocab, self.compiled)
+        return vocabulary_loss(terms, head, source, targets, own, self.vocab, self.compiled, self.visit)
 
     def _targets(self, batch: Batch) -> Tensor:
         """The token to predict in each row that reaches the head, [N]; NO_TARGET where there is none."""

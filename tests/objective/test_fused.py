@@ -209,9 +209,8 @@ def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
         tries.append(1)
         raise RuntimeError("no compiler found\nwith a long story")
 
-    compiler = blocks._Compiler()
-    compiler.function = broken
-    monkeypatch.setattr(blocks, "_compiler", compiler)
+    monkeypatch.setattr(blocks.Compiled, "works", True)
+    monkeypatch.setattr(blocks.compiled_pair, "function", broken)
     with pytest.warns(UserWarning, match="without torch.compile: no compiler found$"):
         agree(problem(), compiled=True, budget=2 * BOTH_HEADS)
     agree(problem(), compiled=True)
