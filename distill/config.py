@@ -301,6 +301,7 @@ class BackendConfig:
     # Of fsdp: whether the weights of either model are divided between the ranks; null: they are.
     shard_student: bool | None = None
     shard_teacher: bool | None = None
+    vocabulary_parallel: int = 1  # ranks that hold a slice of both output embeddings each, and compute its logits
     offload_teacher: bool = False  # its parts lie in the memory of the host, not of the GPU
 
 

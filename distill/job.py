@@ -3,6 +3,7 @@
 import logging
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from distill.checks import check
 from distill.config import Config
 from distill.data.batches import Batches
 from distill.divergence import ruined_scores, weights_are_finite
-from distill.errors import Diverged, first_line
+from distill.errors import Diverged, SettingError, first_line
 from distill.evaluation.evaluator import Evaluator
 from distill.export.folder import export
 from distill.identity import run_identity
@@ -28,6 +29,7 @@ from distill.monitor import Monitor
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
+from distill.objective.vocabulary_parallel import sliced_loss
 from distill.pair import Models, load_models, load_twin
 from distill.progress import configure_logging
 from distill.rank_identity import refuse_differing_settings
@@ -146,7 +148,15 @@ def make_objective(
 ) -> Objective:
     """The objective of a run of so many steps."""
     num_positions = steps * batches.rows_per_step * batches.rows.shape[1]
-    return build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
+    objective = build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
+    if backend.vocabulary_group is not None:
+        if objective.plain:
+            raise SettingError(
+                f"backend.vocabulary_parallel={config.backend.vocabulary_parallel} with a plain objective, which needs "
+                "all logits: set objective.kernel=auto and precision.kernels=auto"
+            )
+        objective.visit = partial(sliced_loss, group=backend.vocabulary_group)
+    return objective
 
 
 def cache_origin(

@@ -1,14 +1,17 @@
 """The optimizer of a run from its settings, its groups of parameters, and clipping."""
 
 import math
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from distill.config import OptimizerConfig, OptimizerFlags
 from distill.errors import SettingError
-from distill.sharding.shard import whole
+from distill.optimizer_state import PART_OF
+from distill.sharding.shard import local
 
 
 def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
@@ -21,12 +24,12 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
         SettingError: settings that the optimizer does not take, or a callable that gives none.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2]},
         # An optimizer that knows no weight decay, or adapts no step to its parameter, does not look at these.
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
     ]
-    optimizer = settings.make(params=groups, lr=settings.lr)
+    optimizer = settings.make(params=_by_mesh(groups), lr=settings.lr)
     where = f"optimizer._target_={settings.make.path}"
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise SettingError(f"{where} gives a {type(optimizer).__name__}, but a torch.optim.Optimizer is needed")
@@ -36,6 +39,22 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     if moved != {id(p) for p in parameters}:
         raise SettingError(f"{where} does not train the parameters that it is given as params: pass them all on")
     return optimizer
+
+
+def _by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups, each cut up by the ranks between which its parameters are divided: torch's operators mix none.
+
+    The first part of each group comes first and in order; a further one says in `part_of` which group it belongs to.
+    """
+    first, more = [], []
+    for number, group in enumerate(groups):
+        by_mesh: dict[Any, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        parts = list(by_mesh.values()) or [[]]
+        first.append({**group, "params": parts[0]})
+        more += [{**group, "params": part, PART_OF: number} for part in parts[1:]]
+    return first + more
 
 
 def try_out(settings: OptimizerConfig) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -83,12 +102,15 @@ def bound_of_rank(settings: OptimizerFlags, ranks: int) -> float | None:
 def clip(model: nn.Module, largest: float | None) -> torch.Tensor:
     """The norm of the whole gradient, which is scaled down to `largest` where that is given and exceeded."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    # Of a model that is divided between ranks this is one small exchange.
-    parts = [[each for each in gradients if isinstance(each, DTensor) == divided] for divided in (False, True)]
-    norms = [whole(torch.nn.utils.get_total_norm(some)) for some in parts if some]
-    norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+    divided = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
+    norm = torch.nn.utils.get_total_norm([each for each in gradients if not isinstance(each, DTensor)])
+    if divided:  # every element of these lies on one rank: one small exchange
+        squares = torch.nn.utils.get_total_norm(divided).square()
+        dist.all_reduce(squares)
+        norm = (norm.to(squares).square() + squares).sqrt()
     if largest is not None:
-        torch.nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.grad is not None], largest, norm)
+        share = (largest / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([local(gradient) for gradient in gradients], share)
     return norm
 
 

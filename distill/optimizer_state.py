@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from distill.errors import SettingError
 
 GROUPS = "groups."  # before the number of a group of parameters
+PART_OF = "part_of"  # of a group that is a further part of another one, whose numbers it has: that one's number
 
 
 def optimizer_state(
@@ -50,9 +51,15 @@ def _slots(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple
             )
         yield from ((names[parameter], slot, value) for slot, value in slots.items())
     for number, group in enumerate(optimizer.param_groups):
-        for slot, value in group.items():
+        for slot, value in group.items() if PART_OF not in group else ():
             if isinstance(value, torch.Tensor | int | float):
                 yield f"{GROUPS}{number}", slot, value
+
+
+def _parts_of(optimizer: torch.optim.Optimizer, number: int) -> list[dict[str, Any]]:
+    """The group of this number, and the groups that are further parts of it."""
+    groups = optimizer.param_groups
+    return [groups[number], *(group for group in groups if group.get(PART_OF) == number)]
 
 
 def _on_its_own(value: torch.Tensor) -> torch.Tensor:
@@ -88,9 +95,10 @@ def restore_optimizer(
     for key, value in {**tensors, **numbers}.items():
         name, slot = key.rsplit("//", 1)
         if name.startswith(GROUPS):
-            group = optimizer.param_groups[int(name.removeprefix(GROUPS))]
-            at = group.get(slot, group["params"][0])
-            group[slot] = value.to(at.device) if isinstance(value, torch.Tensor) else value
+            number = int(name.removeprefix(GROUPS))
+            for group in _parts_of(optimizer, number):
+                at = group.get(slot, next(iter(group["params"]), torch.empty(0)))
+                group[slot] = value.to(at.device) if isinstance(value, torch.Tensor) else value
         else:
             state.setdefault(indices[parameters[name]], {})[slot] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

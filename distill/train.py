@@ -99,10 +99,8 @@ def accumulate_gradients(
         signals = teacher.signals(window, objective.teacher_spec)
         for number, (batch, teacher_signal) in enumerate(zip(window, signals, strict=True)):
             with backend.sync(number == len(window) - 1, overlap), keyed_by_row(dropout_keys(batch)):
-                # A filler goes the way of every batch, with all of its gradients 0.
-                loss, own = objective(model, teacher_signal, batch, scales * (not batch.is_filler))
+                loss, sums[number] = objective(model, teacher_signal, batch, scales)
                 loss.backward()
-                sums[number] = own * (not batch.is_filler)
     return sums
 
 

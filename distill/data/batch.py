@@ -31,7 +31,7 @@ class Batch:
     row_ids: np.ndarray  # [B] int64, number of each row in the corpus
     # What `Teacher.read_ahead` has put here, such as cached entries of these rows; only the teacher looks at it.
     teacher_data: dict[str, torch.Tensor] = field(default_factory=dict)
-    # Whether it only fills up a window, so that all ranks make as many forward passes: then no term counts it.
+    # Whether it only fills up a window, so that all ranks make as many forward passes: then no term counts its rows.
     is_filler: bool = False
 
     @property
@@ -70,3 +70,10 @@ class Batch:
             valid_positions=each(self.valid_positions),
             teacher_data={name: change(value) for name, value in self.teacher_data.items()},
         )
+
+
+def as_filler(batch: Batch) -> Batch:
+    """The batch without a target or a valid position: what a rank computes that has no more rows in a window."""
+    labels = {name: Labels(*(part[:0] for part in each)) for name, each in batch.labels.items()}
+    none = torch.empty(0, dtype=torch.int64)
+    return replace(batch, labels=labels, valid_positions=none, is_filler=True)

@@ -5,13 +5,13 @@ Shapes: B rows of a micro-batch, S positions.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from distill.data.batch import Batch
+from distill.data.batch import Batch, as_filler
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount
 from distill.seed import key, shuffled
 
@@ -108,7 +108,7 @@ class Batches:
         if self.equal_windows:
             rows_of_rank_0 = -(-min(self.rows_per_step, len(self.rows) - first) // self.size)
             missing = -(-rows_of_rank_0 // self.batch_size) - len(window)
-            window += [replace(self.batch(np.zeros(1, np.int64), epoch), is_filler=True)] * missing
+            window += [as_filler(self.batch(np.zeros(1, np.int64), epoch))] * missing
         return window
 
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.errors import SettingError, first_line
 from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.sharding.shard import plain_class
 
 EXAMPLE = "'Add a model' in README.md"  # of what a model has to offer
 # What a forward of a module raises that is not made for it.
@@ -25,7 +26,7 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
     config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config") and config.get_text_config() is not config:
         raise SettingError(
-            f"{setting}: {type(model).__name__} takes more than text, such as images: choose a {kind.noun} of text only"
+            f"{setting}: {_class(model)} takes more than text, such as images: choose a {kind.noun} of text only"
         )
     training = model.training
     model.eval()
@@ -45,17 +46,21 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
             _run_both_ways(model)
     except UNFIT as error:
         raise SettingError(
-            f"{setting}: {type(model).__name__} does not offer what a language model has to: base_model, "
+            f"{setting}: {_class(model)} does not offer what a language model has to: base_model, "
             f"get_output_embeddings() and a forward that calls both ({first_line(error)}); see {EXAMPLE}"
         ) from error
     finally:
         model.train(training)
     if not all(_alike(read, own) for read, own in pairs):
         raise SettingError(
-            f"{setting}: {type(model).__name__} computes something between its layers and its logits that is not "
+            f"{setting}: {_class(model)} computes something between its layers and its logits that is not "
             f"understood; choose a model whose logits are those of its output embedding, or see {EXAMPLE}"
         )
     _check_direction(model, setting, kind)
+
+
+def _class(model: Any) -> str:
+    return plain_class(model).__name__
 
 
 def _word_logits(output: Any) -> Any:
@@ -92,7 +97,7 @@ def check_length(model: Any, setting: str, length: int) -> None:
             LanguageModel(model.eval())({"input_ids": ids}, None, OutputSpec(False, None, (LAST,)))
     except UNFIT as error:
         raise SettingError(
-            f"{setting}: {type(model).__name__} cannot read rows of corpus.sequence_length={length} "
+            f"{setting}: {_class(model)} cannot read rows of corpus.sequence_length={length} "
             f"({first_line(error)}): lower it"
         ) from error
     finally:
@@ -113,12 +118,12 @@ def _check_direction(model: Any, setting: str, kind: ModelKind) -> None:
     looks_back = not torch.allclose(states[1:], other_start[1:], rtol=1e-4, atol=1e-5)
     if kind.causal and looks_ahead:
         raise SettingError(
-            f"{setting}: {type(model).__name__} sees the words that it is to predict, so it is no causal language "
+            f"{setting}: {_class(model)} sees the words that it is to predict, so it is no causal language "
             f"model: choose one, or {MASKED.objective}"
         )
     if not kind.causal and looks_back and not looks_ahead:
         raise SettingError(
-            f"{setting}: {type(model).__name__} only sees the words before, so it is no masked language model: choose "
+            f"{setting}: {_class(model)} only sees the words before, so it is no masked language model: choose "
             f"one, or {CAUSAL.objective}"
         )
 
@@ -139,11 +144,11 @@ def check_packing(model: Any, setting: str) -> None:
             packed = reader({"input_ids": ids, "position_ids": starts}, None, spec).hidden[LAST][:, 3:]
             apart = reader({"input_ids": ids[:, 3:]}, None, spec).hidden[LAST]
     except TypeError as error:
-        raise SettingError(f"{setting}: {type(model).__name__} takes no position_ids: {cure}") from error
+        raise SettingError(f"{setting}: {_class(model)} takes no position_ids: {cure}") from error
     finally:
         model.train(training)
     if not torch.allclose(packed, apart, rtol=1e-3, atol=1e-3):
-        raise SettingError(f"{setting}: {type(model).__name__} does not keep the documents of a row apart: {cure}")
+        raise SettingError(f"{setting}: {_class(model)} does not keep the documents of a row apart: {cure}")
 
 
 def check_vocabulary(teacher: Any | None, student: Any, tokenizer: PreTrainedTokenizerBase) -> None:

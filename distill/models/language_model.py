@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from distill.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.protocol import depth_of
 from distill.models.recorded_attention import QKV, recorded
-from distill.models.sliced_vocabulary import local_slice
+from distill.models.sliced_vocabulary import SlicedLogits, local_slice, sliced_logits
 from distill.sharding.shard import is_root, plain_class
 from distill.sharding.side_outputs import joined
 
@@ -170,9 +170,13 @@ class LanguageModel(nn.Module):
         """rows [N, E] -> logits [N, vocab], without the entries that only pad the embedding."""
         layer = self.model.get_output_embeddings()
         scale, softcap = logit_changes(self.model)
-        bias = None if layer.bias is None else layer.bias[:vocab]
+        sliced = sliced_logits(self.model)
         with autocast(self.precision, rows.device):
-            product = nn.functional.linear(rows if scale == 1 else rows * scale, layer.weight[:vocab], bias)
+            if sliced is not None:
+                product = sliced(rows if scale == 1 else rows * scale)[..., :vocab]
+            else:
+                bias = None if layer.bias is None else layer.bias[:vocab]
+                product = nn.functional.linear(rows if scale == 1 else rows * scale, layer.weight[:vocab], bias)
         return Head(rows, layer.weight, softcap=softcap).cap(product)
 
     @contextmanager
@@ -212,7 +216,10 @@ def has_head(model: LanguageModel, head: str) -> bool:
 
 @torch.no_grad()
 def idle_forward(model: Any) -> None:
-    """A forward of one token, for a rank that has nothing to compute while others need its part of the weights."""
+    """A forward of one token, or its logits, for a rank that takes part for the sake of the others."""
+    if isinstance(model, SlicedLogits):
+        model.idle()
+        return
     ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     LanguageModel(model)({"input_ids": ids}, None, OutputSpec(layers=(LAST,)))
 

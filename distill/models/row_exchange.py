@@ -50,6 +50,17 @@ class RowExchange:
         dist.all_to_all_single(everything, copies, self.counts, [len(own)] * self.size, group=self.group)
         return everything
 
+    def joined_columns(self, parts: Tensor) -> Tensor:
+        """Columns [N, V_t] of all rows, V_t as this rank's number in `numbers` -> whole rows of this rank, [N_r, V]."""
+        widths, num_rows = [int(width) for width, *_ in self.numbers], self.counts[self.rank]
+        found = parts.new_empty(num_rows * sum(widths))
+        sent = [count * parts.shape[1] for count in self.counts]
+        dist.all_to_all_single(
+            found, parts.contiguous().view(-1), [num_rows * width for width in widths], sent, group=self.group
+        )
+        pieces = found.split([num_rows * width for width in widths])
+        return torch.cat([piece.view(num_rows, width) for piece, width in zip(pieces, widths, strict=True)], 1)
+
     def given_back(self, parts: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         """[N, ...] at all ranks -> the sums over the ranks of this rank's rows, [N_r, ...] in at least fp32.
 

@@ -139,7 +139,7 @@ class Objective:
             sums |= dict(zip(self._vocabulary, found, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:
-                term_sum = term.loss_sum(outputs, signal, batch)
+                term_sum = term.loss_sum(outputs, signal, batch) * (not batch.is_filler)
                 loss = loss + scales[number] * term_sum
                 sums[name] = term_sum.detach().to(scales.dtype)
         return loss, torch.stack([sums[name] for name in self.names])

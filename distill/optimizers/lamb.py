@@ -124,10 +124,9 @@ def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
     divided = [isinstance(weight, DTensor) for weight in weights]
     if not any(divided):
         return norms
-    first = next(weight for weight in weights if isinstance(weight, DTensor))
     own = torch.tensor(divided, device=norms.device)
     squares = norms.square() * own
-    dist.all_reduce(squares, group=first.device_mesh.get_group())
+    dist.all_reduce(squares)  # between all ranks, each of which holds other elements
     return torch.where(own, squares.sqrt(), norms)
 
 

@@ -1,4 +1,4 @@
-"""Keeps the forward passes of divided models in step, where ranks have different numbers of them to make.
+"""Keeps calls of divided models in step, where ranks have different numbers of them to make.
 
 A forward of a divided model needs all ranks, each of which gives its part of the weights. In scoring ranks have
 different numbers of batches: one that has no more computes an idle forward whenever another one still computes.
@@ -15,45 +15,49 @@ from distill.sharding.shard import is_root
 
 
 class Lockstep:
-    """While it is open every forward of the models is announced to all ranks; `drain` serves those of the others.
+    """While it is open every call of some modules is announced to all ranks, and made by all of them together.
 
-    All ranks open it with the same models. Where two ranks compute at the same time, they are in the same place of the
-    same program, and so it is the same model. `drain` has to come before any other exchange between the ranks.
+    All ranks open it with the same modules. Where two of them announce different ones the module with the higher number
+    is called first, idly by those that did not mean it. `drain` serves the calls of others until nobody has any; it
+    has to come before any other exchange between the ranks.
     """
 
-    def __init__(self, models: Sequence[nn.Module], idle: Callable[[nn.Module], object]) -> None:
-        """`idle` computes a forward of a model whose outcome nobody reads."""
-        self._models = [module for model in models for module in roots(model)]
-        self._idle = idle
+    def __init__(self, modules: Sequence[nn.Module], idle: Callable[[nn.Module], object]) -> None:
+        """`idle` makes a call of one of them whose outcome nobody reads."""
+        self._modules, self._idle = modules, idle
         self._announces = True
 
     def __enter__(self) -> Self:
         self._hooks = [
-            model.register_forward_pre_hook(self._hook(number), prepend=True)
-            for number, model in enumerate(self._models, 1)
+            module.register_forward_pre_hook(self._hook(number), prepend=True)
+            for number, module in enumerate(self._modules, 1)
         ]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
         if error is None:  # else the others wait for this rank in vain, and the run ends
             self.drain()
+        for hook in self._hooks:
+            hook.remove()
 
     def drain(self) -> None:
-        """Compute idle forwards until no rank has one of its own to make."""
-        while number := _largest(0):
-            self._announces = False
-            with torch.no_grad():
-                self._idle(self._models[number - 1])
-            self._announces = True
+        """Make idle calls until no rank has one of its own to make."""
+        self._announce(0)
 
     def _hook(self, number: int) -> Callable[..., None]:
-        def announce(_: nn.Module, __: Any) -> None:
+        def before_call(_: nn.Module, __: Any) -> None:
             if self._announces:
-                _largest(number)
+                self._announce(number)
 
-        return announce
+        return before_call
+
+    def _announce(self, number: int) -> None:
+        """Return when it is the turn of this number, after idle calls of the modules that others have to call."""
+        while (first := _largest(number)) != number:
+            self._announces = False
+            with torch.no_grad():
+                self._idle(self._modules[first - 1])
+            self._announces = True
 
 
 def roots(model: nn.Module) -> list[nn.Module]:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 HEADER, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"  # names that torch's reader looks for
 
@@ -25,15 +26,15 @@ def save_part(path: Path, tensors: dict[str, Tensor], rank: int) -> None:
     parts, offsets = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
-            start = first_row(tensor)
+            _, offsets_of = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
             own = tensor.to_local()
         elif rank == 0:
-            start, own = 0, tensor
+            offsets_of, own = (0,) * tensor.ndim, tensor
         else:
             continue
         if own.numel() or not isinstance(tensor, DTensor):
             parts[name] = own.detach().cpu().contiguous()
-            offsets[name] = {OFFSETS: [start, *[0] * (tensor.ndim - 1)][: tensor.ndim]}
+            offsets[name] = {OFFSETS: list(offsets_of)}
     save_file(parts, path, {"format": "pt", HEADER: json.dumps(offsets)})
 
 
@@ -49,13 +50,6 @@ def load_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
             dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(str(error)) from error
-
-
-def first_row(tensor: DTensor) -> int:
-    """The row of the whole tensor at which this rank's part begins, as `fully_shard` divides rows."""
-    rank, size = tensor.device_mesh.get_local_rank(), tensor.device_mesh.size()
-    rows = -(-tensor.shape[0] // size)
-    return min(rank * rows, tensor.shape[0])
 
 
 def template(described: str, like: Tensor) -> Tensor:

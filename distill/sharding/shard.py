@@ -24,6 +24,7 @@ def shard(
     mesh: DeviceMesh,
     storage: torch.dtype | None = None,
     offload: bool = False,
+    sliced: Sequence[nn.Parameter] = (),
 ) -> None:
     """Divide the parameters of `model` between the ranks of `mesh`, in place, and put them on its device.
 
@@ -35,6 +36,7 @@ def shard(
         calls: how often the blocks are called in a forward; a block that is called several times stays whole between.
         storage: of the parts; None: that of the weights as they are.
         offload: the parts lie in the memory of the host, and come to the device with each block.
+        sliced: parameters that are divided in another way already, and are left as they are.
 
     Weights are in fp32 while they are whole, until `formats.compute_in` says otherwise.
     """
@@ -48,7 +50,14 @@ def shard(
             parameter.data = _converted(parameter.data, storage, mesh)
         # A model's own weights stay whole after its forward.
         reshards = module is not model and calls <= len(blocks)
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshards, mp_policy=formats, offload_policy=places)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=reshards,
+            mp_policy=formats,
+            offload_policy=places,
+            ignored_params=set(sliced),
+        )
         for tensor in before:
             release(tensor)
     if mesh.device_type == "cuda":

@@ -67,7 +67,8 @@ class Cache:
 
     def read(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """ids [n, K] int32 and log_probs [n, K + 1] float16 at the positions of these rows, row by row."""
-        positions = np.concatenate([np.arange(self.offsets[row], self.offsets[row + 1]) for row in numbers])
+        spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in numbers]
+        positions = np.concatenate(spans or [np.arange(0)])
         ids, log_probs = self._maps
         return ids[positions].astype(np.int32), log_probs[positions]
 

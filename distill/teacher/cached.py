@@ -17,7 +17,8 @@ class CachedTeacher:
         self.cache = cache
 
     def read_ahead(self, batch: Batch) -> Batch:
-        ids, log_probs = map(torch.from_numpy, self.cache.read(batch.row_ids))
+        numbers = batch.row_ids[:0] if batch.is_filler else batch.row_ids
+        ids, log_probs = map(torch.from_numpy, self.cache.read(numbers))
         return batch.with_teacher_data(ids=ids, log_probs=log_probs)
 
     def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
