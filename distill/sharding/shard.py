@@ -5,6 +5,7 @@ the last norm) is made whole in the model's forward and stays so until the end o
 that is what lets losses over the vocabulary read the output embedding after the forward.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from distill.sharding.mapped import release
+
+REDISTRIBUTING = logging.getLogger("torch.distributed.tensor._redistribute")
 
 
 def shard(
@@ -118,4 +121,11 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with the parts of all ranks, which have to call this together; itself where it is not divided."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    level = REDISTRIBUTING.level
+    REDISTRIBUTING.setLevel(logging.ERROR)  # a slice that is divided once more is gathered twice, which is meant
+    try:
+        return tensor.full_tensor()
+    finally:
+        REDISTRIBUTING.setLevel(level)

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config,
 from distill.backends import build
 from distill.config import BackendConfig, MaskingConfig, OptimizerConfig, TrainConfig
 from distill.divide import blocks_of
+from distill.objective.vocabulary_parallel import sliced_loss
 from distill.optimizers.lamb import Lamb
 from distill.sharding import counted
 from distill.sharding.shard import sharded_modules, whole
@@ -42,6 +44,7 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "adamw": ("llama", EVERYTHING, {}, "adamw"),
     "lamb": ("llama", EVERYTHING, {}, "lamb"),
 }
+SLICED = ("bert", "modernbert", "gpt2", "adamw", "lamb")  # of them those that are also trained with a sliced vocabulary
 
 
 def fit_of(folder: Path, case: str, backend: Any = None, **settings: Any) -> Fit:
@@ -60,15 +63,35 @@ def fit_of(folder: Path, case: str, backend: Any = None, **settings: Any) -> Fit
     elif optimizer == "lamb":
         chosen["optimizer"] = lambda model: Lamb(model.parameters(), lr=1e-3)
     length = TrainConfig(1 if size > 1 else 8, 8 // size if size > 1 else 1, epochs=1, save_every=1, keep=9)
-    return Fit(
+    fit = Fit(
         folder, make_tokenizer(), make_rows(NUM_ROWS, shortest=5), teacher, student, copy.deepcopy(objective),
         replace(length, **settings), backend=backend, **chosen,
     )  # fmt: skip
+    if backend is not None and backend.vocabulary_group is not None:
+        fit.terms.visit = partial(sliced_loss, group=backend.vocabulary_group)
+    return fit
 
 
 def weights(fit: Fit) -> dict[str, torch.Tensor]:
     """All that is trained, whole."""
     return {name: whole(parameter.detach()).clone() for name, parameter in fit.model.named_parameters()}
+
+
+def sliced_on_a_rank(folder: Path) -> dict[str, Any]:
+    """The cases with two slices of the vocabulary, and a run of them that is cut in two."""
+    torch.set_num_threads(1)
+    backend = build(BackendConfig(name="fsdp", device="cpu", timeout=60.0, vocabulary_parallel=2))
+    found: dict[str, Any] = {}
+    for case in SLICED if backend.size == 2 else ("adamw", "lamb"):
+        fit = fit_of(folder / case, case, backend)
+        fit.run()
+        found[case] = weights(fit)
+    goes_on = fit_of(folder / "adamw", "adamw", backend).resume(folder / "adamw" / "step-00000001")
+    goes_on.folder = goes_on.checkpoints.folder = folder / "resumed"
+    goes_on.run()
+    found["resumed"] = weights(goes_on)
+    backend.close()
+    return found
 
 
 def on_a_rank(folder: Path) -> dict[str, Any]:
@@ -115,6 +138,11 @@ def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
     return {**calls, "groups": groups, "micro-batches": fit.settings.accumulate, "syncs": backend.num_syncs - before[2]}
 
 
+def near(case: str) -> dict[str, float]:
+    """How near weights have to be; Adam makes steps of one length from gradients of any, and so of rounding too."""
+    return {"rtol": 1e-5, "atol": 1e-5} if case in ("adamw", "lamb") else NEAR
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("two")
@@ -136,15 +164,25 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_student_is_that_of_one_process(case: str, two_ranks: list[Any], alone: dict[str, Any]) -> None:
-    near = NEAR if case not in ("adamw", "lamb") else {"rtol": 1e-5, "atol": 1e-5}
     for rank in two_ranks:
-        assert_close(rank[case], alone[case], **near)
+        assert_close(rank[case], alone[case], **near(case))
 
 
 def test_four_ranks_of_which_two_have_nothing_in_the_last_window(tmp_path: Path, alone: dict[str, Any]) -> None:
     for rank in run_ranks(4, tmp_path / "out", on_a_rank, tmp_path):
         for case in ("bert", "albert"):
             assert_close(rank[case], alone[case], **NEAR)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_slices_of_the_vocabulary_give_the_same_student(size: int, tmp_path: Path, alone: dict[str, Any]) -> None:
+    """With 4 ranks two hold each slice, and share it."""
+    for rank in run_ranks(size, tmp_path / "out", sliced_on_a_rank, tmp_path):
+        assert_close(rank.pop("resumed"), rank["adamw"], rtol=0, atol=0)
+        for case, found in rank.items():
+            assert_close(
+                found, alone[case], **(NEAR if case not in ("adamw", "lamb") else {"rtol": 1e-5, "atol": 1e-5})
+            )
 
 
 def test_a_resumed_run_ends_with_the_same_bits(two_ranks: list[Any]) -> None:
