@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,15 @@ def test_sync(tmp_path: Path) -> None:
             "wrapper window",
             "wrapper every",
         }
+
+
+def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{FOLDER.parent}{os.pathsep}{FOLDER.parent / 'tests'}")
+    few = ("--megabytes", "0.1,0.2", "--rounds", "2", "--turns", "2", "--device", "cpu")
+    printed, results = script("collectives.py", tmp_path, "--collective", "plug_in:counting", *few)
+    assert results["engines"]["plug_in:counting"] == "torch.distributed on counting" and "on Gloo" in printed
+    for times in results["seconds"].values():
+        assert {size: len(taken) for size, taken in times.items()} == {"0.1": 4, "0.2": 4}
 
 
 def test_optimizers(tmp_path: Path) -> None:
