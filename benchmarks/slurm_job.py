@@ -22,6 +22,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from chaos import make_books, newest_step, same, steps_of
 from machine import save, table, title
@@ -81,7 +82,7 @@ class Trial:
         job = self.submit(folder, LONG)
         wait_for(lambda: self.state(job) in ENDED, LIMIT, f"job {job}")
         if self.state(job) != FINISHED:
-            raise SystemExit(f"the undisturbed job ended as {self.state(job)}:\n{self.output(job)}")
+            self.give_up(job, "without any event")
         return time.monotonic() - began
 
     def disturbed(self, folder: Path, events: list[str], minutes: int) -> str:
@@ -91,7 +92,7 @@ class Trial:
         for name in events:
             wait_for(lambda begun=begun: self.goes_on(job, folder, begun + FURTHER), LIMIT, f"steps before {name}")
             if self.state(job) in ENDED:
-                raise SystemExit(f"the job ended as {self.state(job)} before {name}; give it more --steps")
+                self.give_up(job, f"before the event {name}; give it more --steps if it is {FINISHED}")
             begun = self.strike(job, folder, name)
             print(f"{self.events[-1]}", file=sys.stderr, flush=True)
         wait_for(lambda: self.state(job) in ENDED, LIMIT, f"job {job}")
@@ -109,7 +110,9 @@ class Trial:
         else:
             wait_for(lambda: self.state(job) != RUNNING or self.starts(job) > starts, LIMIT, "the warning")
         began, event = time.monotonic(), Event(name)
-        wait_for(lambda: self.starts(job) > starts and self.state(job) == RUNNING, LIMIT, "the next start")
+        wait_for(lambda: self.state(job) in ENDED or self.runs_again(job, starts), LIMIT, "the next start")
+        if self.state(job) in ENDED:
+            self.give_up(job, f"after the event {name}")
         event.queued = time.monotonic() - began
         event.step, saved = steps_of(folder), newest_step(folder)
         event.repeated = event.step - saved
@@ -124,6 +127,13 @@ class Trial:
         """Whether a job that runs has come to a step, or has ended; `but`: steps that an earlier start logged."""
         steps = steps_of(folder)
         return self.state(job) in ENDED or (self.state(job) == RUNNING and steps >= least and steps != but)
+
+    def runs_again(self, job: int, starts: int) -> bool:
+        return self.starts(job) > starts and self.state(job) == RUNNING
+
+    def give_up(self, job: int, when: str) -> NoReturn:
+        """Raises SystemExit with the end of what the job wrote, which is gone afterwards."""
+        raise SystemExit(f"{self.output(job)[-4000:]}\nthe job ended as {self.state(job)} {when}")
 
     def state(self, job: int) -> str:
         return self.cluster.job(job).get("JobState", "")
