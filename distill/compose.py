@@ -43,7 +43,7 @@ from distill.errors import SettingError
 from distill.nearest import did_you_mean
 from distill.ramp import Ramp
 from distill.redaction import masked
-from distill.trust import refuse_remote_code, refuse_targets
+from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
 from distill.unknown import explain
 
 REPLACED = "student.config"  # the setting whose dict is replaced as a whole
@@ -125,6 +125,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     if config.trust.targets is not None:
         refuse_targets(given, config.trust.targets)
         refuse_remote_code(given, overrides or [])
+        refuse_collective(given, config.trust.targets, overrides or [])
     groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name != "given"}
     for name in given:
         if name not in groups:

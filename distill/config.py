@@ -293,6 +293,8 @@ class BackendConfig:
     processes: int | None = None  # ranks to start on this machine; null: join what a launcher started
     hosts: str | None = None  # machines and their ranks, e.g. a:8,b:8
     rings: str = "1"  # an integer, or auto
+    # Of ddp: an engine of torch.distributed that comes as a plug-in, NAME or MODULE:NAME; null: gloo or NCCL
+    collective: str | None = None
     sync: str = "window"  # exchange gradients once per window, or after every micro-batch
     # Of gradients on the wire: none, bf16, or fp16, which has more digits and less range: a gradient with an element
     # above 64 becomes infinite, and its step is skipped on all ranks.

@@ -63,6 +63,24 @@ def refuse_remote_code(settings: Any, overrides: list[str], name: str = "") -> N
             refuse_remote_code(each, overrides, f"{name}.{number}")
 
 
+def refuse_collective(settings: dict[str, Any], allowed: list[str], overrides: list[str]) -> None:
+    """Raises SettingError where a recipe lets `backend.collective` import a module that is not allowed.
+
+    Args:
+        overrides: of the command line, which may name any.
+    """
+    backend = settings.get("backend")
+    given = str(backend.get("collective") or "") if isinstance(backend, dict) else ""
+    module, separator, _ = given.partition(":")
+    if not separator or any(each.lstrip("+").startswith("backend.collective=") for each in overrides):
+        return
+    if not any(f"{module}.".startswith(f"{each}.") for each in allowed):
+        raise SettingError(
+            f"backend.collective={given} is set by a recipe, and its module is not among trust.targets={allowed}: add "
+            "it there, or give the setting on the command line, if you trust that code"
+        )
+
+
 def _refuse_target(target: str, allowed: list[str], written: str) -> None:
     if target in (*allowed, *OF_HYDRA) or _is_built_in(target):
         return

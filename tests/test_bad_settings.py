@@ -95,6 +95,9 @@ backend.rings=100000
 backend.sync=foo
 backend.compression=fp8
 backend.hosts=
+backend.collective=smddp
+backend=ddp ;; backend.collective=a:b:c
+backend=ddp ;; backend.collective=gloo ;; backend.rings=2 -> backend.rings
 evaluate.sources.heldout=null
 evaluate.sources=null
 evaluate.sources=5

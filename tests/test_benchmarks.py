@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,29 @@ def test_sync(tmp_path: Path) -> None:
             "wrapper window",
             "wrapper every",
         }
+
+
+def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{FOLDER.parent}{os.pathsep}{FOLDER.parent / 'tests'}")
+    few = ("--megabytes", "0.1,0.2", "--rounds", "2", "--turns", "2", "--device", "cpu")
+    printed, results = script("collectives.py", tmp_path, "--collective", "plug_in:counting", *few)
+    assert results["engines"]["plug_in:counting"] == "torch.distributed on counting" and "on Gloo" in printed
+    for times in results["seconds"].values():
+        assert {size: len(taken) for size, taken in times.items()} == {"0.1": 4, "0.2": 4}
+
+
+def test_the_job_file_is_changed_as_its_head_says() -> None:
+    import slurm_job
+
+    given = (slurm_job.FOLDER / "slurm.sh").read_text().splitlines()
+    changed = slurm_job.job_file("2:00").splitlines()
+    assert [line for line in given if not line.startswith("#SBATCH")] == [
+        line for line in changed if not line.startswith("#SBATCH")
+    ]
+    options = dict(line.removeprefix("#SBATCH ").partition("=")[::2] for line in changed if line.startswith("#SBATCH"))
+    assert options["--nodes"] == "2" and options["--ntasks-per-node"] == options["--cpus-per-task"] == "1"
+    assert options["--time"] == "2:00" and options["--signal"] == "USR1@30" and "--requeue" in options
+    assert not any("gpu" in option for option in options)
 
 
 def test_optimizers(tmp_path: Path) -> None:

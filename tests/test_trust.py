@@ -8,7 +8,7 @@ import pytest
 from job import Shelf, command
 
 from distill.errors import SettingError
-from distill.trust import refuse_remote_code, refuse_targets
+from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
 
 CANARY = """
 from functools import partial
@@ -89,6 +89,18 @@ def test_code_of_a_model_is_for_the_command_line_to_allow() -> None:
             refuse_remote_code(settings, overrides)
 
 
+def test_a_module_that_registers_an_engine_is_code_too() -> None:
+    settings = {"backend": {"collective": "lab.engines:fast"}}
+    for allowed in (["lab"], ["lab.engines"]):
+        refuse_collective(settings, allowed, [])
+    refuse_collective(settings, [], ["++backend.collective=lab.engines:fast"])
+    for harmless in ({}, {"backend": {"collective": None}}, {"backend": {"collective": "ucc"}}):
+        refuse_collective(harmless, [], [])
+    for allowed in ([], ["lab.engines.fast"], ["lab.eng"], ["elsewhere"]):
+        with pytest.raises(SettingError, match=r"^backend\.collective=lab\.engines:fast is set by a recipe"):
+            refuse_collective(settings, allowed, ["backend.name=ddp"])
+
+
 @pytest.mark.parametrize("allowed", ["trust.targets=[]", "trust.targets=[other]", "trust={targets: []}"])
 def test_nothing_is_imported_that_is_not_allowed(shelf: Shelf, tmp_path: Path, allowed: str) -> None:
     (tmp_path / "canary.py").write_text(CANARY)
@@ -121,6 +133,7 @@ RECIPES = {
     "a target by a resolver": (
         "student: {config: {b: '${oc.create:{_target_: canary.make}}'}}", "student.config.b._target_"
     ),
+    "an engine": ("backend: {name: ddp, processes: 2, collective: 'canary:x'}", "backend.collective"),
     "code of a model": ("student: {trust_remote_code: true}", "student.trust_remote_code"),
 }  # fmt: skip
 

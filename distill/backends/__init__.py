@@ -1,5 +1,6 @@
 """The ranks of a run: one process, torch.distributed, or Horovod, behind the interface `Backend`."""
 
+from distill.backends.collective import check_collective
 from distill.backends.interface import WIRE, Backend, RankLost
 from distill.backends.rank import rank_from_env
 from distill.backends.rings import parse_rings
@@ -33,6 +34,7 @@ def build(settings: BackendConfig) -> Backend:
 
 def _check(settings: BackendConfig) -> None:
     parse_rings(settings.rings)
+    check_collective(settings)
     if settings.sync not in ("window", "every"):
         raise SettingError(f"backend.sync={settings.sync}: choose window or every")
     if settings.compression not in ("none", *WIRE):

@@ -52,7 +52,7 @@ def main() -> int:
         return 1
     gpu = torch.cuda.is_available() or bool(os.environ.get(CAPABILITIES))
     wanted = f"for torch {torch.__version__}, {'NCCL and Gloo' if gpu else 'Gloo'}"
-    if _works(gpu):
+    if _problem(gpu) is None:
         print(f"Horovod is here, {wanted}.")
         return 0
     try:
@@ -61,21 +61,25 @@ def main() -> int:
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1
-    if not _works(gpu):
-        print(f"Horovod was built but does not work; remove {wheel.parent} and try again", file=sys.stderr)
+    if (problem := _problem(gpu)) is not None:
+        cure = f"mend that, or remove {wheel.parent}, and try again"
+        print(f"Horovod was built but does not work ({problem}): {cure}", file=sys.stderr)
         return 1
     print(f"Horovod {VERSION} is installed, {wanted}.")
     return 0
 
 
-def _works(gpu: bool) -> bool:
-    """Whether Horovod imports and sums here, and has NCCL where that is wanted."""
+def _problem(gpu: bool) -> str | None:
+    """Why Horovod does not import and sum here, or has no NCCL where that is wanted; None when it does all of it."""
     if importlib.util.find_spec("horovod") is None:
-        return False
+        return "it is not installed"
     # Gloo alone suffices for one process; without this an MPI build would look for its launcher.
     environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, env=environment)
-    return done.returncode == 0 and (not gpu or "nccl" in done.stdout)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"status {done.returncode}"
+    return None if not gpu or "nccl" in done.stdout else "it has no NCCL"
 
 
 def _built_wheel(gpu: bool, torch_version: str) -> Path:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import sys
 import time
@@ -90,11 +91,13 @@ def leave(status: int, error: BaseException | None = None) -> NoReturn:
     info = rank_from_env()
     if info is None or info.size == 1:
         sys.exit(status)
-    if isinstance(error, RankLost) or (status and info.rank > 0):
-        time.sleep(GIVE_WAY)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # of a terminal that was closed
             stream.flush()
+    if isinstance(error, RankLost) or (status and info.rank > 0):
+        # srun and others end all ranks once one has ended, and pass on the highest status: 143 would hide the cause.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(status))
+        time.sleep(GIVE_WAY)
     os._exit(status)
 
 

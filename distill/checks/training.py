@@ -5,6 +5,7 @@ import re
 
 from distill import optim
 from distill.backends import parse_rings
+from distill.backends.collective import check_collective
 from distill.backends.interface import WIRE
 from distill.config import BackendConfig, Config
 from distill.errors import SettingError
@@ -43,6 +44,7 @@ def _check_backend(settings: BackendConfig) -> None:
         raise SettingError(
             f"backend.rings={settings.rings} is too large: give a number from 1 to {MOST_RINGS}, or auto"
         )
+    check_collective(settings)
 
 
 def _check_sharding(settings: BackendConfig) -> None:

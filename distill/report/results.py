@@ -217,6 +217,7 @@ def backend_block(backend: Backend, config: Config, state: State) -> dict[str, A
     return {
         "name": backend.name,
         "ranks": backend.size,
+        "collective": config.backend.collective,
         "rings": {"asked": config.backend.rings, "in_force": backend.rings, "engine": backend.engine},
         "accumulate": config.train.accumulate,
         "batch_size": config.train.batch_size,

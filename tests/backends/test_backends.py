@@ -177,6 +177,7 @@ CASES = [
     pytest.param((2, BackendConfig(name="ddp", timeout=60.0)), id="ddp"),
     pytest.param((2, BackendConfig(name="ddp", rings="2", timeout=60.0)), id="ddp-2-rings"),
     pytest.param((3, BackendConfig(name="ddp", rings="auto", timeout=60.0)), id="ddp-3-ranks-auto"),
+    pytest.param((2, BackendConfig(name="ddp", collective="plug_in:counting", timeout=60.0)), id="ddp-plug-in"),
     pytest.param((2, BackendConfig(name="horovod", timeout=60.0)), id="horovod", marks=HOROVOD),
     pytest.param((2, BackendConfig(name="horovod", rings="2", timeout=60.0)), id="horovod-2-rings", marks=HOROVOD),
     pytest.param((2, BackendConfig(name="horovod", rings="auto", timeout=60.0)), id="horovod-auto", marks=HOROVOD),

@@ -23,6 +23,8 @@ from distill.config import Config, OnUsr1
 MANIFESTS = ("mpijob.yml", "pytorchjob.yml")
 OVERRIDE = re.compile(r"\+?[a-z_]+(\.[a-z0-9_]+)*=.+")
 PLACEHOLDERS = {"IMAGE", "CLAIM"}
+# What sbatch gives its script.
+JOB = {"SLURM_CPUS_PER_TASK": "8", "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "gpu[07-08]", "USER": "somebody"}
 
 
 def manifest(name: str) -> dict[str, Any]:
@@ -45,9 +47,11 @@ def stub(folder: Path, name: str) -> dict[str, str]:
 
 def slurm(tmp_path: Path, *more: str, **variables: str) -> list[str]:
     """What the script hands to srun, after the shell has put in its variables."""
-    given = {"SLURM_CPUS_PER_TASK": "8", "USER": "somebody", **variables}
+    given = {**JOB, **variables}
     command = ["bash", str(FOLDER / "slurm.sh"), *more]
-    done = subprocess.run(command, env=stub(tmp_path / "bin", "srun") | given, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=stub(tmp_path / "bin", "srun") | given, cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -101,8 +105,44 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
     assert "#SBATCH --signal=USR1@180" in (FOLDER / "slurm.sh").read_text().splitlines()
 
 
-def test_slurm_takes_the_backend_from_the_environment(tmp_path: Path) -> None:
-    assert settings(slurm(tmp_path, BACKEND="ddp")).backend.name == "ddp"
+def test_slurm_takes_backend_and_scale_from_the_environment(tmp_path: Path) -> None:
+    config = settings(slurm(tmp_path, BACKEND="ddp", SCALE="embedded"))
+    assert (config.backend.name, config.scale) == ("ddp", "embedded")
+
+
+def starts(tmp_path: Path, *statuses: int, **variables: str) -> list[bool]:
+    """Whether the script puts its job back in each of its starts, by the status that srun ends with."""
+    environment = stub(tmp_path / "bin", "scontrol") | JOB | variables
+    found = []
+    for number, status in enumerate(statuses):
+        (tmp_path / "bin" / "srun").write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / "bin" / "srun").chmod(0o755)
+        given = environment | ({"SLURM_RESTART_COUNT": str(number)} if number else {})
+        done = subprocess.run(
+            ["bash", str(FOLDER / "slurm.sh")], env=given, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == status and not done.stderr
+        again = f"status {status} in start {number + 1} of job 4711: back into the queue\nrequeue\n4711\n"
+        assert done.stdout in ("", again)
+        found.append(bool(done.stdout))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("statuses", "back"),
+    [
+        ([138, 138, 0], [True, True, False]),
+        ([1], [False]),
+        ([2], [False]),
+        ([3], [False]),
+        ([74], [False]),
+        ([4, 137, 143, 4], [True, True, True, False]),  # not more often than RESTARTS in a row
+        ([4, 4, 138, 4, 4, 4, 4], [True] * 6 + [False]),
+        ([4, 4, 4, 0, 4], [True, True, True, False, True]),
+    ],
+)
+def test_slurm_puts_the_job_back_while_it_can_go_on(statuses: list[int], back: list[bool], tmp_path: Path) -> None:
+    assert starts(tmp_path, *statuses, RESTARTS="3") == back
 
 
 def test_slurm_ranks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +180,13 @@ def test_manifests_have_what_every_pod_needs(name: str) -> None:
     for spec in specs.values():
         assert spec["replicas"] > 0 and spec["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
         pod = spec["template"]["spec"]
-        assert pod["securityContext"]["runAsUser"] == 10001, "the user of the Dockerfile"
+        # The user of the Dockerfile, and what the Pod Security Standard "restricted" asks for.
+        assert pod["securityContext"]["runAsUser"] == 10001 and pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
         for container in pod["containers"]:
+            rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            assert container["securityContext"] == rights
             assert container["name"] and container["image"] == "IMAGE" and container["command"]
             assert all(isinstance(word, str) for word in [*container["command"], *container["args"]])
             assert all(isinstance(limit, str) for limit in container["resources"]["limits"].values())

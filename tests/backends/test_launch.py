@@ -138,6 +138,21 @@ def test_signals_reach_the_ranks(name: str, tmp_path: Path) -> None:
     assert "stopped in good order" in (tmp_path / "logs/rank1.log").read_text()
 
 
+def test_a_rank_that_is_ended_while_it_gives_way_keeps_its_status(tmp_path: Path) -> None:
+    """As srun ends it, which takes the highest of all statuses for that of the run."""
+    text = "from distill.backends import launch; print('leaving', flush=True); launch.leave(138)"
+    rank = subprocess.Popen(
+        [sys.executable, "-c", text],
+        env=environment() | {"RANK": "1", "WORLD_SIZE": "2"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert rank.stdout is not None and rank.stdout.readline() == "leaving\n"
+    time.sleep(0.5)
+    rank.terminate()
+    assert rank.wait(timeout=LIMIT) == 138
+
+
 def children(process: int) -> list[int]:
     return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
