@@ -236,7 +236,10 @@ def default_schedule() -> Component:
 @dataclass
 class TrainConfig:
     batch_size: int = 16  # rows per rank and micro-batch
-    accumulate: int = 50  # micro-batches per step
+    accumulate: int = 50  # micro-batches per step; not read where rows_per_step is given
+    # Of one step of all ranks together; null: batch_size x accumulate x ranks. Each rank takes its share of them in as
+    # many micro-batches as that needs, so the number of ranks may change from one start of a run to the next.
+    rows_per_step: int | None = None
     epochs: int | None = 3
     steps: int | None = None
     minutes: float | None = None

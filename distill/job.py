@@ -214,7 +214,7 @@ def make_milestones(
         content = known | {
             "notes": [note, *known["notes"]],
             "training": results.training_block(state, text.batches, [], []),
-            "backend": results.backend_block(backend, config, state),
+            "backend": results.backend_block(backend, config, state, text.batches),
         }
         export(models.student, models.tokenizer, path, report.model_card(content), durable=True)
 
@@ -258,7 +258,7 @@ def results_of(
         "measures": results.measures_block(monitor.evaluator.measures),
         "training": results.training_block(training.state, text.batches, monitor.history(), metrics) | ending,
         "precision": asdict(config.precision),
-        "backend": results.backend_block(training.backend, config, training.state),
+        "backend": results.backend_block(training.backend, config, training.state, text.batches),
         "environment": results.environment(training.backend.device),
         "history_by": "epoch" if monitor.points.every_steps is None else "step",
         "history": monitor.history(),

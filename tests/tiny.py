@@ -288,6 +288,7 @@ class Fit:
             self.seed,
             self.backend.rank,
             self.backend.size,
+            step_rows=self.settings.rows_per_step,
         )
 
     def resume(self, path: Path | None = None) -> "Fit":

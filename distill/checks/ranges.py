@@ -78,6 +78,7 @@ RANGES: dict[type[Any], dict[str, Range]] = {
     settings.TrainConfig: {
         "batch_size": BATCH,
         "accumulate": Range(1, 1_000_000),
+        "rows_per_step": Range(1, 10**9),
         "epochs": Range(1, 1_000_000),
         "steps": STEPS,
         "minutes": Range(1e-6, 1e7),

@@ -97,6 +97,7 @@ def make_batches(config: Config, rows: np.ndarray, collator: Collator, backend: 
         threads,
         config.objective.masking.static,
         most_threads,
+        config.train.rows_per_step,
     )
 
 
