@@ -301,6 +301,9 @@ class BackendConfig:
     # above 64 becomes infinite, and its step is skipped on all ranks.
     compression: str = "none"
     timeout: float = 300.0  # seconds without an answer from another rank
+    # Fewest and most ranks, e.g. 2:4: ranks and hosts may be lost and come back. null: the first loss ends the run.
+    elastic: str | None = None
+    elastic_wait: float = 600.0  # seconds with fewer ranks than that, after which the run ends
 
 
 @dataclass

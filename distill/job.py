@@ -1,6 +1,7 @@
 """One job from settings to report, each part built in reading order."""
 
 import logging
+import os
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill import backends, optim
 from distill.backends import Backend
+from distill.backends.rank import EVENT
 from distill.checkpoint import State
 from distill.checks import check
 from distill.config import Config
@@ -41,7 +43,7 @@ from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
-from distill.train import Training, train
+from distill.train import Training, saved_when_a_rank_is_lost, train
 
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
@@ -103,7 +105,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
             make_milestones(config, folder, facts, models, text, objective, backend),
         )  # fmt: skip
-        ending = {"ended_by": train(training), "length": config.train.length}
+        with saved_when_a_rank_is_lost(training):
+            ending = {"ended_by": train(training), "length": config.train.length}
         monitor.close()
         content = redacted(facts | results_of(config, models, text, training, ending, monitor, twin, caches))
         write_outputs(folder, content, models, resolved)
@@ -180,6 +183,9 @@ def announce(
     logger.info(results.banner(config, recipe, text.tokens, text.batches, shown, title_of(models.teachers), notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
+    if event := os.environ.get(EVENT):
+        ranks = f"{text.batches.size} rank{'s' * (text.batches.size > 1)}"
+        logger.info(f"  {event}; going on with {ranks} from step {state.step:,}")
     if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 

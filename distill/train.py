@@ -4,7 +4,8 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from distill.config import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.divergence import offending_rows
-from distill.errors import Diverged, Interrupted
+from distill.errors import Diverged, Interrupted, RankLost
 from distill.kernels.dropout import keyed_by_row
 from distill.milestones import Milestones
 from distill.objective.objective import Objective
@@ -244,6 +245,24 @@ def train(run: Training) -> str:
                 with signals.at_once():
                     _reach_point(run)
     return ended_by if state.step >= steps else "minutes"
+
+
+@contextmanager
+def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
+    """Rank 0 saves the last whole step of a training that has lost another rank: only the step under way is lost.
+
+    It takes no part of the other ranks, as all hold all weights; and none of the step under way, as nothing changes
+    before the last exchange of a step.
+    """
+    try:
+        yield
+    except RankLost:
+        state = run.state
+        if run.backend.rank == 0 and state.step and not state.skipped_in_a_row:
+            with handled() as signals, signals.deferred():
+                run.checkpoints.save(state, run.model, run.optimizer)
+                signals.received.clear()  # this process ends anyway, by the loss
+        raise
 
 
 def _reach_point(run: Training) -> None:

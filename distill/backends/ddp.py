@@ -11,7 +11,7 @@ from torch import Tensor
 from distill.backends.devices import choose_device
 from distill.backends.interface import Backend
 from distill.backends.rank import RankInfo, rank_from_env
-from distill.backends.rendezvous import open_store
+from distill.backends.rendezvous import open_store, wait_for_all
 from distill.backends.rings import CANDIDATES, TorchRings, parse_rings
 from distill.backends.roll_call import RollCall
 from distill.config import BackendConfig
@@ -44,6 +44,7 @@ class Ddp(Backend):
         # A connection of its own: a wait in the other one would hold it up.
         self._roll_call = RollCall(dist.PrefixStore("roll call", self._store.clone()), self.rank, self.size)  # type: ignore[attr-defined]
         with self._called():
+            wait_for_all(self._store, self.size, settings.timeout)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if nccl else "gloo",
                 store=dist.PrefixStore("groups", self._store),

@@ -103,6 +103,7 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "threads": Range(1, 1024),  # beyond, OpenMP ends the process when it cannot start them
         "processes": Range(1, 65_536),
         "timeout": Range(0, 1e7, open_below=True),
+        "elastic_wait": Range(0, 1e7),
     },
     settings.StageConfig: {"seeds": Range(0, 2**63 - 1)},
     Config: {"seed": Range(0, 2**63 - 1)},

@@ -1,0 +1,29 @@
+"""The ranks of one host in an elastic run: a process that its launcher speaks to through its standard input.
+
+A line is the number of a signal, for the ranks to heed. The end of the input means that the launcher, or the connection
+to it, is gone: then the ranks are stopped, and what is left of them is killed.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+from distill.backends.ranks import LAST_END, run_ranks
+
+
+def obey() -> None:
+    """Act on what stands in the standard input, to its end."""
+    for line in sys.stdin:
+        os.kill(os.getpid(), int(line))
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LAST_END)
+    os.kill(os.getpid(), signal.SIGKILL)  # and with this process its ranks
+
+
+if __name__ == "__main__":
+    first, processes, total, address, port, command = sys.argv[1:]
+    threading.Thread(target=obey, name="launcher", daemon=True).start()
+    sys.exit(run_ranks(int(first), int(processes), int(total), address, int(port), json.loads(command)))
