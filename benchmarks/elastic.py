@@ -115,10 +115,12 @@ class Trial:
                 moment = time.monotonic() + self.draw.uniform(0.2, self.options.pause)
             if time.monotonic() >= moment:
                 moment = float("inf")
-                if clock.highest < self.options.steps - 1 and self.happen(clock) and self.draw.random() < 0.25:
-                    moment = time.monotonic() + self.draw.uniform(
-                        0.0, 8.0
-                    )  # the next one meets ranks that are starting
+                if clock.highest < self.options.steps - 1 and (event := self.happen()):
+                    time.sleep(0.3)  # what was still to be logged
+                    clock.look(steps_of(folder), self.hosts.is_at_work)
+                    clock.pending.append(event)
+                    if self.draw.random() < 0.25:  # then the next one meets ranks that are starting
+                        moment = time.monotonic() + self.draw.uniform(0.0, 8.0)
             if time.monotonic() - clock.since > LONGEST:
                 self.tally.problems.append(f"no step after {clock.highest} within {LONGEST:.0f} s:\n{self.output()}")
                 self.kill_all(process)

@@ -82,6 +82,8 @@ class Elastic:
         began, said = time.monotonic(), -SAY_AGAIN
         while True:
             there = answering(self._hosts)
+            if num_ranks(there) < self._fewest:
+                there = answering(self._hosts, also_resting=True)
             chosen = at_most(there, self._most)
             if num_ranks(chosen) >= self._fewest:
                 return chosen

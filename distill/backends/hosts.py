@@ -46,9 +46,9 @@ class Host:
             self.rests_until = time.monotonic() + min(LONGEST_REST, SHORTEST_REST * 2 ** (self.losses - 2))
 
 
-def answering(hosts: Iterable[Host]) -> list[Host]:
+def answering(hosts: Iterable[Host], also_resting: bool = False) -> list[Host]:
     """Those that can take part now, in their order."""
-    tried = [host for host in hosts if host.rests_until <= time.monotonic()]
+    tried = [host for host in hosts if also_resting or host.rests_until <= time.monotonic()]
     with ThreadPoolExecutor(max_workers=32) as pool:
         found = list(pool.map(lambda host: answers(host.name), tried))
     return [host for host, there in zip(tried, found, strict=True) if there]
