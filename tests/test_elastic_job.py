@@ -28,7 +28,14 @@ raise SystemExit(main())
 
 def arguments(shelf: Shelf, folder: Path) -> list[str]:
     sizes = ["train.batch_size=4", "train.rows_per_step=7", "train.epochs=null", f"train.steps={STEPS}"]
-    more = [TINY, "corpus.vocab_size=400", "train.save_every=5", "precision=fp32", f"evaluate.every_steps={STEPS}"]
+    more = [
+        TINY,
+        "corpus.vocab_size=400",
+        "train.save_every=50",
+        "train.log_every=1",
+        "precision=fp32",
+        f"evaluate.every_steps={STEPS}",
+    ]
     return ["+recipe=bert_pretrain", *shelf.corpus, *sizes, *more, f"hydra.run.dir={folder}"]
 
 
@@ -77,8 +84,8 @@ def test_a_host_is_lost_and_comes_back(
     wait_for(lambda: hosts.is_at_work(second), process)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert f"distill: rank 1 on {second} lost (SIGKILL)" in errors
-    assert f"rank 1 on {second} lost (SIGKILL); going on with 1 rank from step {before}\n" in errors
+    assert f"distill: rank 1 on {second} lost (SIGKILL)" in errors, errors
+    assert f"rank 1 on {second} lost (SIGKILL); going on with 1 rank from step {before}\n" in errors, errors
     assert f"{second} joined; going on with 2 ranks from step " in errors and "Traceback" not in errors
     assert [line["step"] for line in metrics(folder)] == list(range(1, STEPS + 1))
     assert_alike(folder, alone)

@@ -11,7 +11,11 @@ import sys
 import threading
 import time
 
+from torch.distributed import DistNetworkError
+
 from distill.backends.ranks import LAST_END, run_ranks
+from distill.errors import RankLost, first_line
+from distill.progress import say
 
 
 def obey() -> None:
@@ -23,7 +27,16 @@ def obey() -> None:
     os.kill(os.getpid(), signal.SIGKILL)  # and with this process its ranks
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Run the ranks; gives the status of a loss where the port at which they are to meet is taken: another may be free."""
     first, processes, total, address, port, command = sys.argv[1:]
     threading.Thread(target=obey, name="launcher", daemon=True).start()
-    sys.exit(run_ranks(int(first), int(processes), int(total), address, int(port), json.loads(command)))
+    try:
+        return run_ranks(int(first), int(processes), int(total), address, int(port), json.loads(command))
+    except DistNetworkError as error:
+        say(sys.stderr, f"distill: the ranks cannot meet at port {port} of {address}: {first_line(error)}\n")
+        return RankLost.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """What an elastic run makes of how its ranks end, and of which hosts there are."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -145,6 +146,16 @@ def test_a_run_waits_for_hosts_and_not_for_ever(tmp_path: Path, monkeypatch: pyt
     assert job.returncode == 4
     assert f"distill: waiting for hosts: {state}\n" in errors
     assert f"distill: {state}, for 1 s (backend.elastic_wait); the same command goes on\n" in errors
+
+
+def test_a_port_that_is_taken_is_no_reason_to_end(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        command = [sys.executable, "-m", "distill.backends.agent", "0", "1", "1", "127.0.0.1"]
+        done = subprocess.run(
+            [*command, str(taken.getsockname()[1]), '["true"]'],
+            env=environment(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == LOST and "the ranks cannot meet at port" in done.stderr
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
