@@ -28,7 +28,7 @@ def obey() -> None:
 
 
 def main() -> int:
-    """Run the ranks; gives the status of a loss where the port at which they are to meet is taken: another may be free."""
+    """Run the ranks; gives the status of a loss where the port to meet at is taken: another may be free."""
     first, processes, total, address, port, command = sys.argv[1:]
     threading.Thread(target=obey, name="launcher", daemon=True).start()
     try:
