@@ -251,14 +251,14 @@ def train(run: Training) -> str:
 def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
     """Rank 0 saves the last whole step of a training that has lost another rank: only the step under way is lost.
 
-    It takes no part of the other ranks, as all hold all weights; and none of the step under way, as nothing changes
-    before the last exchange of a step.
+    It needs no other rank where each holds all weights; and nothing of the step under way, as weights and state change
+    only after the last exchange of a step.
     """
     try:
         yield
     except RankLost:
-        state = run.state
-        if run.backend.rank == 0 and state.step and not state.skipped_in_a_row:
+        state, can_save = run.state, run.backend.rank == 0 and run.backend.is_replicated
+        if can_save and state.step and not state.skipped_in_a_row:
             with handled() as signals, signals.deferred():
                 run.checkpoints.save(state, run.model, run.optimizer)
                 signals.received.clear()  # this process ends anyway, by the loss

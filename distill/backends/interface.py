@@ -51,6 +51,7 @@ class Backend:
         rings: rings in force for the exchange of gradients; with `backend.rings=auto` known after `prepare`.
         ring_seconds: what `backend.rings=auto` measured: seconds of one exchange by number of rings; else empty.
         engine: in words, what carries the gradients.
+        is_replicated: whether every rank holds all that is trained, so that one alone can save it.
         num_syncs: exchanges of the gradient so far.
         num_collectives: calls of the communication library so far, of any kind.
         bytes_sent: bytes this rank handed to those calls; a ring carries 2 (size - 1) / size times that per rank.
@@ -59,6 +60,7 @@ class Backend:
 
     name: str
     engine: str
+    is_replicated = True
 
     def __init__(self, settings: BackendConfig, info: RankInfo, device: torch.device) -> None:
         self.settings = settings

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from distributed import free_port
 from job import ROOT, composed, environment, is_alive, wait_for
+from torch.distributed import TCPStore
 
 from distill.backends import build
 from distill.backends.agents import Agent, Agents, End, end_by
@@ -148,14 +150,39 @@ def test_a_run_waits_for_hosts_and_not_for_ever(tmp_path: Path, monkeypatch: pyt
     assert f"distill: {state}, for 1 s (backend.elastic_wait); the same command goes on\n" in errors
 
 
+def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path: Path) -> None:
+    """Its library would wait where Python is not running, and the next start with it."""
+    program = (
+        "from distill.backends import build; from distill.config import BackendConfig; from distill.errors import "
+        "Interrupted; from distill.signals import handled\n"
+        "try:\n    with handled(): build(BackendConfig(name='ddp', device='cpu'))\n"
+        "except Interrupted as error: raise SystemExit(error.status)"
+    )
+    port = free_port()
+    rank = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    job = subprocess.Popen([sys.executable, "-c", program], env=environment() | rank, stderr=subprocess.PIPE, text=True)
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    wait_for(lambda: store.check(["distill/0/met"]), job)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=15)
+    assert job.returncode == 143, errors
+
+
 def test_a_port_that_is_taken_is_no_reason_to_end(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
-        command = [sys.executable, "-m", "distill.backends.agent", "0", "1", "1", "127.0.0.1"]
-        done = subprocess.run(
-            [*command, str(taken.getsockname()[1]), '["true"]'],
-            env=environment(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60,
+        where = ["0", "1", "1", "127.0.0.1", str(taken.getsockname()[1]), '["true"]']
+        job = subprocess.Popen(
+            [sys.executable, "-m", "distill.backends.agent", *where],
+            env=environment(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-    assert done.returncode == LOST and "the ranks cannot meet at port" in done.stderr
+        assert job.wait(60) == LOST and job.stderr is not None
+        assert "the ranks cannot meet at port" in job.stderr.read()
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
