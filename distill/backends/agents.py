@@ -63,10 +63,6 @@ class End:
     lost: tuple[Agent, ...] = ()
 
     @property
-    def is_finished(self) -> bool:
-        return self.status == 0
-
-    @property
     def is_loss(self) -> bool:
         return self.status == RankLost.status
 

@@ -70,7 +70,7 @@ class Elastic:
             newest = self._newest()
             end, stopped = self._start(chosen)
             os.environ.pop(EVENT, None)
-            if stopped is not None:
+            if stopped is not None and end.status:
                 return 128 + stopped
             if not (end.is_loss or end.is_stopped):
                 return end.status

@@ -60,6 +60,11 @@ def _check_elastic(config: Config) -> None:
         )
     if rows < elastic[1]:
         raise SettingError(f"{where}, but train.rows_per_step={rows} leaves ranks without a row: give it more")
+    if config.resume not in ("auto", "strict"):
+        raise SettingError(
+            f"{where}, but resume={config.resume}: what is started again goes on from its newest checkpoint, so set "
+            "resume=auto"
+        )
     if config.optimizer.clip_each_rank:
         raise SettingError(
             f"{where}, but with optimizer.clip_each_rank=true the student depends on the number of ranks: set it to "

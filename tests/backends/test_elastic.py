@@ -90,6 +90,7 @@ def test_senseless_numbers_are_refused(text: str) -> None:
         ((), "set train.rows_per_step, such as 768 "),
         (("train.rows_per_step=2",), "leaves ranks without a row"),
         (("train.rows_per_step=24", "optimizer.clip_each_rank=true"), "optimizer.clip_each_rank=true"),
+        (("train.rows_per_step=24", "resume=never"), "resume=never: what is started again"),
     ],
 )
 def test_nothing_may_follow_from_the_number_of_ranks(overrides: tuple[str, ...], words: str) -> None:
