@@ -259,9 +259,8 @@ def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
     except RankLost:
         state, can_save = run.state, run.backend.rank == 0 and run.backend.is_replicated
         if can_save and state.step and not state.skipped_in_a_row:
-            with handled() as signals, signals.deferred():
+            with handled() as signals, signals.postponed():  # this process ends anyway, by the loss
                 run.checkpoints.save(state, run.model, run.optimizer)
-                signals.received.clear()  # this process ends anyway, by the loss
         raise
 
 

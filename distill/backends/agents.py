@@ -16,8 +16,9 @@ from distill.children import dying_with
 from distill.errors import RankLost
 from distill.signals import STOPPING
 
-# Seconds after the first failure: until then the others may end by themselves; then they get SIGTERM, by which rank 0
-# can still finish a checkpoint; then a second one, which ends them even within a library; at last they are killed.
+# Seconds after the first failure: until then the others may end by themselves, where it is not clear yet which rank is
+# the cause; then they get SIGTERM, by which rank 0 can still finish a checkpoint; then a second one, which ends them
+# even within a library; at last they are killed.
 OWN_END, SAVED_END, LAST_END = 3.0, 20.0, 30.0
 GONE = 255  # the status of ssh for a connection that ended or never was
 ABORTED = 128 + signal.SIGABRT  # Gloo's threads may end a rank so when others are gone
@@ -107,7 +108,8 @@ class Agents:
         Args:
             has_company: whether another host could join; the ranks are stopped then, with a checkpoint.
         """
-        since = by_itself = None
+        since: float | None = None
+        by_itself: list[tuple[Agent, int]] = []
         sent = 0
         while any(agent.status is None for agent in self._agents):
             now = time.monotonic()
@@ -116,9 +118,9 @@ class Agents:
             if since is None and not self._is_stopping and has_company():
                 self.send(signal.SIGTERM)
             past = now - since if since is not None else 0.0
-            if past > OWN_END and by_itself is None:  # what ends from here on was ended
-                by_itself = self._statuses()
-            if past > (OWN_END, SAVED_END)[min(sent, 1)] and sent < 2:
+            is_clear = sent == 0 and any(is_killed(status) for _, status in self._statuses())
+            if is_clear or (sent < 2 and past > (OWN_END, SAVED_END)[sent]):
+                by_itself = by_itself or self._statuses()  # what ends from here on was ended
                 sent += 1
                 if sent == 2 or not self._is_stopping:  # else they are ending already, and a second one would cut that
                     self.send(signal.SIGTERM)
@@ -126,7 +128,7 @@ class Agents:
                 for agent in self._agents:
                     agent.process.kill()
             time.sleep(0.05)
-        return end_by(self._statuses() if by_itself is None else by_itself)
+        return end_by(by_itself or self._statuses())
 
     def _statuses(self) -> list[tuple[Agent, int]]:
         return [(agent, status) for agent in self._agents if (status := agent.status) is not None]

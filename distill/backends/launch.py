@@ -100,11 +100,19 @@ def leave(status: int, error: BaseException | None = None) -> NoReturn:
     if info is None or info.size == 1:
         sys.exit(status)
     if isinstance(error, RankLost) or (status and info.rank > 0):
-        time.sleep(GIVE_WAY)
+        _give_way()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # of a terminal that was closed
             stream.flush()
     os._exit(status)
+
+
+def _give_way() -> None:
+    """Let the rank that failed first end first; whoever sends a signal knows of that one already."""
+    with handled() as signals, signals.postponed():
+        until = time.monotonic() + GIVE_WAY
+        while time.monotonic() < until and not signals.received:
+            time.sleep(0.02)
 
 
 class _Both:
