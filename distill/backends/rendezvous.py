@@ -52,8 +52,8 @@ def wait_for_all(store: dist.Store, size: int, timeout: float) -> None:
             if time.monotonic() > until:
                 raise RankLost(f"{size - there} of {size} ranks have not come within {timeout:g} s (backend.timeout)")
             time.sleep(POLL)
-    except RuntimeError as error:
-        raise error if isinstance(error, RankLost) else RankLost("the ranks' meeting point is gone") from error
+    except dist.DistError as error:
+        raise RankLost("the ranks' meeting point is gone") from error
 
 
 def meeting_point(info: RankInfo, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
