@@ -15,13 +15,13 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from pretended_hosts import PretendedHosts
 
 NO_HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not set up")
-STEPS = 150
+STEPS = 200
 # The command itself, which looks for hosts that are back more often.
 COMMAND = """
 from distill.__main__ import main
 from distill.backends import elastic
 
-elastic.LOOK = 0.5
+elastic.LOOK = 0.1
 raise SystemExit(main())
 """
 
