@@ -46,8 +46,9 @@ class Agent:
             self.process.stdin.flush()
 
     def __str__(self) -> str:
-        last = self.first_rank + self.host.ranks - 1
-        ranks = f"rank {self.first_rank}" if self.host.ranks == 1 else f"ranks {self.first_rank} to {last}"
+        last, code = self.first_rank + self.host.ranks - 1, self.process.poll()
+        one = "" if code is None or code < 0 or code == GONE else "one of "  # else the agent itself is gone
+        ranks = f"rank {last}" if self.host.ranks == 1 else f"{one}ranks {self.first_rank} to {last}"
         return f"{ranks} on {self.host.name}"
 
 
