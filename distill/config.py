@@ -236,7 +236,10 @@ def default_schedule() -> Component:
 @dataclass
 class TrainConfig:
     batch_size: int = 16  # rows per rank and micro-batch
-    accumulate: int = 50  # micro-batches per step
+    accumulate: int = 50  # micro-batches per step; not read where rows_per_step is given
+    # Of one step of all ranks together; null: batch_size x accumulate x ranks. Each rank takes its share of them in as
+    # many micro-batches as that needs, so the number of ranks may change from one start of a run to the next.
+    rows_per_step: int | None = None
     epochs: int | None = 3
     steps: int | None = None
     minutes: float | None = None
@@ -305,6 +308,9 @@ class BackendConfig:
     shard_teacher: bool | None = None
     vocabulary_parallel: int = 1  # ranks that hold a slice of both output embeddings each, and compute its logits
     offload_teacher: bool = False  # its parts lie in the memory of the host, not of the GPU
+    # Fewest and most ranks, e.g. 2:4: ranks and hosts may be lost and come back. null: the first loss ends the run.
+    elastic: str | None = None
+    elastic_wait: float = 600.0  # seconds with fewer ranks than that, after which the run ends
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """One job from settings to report, each part built in reading order."""
 
 import logging
+import os
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -13,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill import backends, optim
 from distill.backends import Backend
+from distill.backends.rank import EVENT
 from distill.checkpoint import State
 from distill.checks import check
 from distill.config import Config
@@ -45,7 +47,7 @@ from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
-from distill.train import Training, train
+from distill.train import Training, saved_when_a_rank_is_lost, train
 
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
@@ -107,7 +109,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
             make_milestones(config, folder, facts, models, text, objective, backend),
         )  # fmt: skip
-        ending = {"ended_by": train(training), "length": config.train.length}
+        with saved_when_a_rank_is_lost(training):
+            ending = {"ended_by": train(training), "length": config.train.length}
         monitor.close()
         content = redacted(facts | results_of(config, models, text, training, ending, monitor, twin, caches))
         write_outputs(folder, content, models, resolved, backend)
@@ -192,6 +195,9 @@ def announce(
     logger.info(results.banner(config, recipe, text.tokens, text.batches, shown, title_of(models.teachers), notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
+    if event := os.environ.get(EVENT):
+        ranks = f"{text.batches.size} rank{'s' * (text.batches.size > 1)}"
+        logger.info(f"  {event}; going on with {ranks} from step {state.step:,}")
     if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
@@ -226,7 +232,7 @@ def make_milestones(
         content = known | {
             "notes": [note, *known["notes"]],
             "training": results.training_block(state, text.batches, [], []),
-            "backend": results.backend_block(backend, config, state),
+            "backend": results.backend_block(backend, config, state, text.batches),
         }
         whole = models.whole_student(backend)
         if folder.writes:
@@ -278,7 +284,7 @@ def results_of(
         "measures": results.measures_block(monitor.evaluator.measures),
         "training": results.training_block(training.state, text.batches, monitor.history(), metrics) | ending,
         "precision": asdict(config.precision),
-        "backend": results.backend_block(training.backend, config, training.state),
+        "backend": results.backend_block(training.backend, config, training.state, text.batches),
         "environment": results.environment(training.backend.device),
         "history_by": "epoch" if monitor.points.every_steps is None else "step",
         "history": monitor.history(),

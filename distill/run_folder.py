@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from distill.backends import Backend
+from distill.backends.rank import may_follow_another
 from distill.checkpoint import Checkpoints, State
 from distill.errors import Damaged, SettingError
 from distill.files import atomic, remove, set_aside
@@ -25,6 +27,7 @@ from distill.results_file import STUDENT_FILES, check_student, read_results, stu
 
 FILES = (".lock", "config.yaml", "metrics.jsonl", "history.jsonl", "results.json", "report.html", "report.md")
 FOLDERS = ("checkpoints", "milestones", "plots", "tensorboard")
+FORMER_RANK = 60.0  # seconds for the rank 0 of an elastic run's earlier start, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
 
 logger = logging.getLogger(__name__)
@@ -264,9 +267,18 @@ class RunFolder:
 
     def _lock(self) -> None:
         self._lock_file = (self.path / ".lock").open("w")
+        until = time.monotonic() + (FORMER_RANK if may_follow_another() else 0)
+        while not self._is_locked():
+            if time.monotonic() >= until:
+                raise SettingError(
+                    f"hydra.run.dir={self.path}: another process is at work in this folder; wait for it or choose "
+                    "another"
+                )
+            time.sleep(0.2)
+
+    def _is_locked(self) -> bool:
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise SettingError(
-                f"hydra.run.dir={self.path}: another process is at work in this folder; wait for it or choose another"
-            ) from None
+            return False
+        return True

@@ -61,6 +61,14 @@ class Signals:
         self._act()
 
     @contextmanager
+    def postponed(self) -> Iterator[None]:
+        """Signals are noted and never raise; they stand in `received` afterwards."""
+        with self.deferred():
+            yield
+            noted, self.received[:] = list(self.received), []
+        self.received += noted
+
+    @contextmanager
     def at_once(self) -> Iterator[None]:
         """Within `deferred`: a part in which nothing can be lost, so a signal that stops need not wait."""
         before, self._is_deferred = self._is_deferred, False

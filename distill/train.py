@@ -4,7 +4,8 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from distill.config import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.divergence import offending_rows
-from distill.errors import Diverged, Interrupted
+from distill.errors import Diverged, Interrupted, RankLost
 from distill.kernels.dropout import keyed_by_row
 from distill.milestones import Milestones
 from distill.objective.objective import Objective
@@ -246,6 +247,23 @@ def train(run: Training) -> str:
                 with signals.at_once():
                     _reach_point(run)
     return ended_by if state.step >= steps else "minutes"
+
+
+@contextmanager
+def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
+    """Rank 0 saves the last whole step of a training that has lost another rank: only the step under way is lost.
+
+    It needs no other rank where each holds all weights; and nothing of the step under way, as weights and state change
+    only after the last exchange of a step.
+    """
+    try:
+        yield
+    except RankLost:
+        state, can_save = run.state, run.backend.rank == 0 and not run.checkpoints.by_all_ranks
+        if can_save and state.step and not state.skipped_in_a_row:
+            with handled() as signals, signals.postponed():  # this process ends anyway, by the loss
+                run.checkpoints.save(state, run.model, run.optimizer)
+        raise
 
 
 def _reach_point(run: Training) -> None:

@@ -17,8 +17,8 @@ DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
 COLLATOR: Any = None  # no batch is made
 
 
-def identity(*overrides: str, steps: int = 100, ranks: int = 2) -> dict[str, Any]:
-    batches = Batches(np.zeros((5000, 4)), COLLATOR, 16 // ranks, 2, seed=0, size=ranks)
+def identity(*overrides: str, steps: int = 100, ranks: int = 2, given: int | None = None) -> dict[str, Any]:
+    batches = Batches(np.zeros((5000, 4)), COLLATOR, 16 // ranks, 2, seed=0, size=ranks, step_rows=given)
     return run_identity(composed("+recipe=distilbert_gutenberg", *overrides), dict(DIGESTS), batches, steps)
 
 
@@ -50,6 +50,11 @@ def identity(*overrides: str, steps: int = 100, ranks: int = 2) -> dict[str, Any
 )
 def test_what_cannot_change_the_student_is_left_out(override: str) -> None:
     assert identity(override) == identity()
+
+
+def test_the_rows_of_a_step_count_however_they_are_given() -> None:
+    assert identity("train.rows_per_step=32", ranks=3, given=32) == identity(ranks=2)
+    assert identity("train.rows_per_step=33", ranks=3, given=33) != identity(ranks=2)
 
 
 @pytest.mark.parametrize(

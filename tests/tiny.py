@@ -293,6 +293,7 @@ class Fit:
             self.backend.rank,
             self.backend.size,
             equal_windows=self.backend.equal_windows,
+            step_rows=self.settings.rows_per_step,
         )
 
     def resume(self, path: Path | None = None) -> "Fit":

@@ -15,7 +15,7 @@ from distill.backends.collective import load_collective, parse_collective, try_o
 from distill.backends.devices import choose_device
 from distill.backends.interface import WIRE, Backend
 from distill.backends.rank import RankInfo, rank_from_env
-from distill.backends.rendezvous import open_store
+from distill.backends.rendezvous import open_store, wait_for_all
 from distill.backends.rings import CANDIDATES, TorchRings, parse_rings
 from distill.backends.roll_call import RollCall
 from distill.config import BackendConfig
@@ -52,6 +52,7 @@ class Ddp(Backend):
         # A connection of its own: a wait in the other one would hold it up.
         self._roll_call = RollCall(dist.PrefixStore("roll call", self._store.clone()), self.rank, self.size)  # type: ignore[attr-defined]
         with self._called():
+            wait_for_all(self._store, self.size, settings.timeout)
             self._join(self._choose_engine(), device if nccl else None)
         self._rings = TorchRings(1 if nccl or plug_in else requested or max(CANDIDATES), settings.timeout)
         if settings.collective is not None:

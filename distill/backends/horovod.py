@@ -14,7 +14,7 @@ from torch import Tensor
 from distill.backends.devices import choose_device
 from distill.backends.interface import Backend
 from distill.backends.rank import RankInfo, rank_from_env
-from distill.backends.rendezvous import meeting_point, open_store
+from distill.backends.rendezvous import meeting_point, open_store, wait_for_all
 from distill.backends.rings import CANDIDATES, TorchRings, parse_rings
 from distill.config import BackendConfig
 from distill.errors import SettingError
@@ -181,6 +181,7 @@ def _rendezvous(info: RankInfo, timeout: float) -> dist.Store:
 
     store = open_store(info, timeout, "horovod")
     store.set(str(info.rank), socket.gethostname())
+    wait_for_all(store, info.size, timeout)
     hosts = [store.get(str(rank)).decode() for rank in range(info.size)]
     # Counted here: a launcher can start a machine's ranks in several parts.
     seats = [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from distill.backends import roll_call
+from distill.backends.elastic_range import parse_elastic
 from distill.backends.interface import RankLost
 from distill.backends.rank import rank_from_env
 from distill.backends.ranks import run_children, run_ranks
@@ -31,11 +31,9 @@ GIVE_WAY = 2.0  # seconds
 
 def should_launch(settings: BackendConfig) -> bool:
     """Whether this process has to start the ranks, because no launcher has started it as one of them."""
-    return (
-        settings.name in ("ddp", "fsdp", "horovod")
-        and rank_from_env() is None
-        and sum(n for _, n in _hosts(settings)) > 1
-    )
+    if settings.name == "single" or rank_from_env() is not None:
+        return False
+    return settings.elastic is not None or sum(n for _, n in hosts_of(settings)) > 1
 
 
 def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
@@ -47,13 +45,23 @@ def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
 
     Raises SettingError for hosts that make no sense.
     """
-    command = command or [sys.executable, *sys.orig_argv[1:]]
-    hosts = _hosts(settings)
-    if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
-        raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{INSTALL}`")
-    if len(hosts) == 1 and _is_here(hosts[0][0]):
+    command = command or this_command()
+    hosts = hosts_of(settings)
+    require_installed(settings)
+    if len(hosts) == 1 and is_here(hosts[0][0]):
         return run_ranks(0, hosts[0][1], hosts[0][1], "127.0.0.1", 0, command)
     return _launch_agents(hosts, command)
+
+
+def this_command() -> list[str]:
+    """The command line of this process."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def require_installed(settings: BackendConfig) -> None:
+    """Raises SettingError where the backend is a library that is not there."""
+    if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
+        raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{INSTALL}`")
 
 
 def keep_log(folder: Path) -> None:
@@ -95,10 +103,20 @@ def leave(status: int, error: BaseException | None = None) -> NoReturn:
         with suppress(OSError):  # of a terminal that was closed
             stream.flush()
     if isinstance(error, RankLost) or (status and info.rank > 0):
-        # srun and others end all ranks once one has ended, and pass on the highest status: 143 would hide the cause.
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(status))
-        time.sleep(GIVE_WAY)
+        _give_way()
     os._exit(status)
+
+
+def _give_way() -> None:
+    """Let the rank that failed first end first; whoever sends a signal knows of that one already.
+
+    What a signal asks for does not matter any more: srun and others end all ranks once one has ended and pass on the
+    highest status, and 143 would hide the cause.
+    """
+    with handled() as signals, signals.postponed():
+        until = time.monotonic() + GIVE_WAY
+        while time.monotonic() < until and not signals.received:
+            time.sleep(0.02)
 
 
 class _Both:
@@ -124,12 +142,16 @@ class _Both:
         return getattr(self._stream, name)
 
 
-def _hosts(settings: BackendConfig) -> list[tuple[str, int]]:
-    """Hosts and their ranks from `backend.hosts` or `backend.processes`; without both, a rank per GPU of this host."""
+def hosts_of(settings: BackendConfig) -> list[tuple[str, int]]:
+    """Hosts and their ranks from `backend.hosts` or `backend.processes`.
+
+    Without both as many on this host as `backend.elastic` allows, else one per GPU.
+    """
     if settings.processes is not None and settings.processes < 1:
         raise SettingError(f"backend.processes={settings.processes}: give at least 1")
     if settings.hosts is None:
-        return [("localhost", settings.processes or _num_gpus(settings))]
+        elastic = parse_elastic(settings.elastic)
+        return [("localhost", settings.processes or (elastic[1] if elastic else _num_gpus(settings)))]
     hosts = []
     for entry in str(settings.hosts).split(","):
         match = re.fullmatch(r"\s*(\w[\w.-]*):([1-9]\d*)\s*", entry)
@@ -150,25 +172,23 @@ def _num_gpus(settings: BackendConfig) -> int:
     return max(1, torch.cuda.device_count())
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", socket.gethostname())
 
 
 def _launch_agents(hosts: list[tuple[str, int]], command: list[str]) -> int:
     """Start the ranks of each host, over ssh where that is not this one; the first failure ends all."""
-    address = socket.gethostname() if _is_here(hosts[0][0]) else hosts[0][0]
-    if all(_is_here(host) for host, _ in hosts):
-        address = "127.0.0.1"
-    port, total, first = _free_port(), sum(ranks for _, ranks in hosts), 0
+    address = meeting_address([host for host, _ in hosts])
+    port, total, first = free_port(), sum(ranks for _, ranks in hosts), 0
     agents, far = [], []
     for host, ranks in hosts:
         where = [str(number) for number in (first, ranks, total)]
         local = [sys.executable, "-m", "distill.backends.launch", *where, address, str(port), json.dumps(command)]
-        if _is_here(host):
+        if is_here(host):
             agents.append(local)
         else:
             # The terminal (-tt) makes the remote agent end when the connection does: as by SIGHUP.
-            far.append(["ssh", "-tt", "-o", "BatchMode=yes", host, _remote(local)])
+            far.append(["ssh", "-tt", "-o", "BatchMode=yes", host, remote_command(local)])
         first += ranks
     with handled() as signals:
         # The ranks of this host hand a signal on to the others; it would only end the connections to them.
@@ -176,12 +196,19 @@ def _launch_agents(hosts: list[tuple[str, int]], command: list[str]) -> int:
     return code
 
 
-def _remote(command: list[str]) -> str:
+def meeting_address(hosts: list[str]) -> str:
+    """Where all ranks find those of the first host."""
+    if all(map(is_here, hosts)):
+        return "127.0.0.1"
+    return socket.gethostname() if is_here(hosts[0]) else hosts[0]
+
+
+def remote_command(command: list[str]) -> str:
     variables = [f"{name}={value}" for name, value in os.environ.items() if EXPORTED.fullmatch(name)]
     return f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -20,6 +20,9 @@ VARIABLES = {
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
 
+EVENT = "DISTILL_EVENT"  # what an elastic run was started again for, in words
+BY_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun alone, and not where its other variables are
+
 
 @dataclass(frozen=True)
 class RankInfo:
@@ -54,3 +57,8 @@ def _tasks_here(environment: Mapping[str, str]) -> int:
         number, _, times = entry.partition("(x")
         counts += [int(number)] * int(times.rstrip(")") or 1)
     return counts[min(int(environment.get("SLURM_NODEID", 0)), len(counts) - 1)]
+
+
+def may_follow_another(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this may be a further start of an elastic run, whose former ranks may still be ending elsewhere."""
+    return EVENT in environment or BY_TORCHRUN in environment

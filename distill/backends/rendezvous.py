@@ -2,14 +2,16 @@
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from distill.backends.rank import RankInfo
-from distill.errors import SettingError
+from distill.errors import RankLost, SettingError
 
+POLL = 0.05  # seconds between two looks at who is there
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the ports that Linux gives to outgoing connections
 
 
@@ -30,8 +32,28 @@ def open_store(info: RankInfo, timeout: float, purpose: str) -> dist.Store:
         timeout=timedelta(seconds=timeout),
         wait_for_workers=False,
     )
-    # After a restart by torchrun the old entries are still in its store.
-    return dist.PrefixStore(f"{purpose}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    # After a restart by torchrun the old entries are still in its store. A store of rank 0 is new each time; the counts
+    # of restarts may differ there, as an agent that joined later begins at 0.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if agent else "0"
+    return dist.PrefixStore(f"{purpose}/{start}", store)
+
+
+def wait_for_all(store: dist.Store, size: int, timeout: float) -> None:
+    """Wait until all ranks have come here.
+
+    Libraries that let ranks meet wait where no signal can end the wait; after this they have no reason to.
+
+    Raises RankLost after `timeout` seconds, or when the store is gone.
+    """
+    until = time.monotonic() + timeout
+    try:
+        store.add("met", 1)
+        while (there := store.add("met", 0)) < size:
+            if time.monotonic() > until:
+                raise RankLost(f"{size - there} of {size} ranks have not come within {timeout:g} s (backend.timeout)")
+            time.sleep(POLL)
+    except dist.DistError as error:
+        raise RankLost("the ranks' meeting point is gone") from error
 
 
 def meeting_point(info: RankInfo, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:

@@ -78,6 +78,7 @@ RANGES: dict[type[Any], dict[str, Range]] = {
     settings.TrainConfig: {
         "batch_size": BATCH,
         "accumulate": Range(1, 1_000_000),
+        "rows_per_step": Range(1, 10**9),
         "epochs": Range(1, 1_000_000),
         "steps": STEPS,
         "minutes": Range(1e-6, 1e7),
@@ -102,6 +103,7 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "threads": Range(1, 1024),  # beyond, OpenMP ends the process when it cannot start them
         "processes": Range(1, 65_536),
         "timeout": Range(0, 1e7, open_below=True),
+        "elastic_wait": Range(0, 1e7),
     },
     settings.StageConfig: {"seeds": Range(0, 2**63 - 1)},
     Config: {"seed": Range(0, 2**63 - 1)},

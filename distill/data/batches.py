@@ -78,6 +78,7 @@ class Batches:
     static: bool = False  # the same masks in every epoch: those of epoch 0
     most_threads: int = 0  # where it is more than `threads`: these grow so far while the loop waits for storage
     equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a filler
+    step_rows: int | None = None  # rows of a step, of all ranks together, in place of what `accumulate` makes of it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -86,7 +87,12 @@ class Batches:
 
     @property
     def rows_per_step(self) -> int:
-        return self.batch_size * self.accumulate * self.size
+        return self.step_rows or self.batch_size * self.accumulate * self.size
+
+    @property
+    def micro_batches(self) -> int:
+        """Most micro-batches of a rank in a step; ranks that have a row less than others may have one less."""
+        return -(-self.rows_per_step // (self.size * self.batch_size))
 
     @property
     def steps_per_epoch(self) -> int:

@@ -224,7 +224,8 @@ def _rows(backend: dict[str, Any]) -> str | None:
     rows, accumulate, ranks = (backend.get(key) for key in ("batch_size", "accumulate", "ranks"))
     if rows is None or accumulate is None or ranks is None:
         return None
-    return f"{number(rows * accumulate * ranks)} ({rows} in a micro-batch, {accumulate} accumulated, {ranks} rank(s))"
+    in_all = backend.get("rows_per_step", rows * accumulate * ranks)  # results of older releases have none
+    return f"{number(in_all)} ({rows} in a micro-batch, {accumulate} accumulated, {ranks} rank(s))"
 
 
 def _facts(title: str, facts: list[tuple[str, Any]]) -> list[Block]:

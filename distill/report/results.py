@@ -80,11 +80,21 @@ def banner(
             f"  scale    {config.scale}",
             f"  models   {sizes}",
             f"  rows     {len(batches.rows):,} of {length} tokens from {tokens.documents:,} documents",
-            f"  steps    {batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks = "
+            f"  steps    {_rows_of_a_step(batches)} = "
             f"{batches.rows_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
             *_rate(config.optimizer, batches.rows_per_step),
             *(f"  {note}" for note in notes),
         ]
+    )
+
+
+def _rows_of_a_step(batches: Batches) -> str:
+    """What a step consists of; with `train.rows_per_step` the micro-batches follow from the rows, and may be uneven."""
+    if batches.step_rows is None:
+        return f"{batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks"
+    return (
+        f"{batches.step_rows:,} rows (train.rows_per_step; train.accumulate is not read) in "
+        f"{batches.micro_batches} micro-batches of at most {batches.batch_size} on each of {batches.size} ranks"
     )
 
 
@@ -213,14 +223,16 @@ def measures_block(measures: list[Measure]) -> dict[str, Any]:
     }
 
 
-def backend_block(backend: Backend, config: Config, state: State) -> dict[str, Any]:
+def backend_block(backend: Backend, config: Config, state: State, batches: Batches) -> dict[str, Any]:
+    """The ranks that the run ended with, and what each of them did in a step."""
     return {
         "name": backend.name,
         "ranks": backend.size,
         "collective": config.backend.collective,
         "rings": {"asked": config.backend.rings, "in_force": backend.rings, "engine": backend.engine},
-        "accumulate": config.train.accumulate,
-        "batch_size": config.train.batch_size,
+        "accumulate": batches.micro_batches,
+        "batch_size": batches.batch_size,
+        "rows_per_step": batches.rows_per_step,
         "syncs": state.syncs,
         "collectives": backend.num_collectives,
         "bytes_sent": backend.bytes_sent,

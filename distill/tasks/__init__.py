@@ -98,6 +98,7 @@ def make_batches(config: Config, rows: np.ndarray, collator: Collator, backend: 
         config.objective.masking.static,
         most_threads,
         backend.equal_windows,
+        config.train.rows_per_step,
     )
 
 

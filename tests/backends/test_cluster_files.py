@@ -236,7 +236,7 @@ def test_pytorchjob_is_one() -> None:
     assert spec.keys() <= {"runPolicy", "elasticPolicy", "pytorchReplicaSpecs", "nprocPerNode"}
     assert spec["pytorchReplicaSpecs"].keys() == {"Worker"}, "with an elastic policy there is no master"
     replicas = spec["pytorchReplicaSpecs"]["Worker"]["replicas"]
-    assert spec["elasticPolicy"]["minReplicas"] == spec["elasticPolicy"]["maxReplicas"] == replicas
+    assert spec["elasticPolicy"]["minReplicas"] <= spec["elasticPolicy"]["maxReplicas"] == replicas
     assert containers(job)["Worker"]["name"] == "pytorch", "the operator looks for this name"
 
 
@@ -246,6 +246,8 @@ def test_pytorchjob_gives_settings_that_compose() -> None:
     (ranks,) = (int(word.partition("=")[2]) for word in worker["command"] if word.startswith("--nproc-per-node="))
     cores = int(worker["resources"]["limits"]["cpu"])
     assert config.backend.name == "ddp" and config.corpus.cache.local == "/local"
+    full = ranks * manifest("pytorchjob.yml")["spec"]["elasticPolicy"]["maxReplicas"]
+    assert config.train.rows_per_step == config.train.batch_size * config.train.accumulate * full
     assert cores == ranks * (config.backend.threads or 0) == config.corpus.cache.workers
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(ranks)
 

@@ -65,6 +65,25 @@ def test_same_rows_in_a_step_for_every_split(tokenizer: Any, size: int, batch_si
         assert all(len(batch.ids) <= batch_size for window in windows for batch in window)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 14])
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_same_rows_in_a_step_where_ranks_do_not_divide_them(tokenizer: Any, size: int, batch_size: int) -> None:
+    """With the rows of a step given: micro-batches follow from them, and some ranks have one less, or none."""
+    whole = make(tokenizer, 11, 1)
+    ranks = [
+        replace(make(tokenizer, batch_size, accumulate=99, rank=rank, size=size), step_rows=11) for rank in range(size)
+    ]
+    assert {b.steps_per_epoch for b in ranks} == {5} and {b.rows_per_step for b in ranks} == {11}
+    for step in (0, 3, 4, 5, 9):
+        windows = [batches.window(step) for batches in ranks]
+        assert lines(windows) == lines([whole.window(step)])
+        shares = [sum(len(batch.ids) for batch in window) for window in windows]
+        assert max(shares) - min(shares) <= 1
+        assert [len(window) for window in windows] == [-(-share // batch_size) for share in shares]
+        if step % 5 != 4:  # the last of an epoch is short
+            assert max(map(len, windows)) == ranks[0].micro_batches
+
+
 def test_every_row_once_an_epoch_and_the_last_window_is_short(tokenizer: Any) -> None:
     batches = make(tokenizer)
     expected = Counter(tuple(row.tolist()) for row in ROWS)
