@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from distill.backends.bucket import Bucket
 from distill.backends.ddp import Ddp
 from distill.config import BackendConfig
+from distill.errors import SettingError
 from distill.sharding.counted import count_exchanges
 from distill.sharding.lockstep import Lockstep, roots
 from distill.sharding.shard import local, reshard, shard, sharded_modules
@@ -33,6 +34,11 @@ class Fsdp(Ddp):
     def __init__(self, settings: BackendConfig) -> None:
         self._lockstep: Lockstep | None = None
         super().__init__(settings)
+        if settings.offload_teacher and self.device.type == "cpu":
+            raise SettingError(
+                "backend.offload_teacher=true with backend.device=cpu: the parts of a teacher lie in the memory of the "
+                "host already; leave it out"
+            )
         if self.size == 1:
             self._join_alone()
         self.mesh = init_device_mesh(self.device.type, (self.size,))

@@ -48,7 +48,12 @@ def shard(
             parameter.data = _converted(parameter.data, storage, mesh)
         # A model's own weights stay whole after its forward.
         reshards = module is not model and calls <= len(blocks)
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshards, mp_policy=formats, offload_policy=places)
+        # A single number cannot be divided: each rank has it, and its gradient lies in the backend's bucket.
+        numbers = {each for each in module.parameters() if each.dim() == 0}
+        fully_shard(
+            module, mesh=mesh, reshard_after_forward=reshards, mp_policy=formats, offload_policy=places,
+            ignored_params=numbers,
+        )  # fmt: skip
         for tensor in before:
             release(tensor)
     if mesh.device_type == "cuda":
