@@ -10,7 +10,16 @@ import torch
 from distributed import run_ranks
 from families import without_dropout
 from tiny import (
-    PAD, VOCAB, Fit, assert_close, make_evaluator, make_masks, make_model, make_rows, make_tokenizer, objective_config,
+    PAD,
+    VOCAB,
+    Fit,
+    assert_close,
+    make_evaluator,
+    make_masks,
+    make_model,
+    make_rows,
+    make_tokenizer,
+    objective_config,
     plain_sgd,
 )  # fmt: skip
 from vocabularies import special_ids, vocabulary_of
