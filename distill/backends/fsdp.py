@@ -37,6 +37,11 @@ class Fsdp(Ddp):
     def __init__(self, settings: BackendConfig) -> None:
         self._lockstep: Lockstep | None = None
         super().__init__(settings)
+        if settings.offload_teacher and self.device.type == "cpu":
+            raise SettingError(
+                "backend.offload_teacher=true with backend.device=cpu: the parts of a teacher lie in the memory of the "
+                "host already; leave it out"
+            )
         if self.size == 1:
             self._join_alone()
         self.mesh = init_device_mesh(self.device.type, (self.size,))

@@ -27,6 +27,7 @@ def check_training(config: Config) -> None:
     _check_optimizer(config)
     _check_backend(config.backend)
     _check_elastic(config)
+    _check_divided(config)
     for name in ("student", "teacher", "evaluate"):
         formats = (*FORMATS, "int8") if name == "teacher" else FORMATS
         choose(f"precision.{name}", getattr(config.precision, name), formats)
@@ -93,6 +94,31 @@ def _check_elastic(config: Config) -> None:
             f"{where}, but with optimizer.clip_each_rank=true the student depends on the number of ranks: set it to "
             "false"
         )
+
+
+def _check_divided(config: Config) -> None:
+    """Raises SettingError for what models that are divided between ranks do not have."""
+    settings = config.backend
+    if settings.name != "fsdp":
+        return
+    # What is divided is exchanged by `fully_shard`, in fp32 and in one ring.
+    for name, value, usual in (("compression", settings.compression, "none"), ("rings", settings.rings, "1")):
+        if settings.shard_student is not False and value != usual:
+            raise SettingError(
+                f"backend.{name}={value} is for gradients that each rank has whole, which a divided student never has: "
+                f"leave it out, or choose backend=ddp or backend.shard_student=false"
+            )
+    formats = {"precision.teacher": config.precision.teacher} if config.teacher.kind != "none" else {}
+    if config.teacher.kind == "several":
+        formats |= {
+            f"teacher.members.{name}.precision": each.precision for name, each in config.teacher.members.items()
+        }
+    for name, value in formats.items():
+        if settings.shard_teacher is not False and value == "int8":
+            raise SettingError(
+                f"{name}=int8 rounds whole weights, which no rank has of a divided teacher: choose bf16 or fp32, or "
+                "backend.shard_teacher=false"
+            )
 
 
 def _check_optimizer(config: Config) -> None:

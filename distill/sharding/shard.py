@@ -53,13 +53,15 @@ def shard(
             parameter.data = _converted(parameter.data, storage, mesh)
         # A model's own weights stay whole after its forward.
         reshards = module is not model and calls <= len(blocks)
+        # A single number cannot be divided: each rank has it, and its gradient lies in the backend's bucket.
+        numbers = {each for each in module.parameters() if each.dim() == 0}
         fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=reshards,
             mp_policy=formats,
             offload_policy=places,
-            ignored_params=set(sliced),
+            ignored_params={*sliced, *numbers},
         )
         for tensor in before:
             release(tensor)

@@ -45,8 +45,10 @@ def build(
     Raises:
         SettingError: no room on the disk, or what was written does not read back.
     """
-    divided = is_sharded(teacher)
-    if not cache.ready or (divided and float(backend.sum(torch.tensor(float(not cache.ready))))):
+    divided, wanted = is_sharded(teacher), not cache.ready
+    if divided:  # all ranks compute, whichever of them finds no cache on its disk
+        wanted = float(backend.sum(torch.tensor(float(wanted)))) > 0
+    if wanted:
         try:
             _make_room(cache)
             with Progress("teacher cache", cache.num_positions, "tokens") as progress:
@@ -135,13 +137,14 @@ def _fill_together(builder: CacheBuilder, backend: Backend) -> None:
     """Fill all parts with a teacher that is divided between the ranks, each of which computes its share of them.
 
     First of all parts; then, where hosts have disks of their own, of those that this host lacks. What another run does
-    with the same cache at the same time is done twice.
+    with the same cache at the same time may be done twice. A rank's share is by the numbers of the parts, and not of
+    those that are missing, which another rank might find to be others.
     """
     for rank, size in ((backend.rank, backend.size), (backend.local_rank, backend.local_size)):
-        missing = [part for part in range(builder.cache.num_parts) if not _record_of(builder.cache, part).exists()]
         with backend.in_lockstep([builder.teacher], idle_forward):
-            for part in missing[rank::size]:
-                builder.fill(part)
+            for part in range(rank, builder.cache.num_parts, size):
+                if not _record_of(builder.cache, part).exists():
+                    builder.fill(part)
         backend.barrier()
 
 
