@@ -72,6 +72,7 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
+    "0.3 B": Shape(4, 2048, 5632, 256, 32_000),
     "1.1 B": Shape(22, 2048, 5632, 256, 32_000),  # that of TinyLlama
     "7 B": Shape(32, 4096, 11_008, 4096, 32_000),  # Llama 2
     "70 B": Shape(80, 8192, 28_672, 1024, 128_256),  # Llama 3
@@ -173,7 +174,9 @@ class Peaks:
             over.set()
             sampler.join()
         seconds = time.perf_counter() - began
-        self.found[name] = {"resident": _status("VmHWM"), "anonymous": max(anonymous), "seconds": seconds}
+        self.found[name] = {
+            "resident": _status("VmHWM"), "anonymous": max(anonymous), "at rest": _status("VmRSS"), "seconds": seconds,
+        }  # fmt: skip
 
 
 def _status(name: str) -> int:
@@ -237,7 +240,8 @@ def command_peaks(folder: Path, cache: Path, processes: int, backend: str, optio
         "+recipe=distilgpt2_gutenberg", f"corpus.path={books}", f"corpus.cache={cache / 'tokens'}", "corpus.workers=1",
         f"corpus.sequence_length={options.tokens}", "corpus.cross_documents=false", "corpus.rows=64",
         "corpus.heldout=0.2", f"teacher.path={folder}", "precision=bf16", "student=gpt2",
-        "student.config={n_embd:64,n_layer:2,n_head:2}", "objective.cosine.weight=0",
+        "student.config={n_embd:64,n_layer:2,n_head:2}",
+        "objective.cosine.weight=0",
         f"train.batch_size={options.rows}", "train.epochs=null", "train.steps=1", "evaluate=heldout", "evaluate.rows=8", f"backend={backend}",
         "backend.device=cpu", "backend.timeout=600", f"hydra.run.dir={run}",
         *["backend.shard_student=false"] * (backend == "fsdp"),
