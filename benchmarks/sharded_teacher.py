@@ -193,9 +193,10 @@ def seconds_tensor(shape: Any, tokens: int) -> float:
 
 
 def seconds_pipeline(shape: Any, tokens: int, stages: int) -> tuple[float, float]:
-    """Computing with the bubble, and passing hidden states on to the next host and back to that of the rows.
+    """Computing with the bubble, and passing hidden states on to the next stage and back to that of the rows.
 
-    The rows of all hosts go through each, in micro-batches of `PIECE` tokens for each GPU of a host.
+    The rows of all stages go through each, in micro-batches of `PIECE` tokens for each GPU of a stage. Stages are
+    hosts, whose GPUs pass on a part each, or single GPUs.
     """
     flights = stages * max(1, tokens // PIECE)
     compute = 2 * shape.whole * tokens / FLOPS * (flights + stages - 1) / flights
@@ -215,10 +216,11 @@ def arithmetic() -> str:
             _, each = seconds_divided(shape, tokens, gpus, False)
             bubbled, passing = seconds_pipeline(shape, tokens, stages)
             hosts = max(bubbled + seconds_tensor(shape, tokens), passing)
-            values = [compute, max(compute, together), max(compute, each), hosts]
+            single = max(seconds_pipeline(shape, tokens, gpus))
+            values = [compute, max(compute, together), max(compute, each), single, hosts]
             rows.append([f"{name}, {gpus} GPUs, {tokens:,}", *(f"{value:.2f}" for value in values)])
     head = ["teacher, tokens a GPU and forward", "computing", "divided", "divided, links not shared"]
-    return table([*head, "pipeline of hosts, tensor inside"], rows)
+    return table([*head, "pipeline of GPUs", "pipeline of hosts, tensor inside"], rows)
 
 
 def measured_table(results: list[dict[str, Any]]) -> str:
