@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from distill.backends import Backend
+from distill.kernels.heap import return_large_tensors
 from distill.models.check import check_model
 from distill.models.kind import ModelKind
 from distill.models.language_model import block_list
@@ -31,6 +32,8 @@ def divide_models(
     Raises:
         SettingError: a model is not read right.
     """
+    if backend.divides:
+        return_large_tensors()
     if "teacher" in backend.divides:
         for member in teachers:
             blocks, calls = blocks_of(member.model)

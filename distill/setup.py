@@ -55,7 +55,7 @@ def setup_student(student: Any, objective: Objective, precision: PrecisionConfig
         student.to(backend.device)
     _choose_attention(student, precision, backend)
     if backend.device.type == "cpu":
-        if precision.kernels != "plain":
+        if precision.kernels != "plain" and not backend.divides:  # else memory counts for more
             retain_heap()
         if not precision.compile:
             replace_dropout(student)
