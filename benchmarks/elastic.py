@@ -79,6 +79,7 @@ class Trial:
         self.draw = random.Random(options.seed)
         self.hosts = PretendedHosts(work / "hosts", options.hosts)
         self.tally = Tally()
+        self.last: subprocess.Popen[bytes] | None = None
 
     def command(self, folder: Path, elastic: bool) -> list[str]:
         options, number = self.options, self.options.hosts
@@ -97,13 +98,20 @@ class Trial:
     def start(self, folder: Path, elastic: bool = True) -> "subprocess.Popen[bytes]":
         own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         with (self.work / "output.txt").open("ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self.command(folder, elastic),
                 env=os.environ | own | self.hosts.environment(),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+        self.last = process
+        return process
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if self.last is not None:
+            self.kill_all(self.last)
 
     def trouble(self, folder: Path, reference: Path) -> None:
         """One run in which things happen until it ends, or nothing is left to happen."""
@@ -241,13 +249,14 @@ def main() -> int:
     parser.add_argument("settings", nargs="*", help="of the run, such as precision.compile=true")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # then too nothing is left behind
     with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
         trial = Trial(options, Path(temporary))
         make_books(trial.work / "books")
         try:
             measure(trial)
         finally:
-            trial.hosts.end()
+            trial.end()
     tally = trial.tally
     print(f"\n{title()}, {options.engine}, {options.hosts} ranks\n")
     print(table(["event", "times"], [[name, str(count)] for name, count in sorted(tally.happened.items())]))
