@@ -13,7 +13,8 @@ starts one thing happens once the training has come further:
 * `head`: so does the first one, which runs the job's script.
 
 Nobody submits anything again. It ends with status 0 if the job has finished with bitwise the same student, after one
-more start for each event. Slurm lets two minutes go by before it starts a job again that was put back.
+more start for each event. Slurm lets two minutes go by before it starts a job again that was put back, so all of it
+takes 20 minutes, on a busy machine 30.
 """
 
 import argparse

@@ -183,6 +183,7 @@ def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Blo
         ("Skipped steps", _skipped(training.get("skipped_steps"))),
         ("Left out for the loss scale", _left_out(training.get("overflow_steps"))),
         ("Backend", ", ".join(filter(None, [backend.get("name"), _with_unit(backend.get("ranks"), "rank(s)")]))),
+        ("Collective", backend.get("collective")),
         ("Rows per step", _rows(backend)),
         ("Gradient syncs", number(backend.get("syncs"))),
         (

@@ -74,6 +74,8 @@ def test_a_job_of_two_ranks_sends_all_through_the_plug_in(
     block = results(tmp_path / "plug-in")["backend"]
     assert block["collective"] == "plug_in:counting" and "counting" in block["rings"]["engine"]
     assert results(tmp_path / "gloo")["backend"]["collective"] is None
+    reports = [(tmp_path / folder / "report.md").read_text() for folder in ("gloo", "plug-in")]
+    assert "plug_in:counting" not in reports[0] and "Collective" in reports[1] and "plug_in:counting" in reports[1]
     parameters = results(tmp_path / "plug-in")["student"]["parameters"]
     calls = [Counter((tmp_path / f"{rank}.log").read_text().splitlines()) for rank in range(2)]
     assert calls[0] == calls[1]
