@@ -21,7 +21,7 @@ from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
-from distill.sharding.gather import put_together
+from distill.sharding.gather import empty_copy, put_together
 from distill.tasks import Task
 from distill.teacher.members import Member, errors_of, load_members, settings_by_member
 
@@ -144,6 +144,6 @@ def load_twin(config: Config, models: Models) -> Any:
     path = config.evaluate.twin or ""
     if config.student.kind != "custom":
         return load_pretrained("evaluate.twin", path, models.kind)
-    twin = copy.deepcopy(models.student)
+    twin = copy.deepcopy(models.student) if models.skeleton is None else empty_copy(models.skeleton)
     load_weights(twin, "evaluate.twin", path)
     return twin

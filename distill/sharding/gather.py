@@ -18,6 +18,15 @@ def skeleton_of(model: Any) -> Any:
     return copy.deepcopy(model, dict(without))
 
 
+def empty_copy(skeleton: Any) -> Any:
+    """Such a model with memory for its parameters, which are still to be read from somewhere."""
+    filled = {
+        id(empty): nn.Parameter(torch.empty_like(empty, device="cpu"), empty.requires_grad)
+        for empty in skeleton.parameters()
+    }
+    return copy.deepcopy(skeleton, dict(filled))
+
+
 @torch.no_grad()
 def put_together(model: nn.Module, skeleton: Any, keep: bool) -> Any | None:
     """The model with the present weights; all ranks call it, and those with `keep` get one.

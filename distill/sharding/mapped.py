@@ -7,37 +7,43 @@ model that is larger than the memory can be opened by each rank, which then touc
 import ctypes
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor, nn
 
 DONTNEED = 4  # madvise: these pages are read from the file again if anybody wants them
+PAGES, ENTRY = Path("/proc/self/pagemap"), 8  # bytes of flags for each page of this process, by its address
 
 
 def release(tensor: Tensor) -> None:
-    """Give back the memory that holds pages of a mapped file, which nobody has changed; other tensors are left."""
+    """Give back the memory that holds pages of a mapped file, unless somebody has changed them; others are left."""
     start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
-    if tensor.device.type != "cpu" or not size or not _is_mapped(start):
+    if tensor.device.type != "cpu" or not size:
         return
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
+    if last > first and _are_those_of_a_file(first, last):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), DONTNEED)
 
 
-def _is_mapped(address: int) -> bool:
-    """Whether an address lies in a window on a file of weights."""
+def _are_those_of_a_file(first: int, last: int) -> bool:
+    """Whether all pages in memory between two addresses are as a file has them: what has changed would be lost."""
     try:
-        regions = Path("/proc/self/maps").read_text().splitlines()
+        with PAGES.open("rb", buffering=0) as file:
+            file.seek(first // mmap.PAGESIZE * ENTRY)
+            flags = np.frombuffer(file.read((last - first) // mmap.PAGESIZE * ENTRY), np.uint64)
     except OSError:  # another system than Linux
         return False
-    for line in regions:
-        bounds, *_ = line.split(maxsplit=1)
-        low, high = (int(each, 16) for each in bounds.split("-"))
-        if low <= address < high:
-            return line.endswith(".safetensors")
-    return False
+    present, swapped, of_file = ((flags & np.uint64(1 << bit)) != 0 for bit in (63, 62, 61))
+    return len(flags) == (last - first) // mmap.PAGESIZE and not (present & ~of_file | swapped).any()
+
+
+def return_free_memory() -> None:
+    """Give the system back what was freed in the middle of the heap, as whole blocks are that have been divided."""
+    with suppress(OSError, AttributeError):  # another C library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from distill.sharding.mapped import release
+from distill.sharding.mapped import release, return_free_memory
 
 REDISTRIBUTING = logging.getLogger("torch.distributed.tensor._redistribute")
 
@@ -65,6 +65,8 @@ def shard(
         )
         for tensor in before:
             release(tensor)
+        del mapped, before, numbers
+        return_free_memory()
     if mesh.device_type == "cuda":
         _move_buffers(model, _device(mesh))
     for divided in sharded_modules(model):

@@ -1,0 +1,101 @@
+"""The main job with divided models: the same student, scores and files as one process, the common case included."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from job import Shelf, assert_alike, command, metrics, results, wait_for
+from safetensors.torch import load_file
+
+RANKS = ["backend=fsdp", "backend.processes=2", "train.accumulate=1"]
+MILESTONE = "train.milestones=[3]"
+
+
+def run(shelf: Shelf, folder: Path, *more: str) -> str:
+    process = command(*shelf.arguments(folder, MILESTONE, *more))
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    return errors
+
+
+@pytest.fixture(scope="module")
+def alone(shelf: Shelf) -> Path:
+    assert shelf.run(shelf.root / "undivided", MILESTONE) == 0
+    return shelf.root / "undivided"
+
+
+@pytest.fixture(scope="module")
+def divided(shelf: Shelf) -> Path:
+    """Stopped after some steps, and gone on with by the same command."""
+    folder = shelf.root / "divided"
+    process = command(*shelf.arguments(folder, MILESTONE, *RANKS))
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    run(shelf, folder, *RANKS)
+    return folder
+
+
+def test_it_ends_as_one_process_does(divided: Path, alone: Path) -> None:
+    assert_alike(divided, alone)
+    two, one = results(divided), results(alone)
+    assert two["backend"]["name"] == "fsdp" and two["backend"]["ranks"] == 2
+    assert two["backend"]["syncs"] == one["training"]["steps"]
+    for model in ("teacher", "student"):
+        assert two[model]["parameters"] == one[model]["parameters"]
+        for measure in ("perplexity", "pseudo_perplexity"):
+            near = pytest.approx(one[model][measure]["heldout"], rel=1e-3)
+            assert two[model][measure]["heldout"] == near
+    assert two["agreement"]["heldout"]["kl"] == pytest.approx(one["agreement"]["heldout"]["kl"], rel=1e-2)
+    assert two["evaluation"] == one["evaluation"]
+    assert [line["step"] for line in metrics(divided)] == [line["step"] for line in metrics(alone)]
+
+
+@pytest.mark.parametrize("folder", ["student", "milestones/step-3"])
+def test_the_export_is_the_same_plain_folder(folder: str, divided: Path, alone: Path) -> None:
+    two, one = divided / folder, alone / folder
+    assert sorted(path.name for path in two.iterdir()) == sorted(path.name for path in one.iterdir())
+    for path in one.iterdir():
+        if path.name in ("config.json", "generation_config.json", "tokenizer.json"):
+            assert (two / path.name).read_bytes() == path.read_bytes(), path.name
+    found, expected = (load_file(each / "model.safetensors") for each in (two, one))
+    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
+        name: (t.dtype, t.shape) for name, t in expected.items()
+    }
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-4)
+
+
+def test_one_process_goes_on_from_their_checkpoint(shelf: Shelf, divided: Path, alone: Path) -> None:
+    folder = shelf.root / "taken-over"
+    shutil.copytree(divided, folder)
+    (folder / "results.json").unlink()
+    for path in sorted((folder / "checkpoints").glob("step-*"))[1:]:
+        shutil.rmtree(path)
+    (first,) = (folder / "checkpoints").glob("step-*")
+    assert json.loads((first / "state.json").read_text())["parts"] == 2
+    assert shelf.run(folder, MILESTONE) == 0
+    assert_alike(folder, alone)
+
+
+def test_a_divided_teacher_beside_a_whole_student(shelf: Shelf, alone: Path) -> None:
+    """The common case; the student's checkpoints are those of any backend."""
+    folder = shelf.root / "beside"
+    run(shelf, folder, *RANKS, "backend.shard_student=false")
+    assert_alike(folder, alone)
+    assert all((path / "model.safetensors").is_file() for path in (folder / "checkpoints").glob("step-*"))
+
+
+def test_a_damaged_part_is_named_and_the_checkpoint_before_is_taken(shelf: Shelf, divided: Path, alone: Path) -> None:
+    folder = shelf.root / "damaged"
+    shutil.copytree(divided, folder)
+    (folder / "results.json").unlink()
+    part = sorted((folder / "checkpoints").glob("step-*"))[-1] / "optimizer-00002-of-00002.safetensors"
+    part.write_bytes(part.read_bytes()[:-1])
+    errors = run(shelf, folder, *RANKS)
+    assert "step-00000008 is damaged" in errors and "taking step-00000006" in errors
+    assert_alike(folder, alone)
