@@ -48,8 +48,6 @@ class Fsdp(Ddp):
         divided = {"student": settings.shard_student, "teacher": settings.shard_teacher}
         self.divides = frozenset(name for name, wanted in divided.items() if wanted is not False)
         self._offloads = settings.offload_teacher
-        if self._offloads and self.device.type == "cpu":
-            raise SettingError("backend.offload_teacher=true is for GPUs: on a CPU the teacher lies there anyway")
         self._axes = self._make_axes(settings.vocabulary_parallel)
         self.vocabulary_group = None if self._axes is None else self._axes[VOCABULARY].get_group()
         self.equal_windows = bool(self.divides)
