@@ -27,8 +27,8 @@ from distill.models.student import dropout_names
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.points import Points
 from distill.part_checkpoint import PartCheckpoints
+from distill.points import Points
 from distill.schedule import Schedule
 from distill.schedules.constant import Constant
 from distill.schedules.linear import Linear
