@@ -96,7 +96,7 @@ def accumulate_gradients(
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
     scales = objective.scales(counts, backend.device) * loss_scale
     sums = scales.new_zeros(len(window), len(scales))
-    with model.student.weight_cast_cache():
+    with model.student.weight_cast_cache(), backend.computing():
         signals = teacher.signals(window, objective.teacher_spec)
         for number, (batch, teacher_signal) in enumerate(zip(window, signals, strict=True)):
             with backend.sync(number == len(window) - 1, overlap), keyed_by_row(dropout_keys(batch)):

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from distill.backends.bucket import Bucket
 from distill.backends.ddp import Ddp
+from distill.backends.interface import naming_lost_rank_inside
 from distill.config import BackendConfig
 from distill.errors import SettingError
 from distill.models.sliced_vocabulary import REPLICAS, SLICED, VOCABULARY, divide_vocabulary
@@ -114,6 +115,11 @@ class Fsdp(Ddp):
                 parameter.grad = torch.zeros_like(parameter)
         return super().sum_gradients(stats)
 
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with naming_lost_rank_inside():
+            yield
+
     def scale_gradients(self, factor: float) -> None:
         super().scale_gradients(factor)
         for parameter in self._divided:
@@ -130,7 +136,7 @@ class Fsdp(Ddp):
         sliced = [getattr(head, SLICED) for head in heads if hasattr(head, SLICED)]
         self._lockstep = Lockstep([*divided, *sliced], idle)
         try:
-            with self._lockstep:
+            with self.computing(), self._lockstep:
                 yield
         finally:
             self._lockstep = None

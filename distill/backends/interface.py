@@ -34,6 +34,22 @@ def _naming_lost_rank() -> Iterator[None]:
         raise RankLost(f"another rank has ended or does not answer: {reason}") from error
 
 
+# Of the messages of Gloo and NCCL when a rank is gone, in exchanges that torch makes by itself.
+LOST = re.compile(r"gloo/transport|[Cc]onnection (was )?(closed|reset|refused)|Broken pipe|NCCL|Timed out waiting")
+
+
+@contextmanager
+def naming_lost_rank_inside() -> Iterator[None]:
+    """The same around a computation with exchanges inside, whose other errors are left alone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, RankLost) or not LOST.search(str(error)):
+            raise
+        with _naming_lost_rank():
+            raise
+
+
 class Backend:
     """The ranks of one run, seen from one of them.
 
@@ -204,6 +220,11 @@ class Backend:
         Args:
             idle: computes a forward of one of the models whose outcome nobody reads.
         """
+        yield
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around forward and backward passes, in which divided models exchange their weights."""
         yield
 
     @contextmanager
