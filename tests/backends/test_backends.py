@@ -310,7 +310,7 @@ def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (BackendConfig(name="mpi"), ["backend.name=mpi", "single, ddp or horovod"]),
+        (BackendConfig(name="mpi"), ["backend.name=mpi", "single, ddp, fsdp or horovod"]),
         (BackendConfig(rings="many"), ["backend.rings=many", "auto"]),
         (BackendConfig(rings="0"), ["backend.rings=0"]),
         (BackendConfig(rings="4"), ["backend.rings=4", "one process"]),
