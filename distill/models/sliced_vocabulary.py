@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from distill.models.row_exchange import RowExchange, embed
 from distill.sharding.mapped import release
 
+COMPUTES_IN = "computes_in"
 SLICED = "sliced_logits"  # attribute of an output embedding that is cut
 REPLICAS, VOCABULARY = "replicas", "vocabulary"  # the axes of the ranks: who holds the same slice, and who holds which
 
@@ -51,7 +52,7 @@ def slice_vocabulary(model: Any, mesh: DeviceMesh, storage: torch.dtype | None =
     head.forward = lambda rows: rows.new_zeros(*rows.shape[:-1], vocab) if rows.numel() == 0 else logits(rows)
     if not tied:
         return [head]
-    table.computes_in = torch.float32  # as `formats.compute_in` has it
+    table.computes_in = None  # the format of its vectors, which `formats.compute_in` changes; None: that of the slices
     table.forward = lambda ids: embed(ids, local_slice(table.weight), group, padding).to(table.computes_in)
     return [head, table]
 
@@ -76,6 +77,9 @@ def divide_vocabulary(model: Any, axes: DeviceMesh, storage: torch.dtype | None 
         The parameters that are slices now; nothing else is to divide them.
     """
     modules = slice_vocabulary(model, axes[VOCABULARY], storage)
+    for module in modules:
+        if hasattr(module, COMPUTES_IN):
+            setattr(module, COMPUTES_IN, torch.float32)  # as all that is divided, until it is said otherwise
     slices = [parameter for module in modules for parameter in module.parameters()]
     if axes[REPLICAS].size() == 1:
         return slices

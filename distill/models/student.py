@@ -191,7 +191,8 @@ def _in_memory(build: Callable[[], Any]) -> Any:
     """
     with torch.device("meta"):
         least = sum(2 * parameter.nbytes for parameter in build().parameters())
-    on_meta = torch.nn.Linear(1, 1).weight.is_meta  # for a student that is to be divided, whose weights come later
+    # So are those of a student that is to be divided, whose weights come later. (A norm draws no random numbers.)
+    on_meta = torch.nn.LayerNorm(1).weight.is_meta
     if (free := free_memory()) is not None and least > free and not on_meta:
         raise SettingError(
             f"student.config makes a student whose weights and gradients take {least / 1e9:.3g} GB, and "
