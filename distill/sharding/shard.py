@@ -45,7 +45,7 @@ def shard(
     """
     # Gradients are added up in fp32, whatever they are computed in.
     formats = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
-    places = CPUOffloadPolicy() if offload else OffloadPolicy()
+    offloading = CPUOffloadPolicy() if offload else OffloadPolicy()
     for module in [*blocks, model]:
         mapped = [each for each in module.parameters() if not isinstance(each, DTensor)]
         before = [each.data for each in mapped]
@@ -60,7 +60,7 @@ def shard(
             mesh=mesh,
             reshard_after_forward=reshards,
             mp_policy=formats,
-            offload_policy=places,
+            offload_policy=offloading,
             ignored_params={*sliced, *numbers},
         )
         for tensor in before:
