@@ -1,0 +1,133 @@
+"""Which rows lie where: the index of the shards of one part of a text.
+
+A shard is a file of rows. It consists of blocks, each of which can be read, verified and decompressed by itself, so
+that a reader asks an object store for the bytes of a block and not for a whole shard.
+
+Lengths: K shards, B blocks. Rows are numbered through all shards.
+"""
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+
+DIGEST_BYTES = 32  # of sha256
+
+
+class Block(NamedTuple):
+    """Consecutive rows of one shard."""
+
+    shard: int
+    first: int  # number of its first row, through all shards
+    rows: int
+    offset: int  # where its bytes begin in the shard's file
+    size: int  # stored bytes, compressed where the shards are
+    digest: bytes  # sha256 of the stored bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all shards of a part have in common."""
+
+    part: str  # train or heldout
+    dtype: str  # of the ids: uint16 or uint32
+    sequence_length: int
+    compression: str | None = None  # null or zstd; each block is compressed by itself
+
+    def shard_name(self, number: int) -> str:
+        """The file of a shard, beside the index."""
+        return f"{self.part}-{number:05d}.rows" + (".zst" if self.compression else "")
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row that is not compressed."""
+        return self.sequence_length * np.dtype(self.dtype).itemsize
+
+
+class ShardIndex:
+    """The blocks of all shards in their order, in arrays: 10 TB of rows in blocks of 16 MiB take 40 MB.
+
+    Attributes:
+        shard, rows, offset, size: [B], as in `Block`.
+        digests: [B, 32] uint8.
+    """
+
+    def __init__(
+        self, layout: Layout, shard: np.ndarray, rows: np.ndarray, offset: np.ndarray, size: np.ndarray,
+        digests: np.ndarray,
+    ) -> None:  # fmt: skip
+        self.layout = layout
+        self.shard, self.rows, self.offset, self.size, self.digests = shard, rows, offset, size, digests
+
+    @classmethod
+    def of_shards(cls, layout: Layout, shards: Iterable[Sequence[Block]]) -> "ShardIndex":
+        """The index of shards, each given as its blocks in their order (their `shard` and `first` are counted anew)."""
+        blocks = [(number, block) for number, shard in enumerate(shards) for block in shard]
+        digests = np.frombuffer(b"".join(block.digest for _, block in blocks), np.uint8)
+        return cls(
+            layout,
+            np.array([number for number, _ in blocks], np.int32),
+            np.array([block.rows for _, block in blocks], np.int32),
+            np.array([block.offset for _, block in blocks], np.int64),
+            np.array([block.size for _, block in blocks], np.int32),
+            digests.reshape(-1, DIGEST_BYTES),
+        )
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """[B + 1] int64: the number of each block's first row, then of all rows."""
+        return np.concatenate([[0], np.cumsum(self.rows, dtype=np.int64)])
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.first[-1])
+
+    @property
+    def num_shards(self) -> int:
+        return int(self.shard[-1]) + 1 if len(self.shard) else 0
+
+    def __len__(self) -> int:
+        """B."""
+        return len(self.rows)
+
+    def block(self, number: int) -> Block:
+        return Block(
+            int(self.shard[number]), int(self.first[number]), int(self.rows[number]), int(self.offset[number]),
+            int(self.size[number]), self.digests[number].tobytes(),
+        )  # fmt: skip
+
+    def block_of(self, numbers: np.ndarray) -> np.ndarray:
+        """The block of each row number, [n]."""
+        return np.searchsorted(self.first, numbers, side="right") - 1
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for the same rows in the same blocks, stored the same way."""
+        head = f"{self.layout.dtype} {self.layout.sequence_length}\n".encode()
+        return sha256(head + self.rows.astype("<i4").tobytes() + self.digests.tobytes()).hexdigest()
+
+    def as_bytes(self) -> bytes:
+        """What is stored as the file of the index."""
+        file = io.BytesIO()
+        layout = np.frombuffer(json.dumps(vars(self.layout)).encode(), np.uint8)
+        np.savez(
+            file, layout=layout, shard=self.shard, rows=self.rows, offset=self.offset, size=self.size,
+            digests=self.digests,
+        )  # fmt: skip
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "ShardIndex":
+        """Raises ValueError where these are not the bytes of an index."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                layout = Layout(**json.loads(arrays["layout"].tobytes()))
+                return cls(layout, *(arrays[name] for name in ("shard", "rows", "offset", "size", "digests")))
+        except (KeyError, TypeError, OSError, EOFError, BadZipFile) as error:
+            raise ValueError(f"not an index of shards: {error}") from error
