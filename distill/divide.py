@@ -1,5 +1,6 @@
 """Divides the models of a run between its ranks, where the backend does that, and checks them afterwards."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from distill.models.language_model import block_list
 from distill.models.protocol import depth_of
 from distill.models.student import check_student
 from distill.sharding.gather import skeleton_of
+from distill.sharding.weights_file import parameters_in_file
 from distill.teacher.members import Member, errors_of
 
 
@@ -46,6 +48,16 @@ def divide_models(
         backend.divide(student, *blocks_of(student), trained=True)
         check_student(student, length, kinds["student"])
     return skeleton
+
+
+def new_weights(backend: Backend, kind: str) -> AbstractContextManager[None]:
+    """Where a new student is to be divided its weights lie in a temporary file until then, and not in the memory.
+
+    Args:
+        kind: of the student, as `student.kind` names it; of some kinds they lie in files already.
+    """
+    new = "student" in backend.divides and kind in ("config", "custom")
+    return parameters_in_file() if new else nullcontext()
 
 
 def blocks_of(model: Any) -> tuple[list[torch.nn.Module], int]:

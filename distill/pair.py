@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.backends import Backend
 from distill.config import Config
-from distill.divide import divide_models
+from distill.divide import divide_models, new_weights
 from distill.errors import SettingError
 from distill.evaluation.mixture import MeanModel
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
@@ -69,7 +69,8 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
         _check_across_tokenizers(terms, config, other, tokenizer)
     torch.manual_seed(config.seed)
     length = config.corpus.tokens.sequence_length
-    student = make_student(config.student, first, tokenizer, length, task.kind, "student" in backend.divides)
+    with new_weights(backend, config.student.kind):
+        student = make_student(config.student, first, tokenizer, length, task.kind, "student" in backend.divides)
     check_vocabulary(None, student, tokenizer)
     for member in teachers:
         with errors_of(member.name):

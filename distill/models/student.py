@@ -20,7 +20,7 @@ from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import choose_layers
 from distill.models.load import load_pretrained, load_tokenizer
-from distill.sharding.mapped import parameters_on_meta
+from distill.sharding.mapped import new_parameters_take_memory, parameters_on_meta
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +132,8 @@ def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, 
     fields = {**fields, **_changes(teacher.config, settings, kind)}
     try:
         return _in_memory(lambda: type(teacher)(type(teacher.config).from_dict(fields)).float())
+    except SettingError:
+        raise
     except (*UNFIT, StrictDataclassError) as error:
         raise SettingError(
             f"student.kind=layers with student.config={settings.config} makes no {type(teacher).__name__} "
@@ -172,6 +174,8 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
         return _in_memory(
             lambda: kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
         )
+    except SettingError:
+        raise
     except (*UNFIT, StrictDataclassError) as error:
         # Of a name that a table of transformers lacks, such as that of an activation, a KeyError has no more than that.
         unknown = "it knows no " if isinstance(error, KeyError) else ""
@@ -191,9 +195,7 @@ def _in_memory(build: Callable[[], Any]) -> Any:
     """
     with torch.device("meta"):
         least = sum(2 * parameter.nbytes for parameter in build().parameters())
-    # So are those of a student that is to be divided, whose weights come later. (A norm draws no random numbers.)
-    on_meta = torch.nn.LayerNorm(1).weight.is_meta
-    if (free := free_memory()) is not None and least > free and not on_meta:
+    if (free := free_memory()) is not None and least > free and new_parameters_take_memory():
         raise SettingError(
             f"student.config makes a student whose weights and gradients take {least / 1e9:.3g} GB, and "
             f"{free / 1e9:.3g} GB are free: make it smaller"
