@@ -140,22 +140,29 @@ class Trial:
         else:
             self.tally.differences.append(difference(folder, reference))
 
+    def left(self) -> tuple[int, int]:
+        """How many kills and returns are still to happen; fewer than none where there were more kills."""
+        returns = self.tally.happened["a host came back"]
+        return self.options.kills - (self.tally.happened.total() - returns), self.options.returns - returns
+
+    def is_over(self) -> bool:
+        return max(self.left()) <= 0
+
     def happen(self) -> tuple[list[float], str] | None:
         """Let one of the events that are left happen; where its cost goes, and which host has to be there then."""
-        happened, options = self.tally.happened, self.options
-        kills = options.kills - sum(count for what, count in happened.items() if what != "a host came back")
-        returns = options.returns - happened["a host came back"]
+        happened, options, (kills, returns) = self.tally.happened, self.options, self.left()
         if self.hosts.away and (kills <= 0 or self.draw.random() < 0.5):
             name = self.draw.choice(sorted(self.hosts.away))
             self.hosts.come_back(name)
             happened["a host came back"] += 1
             return self.tally.returns, name
         there = [name for name in self.hosts.names if name not in self.hosts.away]
-        if kills <= 0:
+        if kills <= 0 and returns <= 0:
             return None
         name = self.draw.choice(there)
         may_leave = len(there) > options.fewest and returns > len(self.hosts.away)
-        if may_leave and self.draw.random() < (returns - len(self.hosts.away)) / kills:
+        # A run that ends while a host is away owes its return, for which one more host has to leave.
+        if may_leave and (kills <= 0 or self.draw.random() < (returns - len(self.hosts.away)) / kills):
             self.hosts.kill(name, stays_away=True)
             happened["a host was killed and stayed away"] += 1
         elif self.draw.random() < 0.5:
@@ -227,7 +234,7 @@ def measure(trial: Trial) -> None:
     for number in range(options.restarts):
         trial.restart(work / f"restarted-{number}")
     number = 0
-    while sum(trial.tally.happened.values()) < options.kills + options.returns and not trial.tally.problems:
+    while not trial.is_over() and not trial.tally.problems:
         trial.trouble(work / f"run-{number}", work / "undisturbed")
         shutil.rmtree(work / f"run-{number}", ignore_errors=True)
         number += 1
