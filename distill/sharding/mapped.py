@@ -58,7 +58,7 @@ def new_parameters(as_kept: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[
     def kept(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, None if parameter is None else as_kept(parameter))
 
-    nn.Module.register_parameter = kept  # type: ignore[method-assign]
+    nn.Module.register_parameter = kept  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
