@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,17 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
+    return until_interrupted(run_hydra)
+
+
+def until_interrupted(command: "Callable[[Signals], int]") -> int:
+    """The exit status of a command, or of the signal that has ended it, which is then said in one line."""
     from distill.errors import Interrupted
     from distill.signals import handled
 
     with handled() as signals:
         try:
-            return run_hydra(signals)
+            return command(signals)
         except Interrupted as error:
             if os.environ.get("DISTILL_TRACEBACK") == "1":
                 raise

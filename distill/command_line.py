@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from distill.compose import group_of, written
-from distill.config import CONF, RECIPES
+from distill.compose import build, group_of, register, written
+from distill.config import CONF, RECIPES, Config
 from distill.errors import SettingError
 from distill.redaction import masked, secrets_in
 
@@ -15,6 +15,28 @@ WRITES = ("hydra.mode", "hydra.output_subdir", "override_dirname")
 # Parts of Hydra's configuration that run and change nothing: folders, and facts about the run.
 HARMLESS = ("run", "sweep", "overrides", "runtime", "job")
 HARMLESS_OF_JOB = ("name", "override_dirname", "id", "num", "config_name", "config")
+
+
+def composed(arguments: list[str]) -> Config:
+    """The settings of the one run that a command line names, for commands beside `python -m distill` itself.
+
+    Args:
+        arguments: the command line: `+recipe=NAME`, NAME=VALUE, and --config-dir FOLDER.
+
+    Raises:
+        SettingError: bad input, or a chain or a sweep, which are several runs.
+    """
+    register()
+    check_overrides(arguments)
+    check_secrets(arguments)
+    check_trust(arguments)
+    if _flags(arguments).multirun or any(each.is_sweep_override() for each in _parsed(arguments, strict=True)):
+        raise SettingError("this command is about one run: leave --multirun and lists of several values out")
+    settings = _compose(arguments)
+    if settings.get("chain") is not None:
+        raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
+    own = [each for each in _flags(arguments).overrides if not each.lstrip("+~").startswith(("hydra.", "hydra/"))]
+    return build(settings, own)
 
 
 def check_overrides(arguments: list[str]) -> None:
@@ -147,8 +169,8 @@ def _flags(arguments: list[str]) -> Any:
     return flags
 
 
-def _parsed(arguments: list[str]) -> list[Any]:
-    """The overrides among the arguments; those that are none are left for Hydra to refuse."""
+def _parsed(arguments: list[str], strict: bool = False) -> list[Any]:
+    """The overrides among the arguments; those that are none are left for Hydra to refuse, unless `strict`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -159,6 +181,8 @@ def _parsed(arguments: list[str]) -> list[Any]:
         except HydraException:
             name, _, value = argument.partition("=")
             masked({name.lstrip("+~"): value})  # Hydra will show the line
+            if strict:
+                raise
     return found
 
 

@@ -40,15 +40,15 @@ from distill.config import (
     TrustConfig,
 )
 from distill.errors import SettingError
+from distill.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.nearest import did_you_mean
 from distill.ramp import Ramp
 from distill.redaction import masked
 from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
 from distill.unknown import explain
 
-REPLACED = "student.config"  # the setting whose dict is replaced as a whole
+REPLACED = ("student.config", "corpus.sources")  # settings whose dict is replaced as a whole
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
-HELDOUT = "heldout"  # the kind of an evaluation set that is a part of the corpus
 
 Settings = TypeVar("Settings")
 Frozen = TypeVar("Frozen", TeacherConfig, MemberConfig)
@@ -81,6 +81,7 @@ def _schema() -> Any:
     schema["corpus"] = {each.name: None for each in fields(SourceConfig) if each.name != "kind"}
     for part in (TokensConfig(), CacheConfig(), CorpusFlags()):
         schema["corpus"] |= _plain(part)
+    schema["corpus"]["sources"] = {}
     schema["student"] = {
         name: value for name, value in _plain(StudentConfig()).items() if name not in ("kind", "custom")
     }
@@ -91,8 +92,8 @@ def _schema() -> Any:
     schema["objective"] = {name: value for name, value in objective.items() if name != "terms"}
     schema["optimizer"], schema["schedule"] = _plain(OptimizerFlags()), {}
     created = OmegaConf.create(schema)
-    # Its entries are fields of a transformers configuration, which refuses those that it does not know.
-    OmegaConf.set_struct(OmegaConf.select(created, REPLACED), False)
+    for name in REPLACED:  # whose entries are names of the user's, or fields that transformers refuses itself
+        OmegaConf.set_struct(OmegaConf.select(created, name), False)
     return created
 
 
@@ -212,6 +213,14 @@ def corpus_config(given: dict[str, Any]) -> CorpusConfig:
     tokens = _typed(TokensConfig, _take(given, TokensConfig), "corpus")
     cache = _typed(CacheConfig, _take(given, CacheConfig), "corpus")
     own = _typed(CorpusFlags, _take(given, CorpusFlags), "corpus")
+    sources = given.pop("sources", None) or {}
+    if given.get("kind") == MIXTURE:
+        mixed, weights = mixture(sources, given, _source)
+        return CorpusConfig(
+            source=SourceConfig(MIXTURE), tokens=tokens, cache=cache, sources=mixed, weights=weights, **asdict(own)
+        )
+    if sources:
+        raise SettingError(f"corpus.sources is for a mixture, and corpus.kind={given.get('kind')}: set corpus=mixture")
     return CorpusConfig(source=_source("corpus", given), tokens=tokens, cache=cache, **asdict(own))
 
 
@@ -332,7 +341,8 @@ OPEN_GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def _replace_dicts(composed: Any, overrides: list[str]) -> None:
     """Let `student.config={...}` on the command line replace the group's own entries, which Hydra would add it to.
 
-    They are fields of one architecture's configuration, and would be refused by another's.
+    They are fields of one architecture's configuration, and would be refused by another's; those of `corpus.sources`
+    are the sources of one mixture.
 
     Args:
         composed: Hydra's configuration, changed in place.
@@ -343,12 +353,12 @@ def _replace_dicts(composed: Any, overrides: list[str]) -> None:
 
     struct = OmegaConf.is_struct(composed)
     OmegaConf.set_struct(composed, False)
-    replaced = False
+    replaced = set[str]()
     for override in OverridesParser.create().parse_overrides(overrides):
         name = override.key_or_group
-        if name == REPLACED and isinstance(override.value(), dict):
+        if name in REPLACED and isinstance(override.value(), dict):
             OmegaConf.update(composed, name, override.value(), merge=False)
-            replaced = True
-        elif replaced and name.startswith(f"{REPLACED}."):
+            replaced.add(name)
+        elif name.startswith(tuple(f"{each}." for each in replaced)):
             OmegaConf.update(composed, name, override.value())
     OmegaConf.set_struct(composed, struct)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.component import Component
+from distill.config_corpus import Duplicates, NearConfig
 from distill.ramp import Ramp
 
 HERE = Path(__file__).resolve().parent
@@ -74,6 +75,8 @@ class TokensConfig:
     # Share of the records (lines of plain text) that may be bad and left out; the run stops above it.
     max_bad: float = 0.05
     vocab_size: int = 6144  # of the tokenizer, when there is none to take over
+    duplicates: Duplicates = Duplicates.count  # documents of the same text: keep, count, drop, or near ones too
+    near: NearConfig = field(default_factory=NearConfig)
 
 
 @dataclass
@@ -81,7 +84,12 @@ class CacheConfig:
     """Where rows of token ids are kept, and how many processes make them."""
 
     cache: str = "~/.cache/distill"
+    tokens: str | None = None  # folder or URL of prepared rows, which several hosts fill and read; null: the cache
+    shard_bytes: int = 1 << 30  # of rows in one file, about, before compression
+    compression: str | None = None  # of prepared rows: zstd, or null for none
     local: str | None = None  # folder on storage of each node itself; token caches are copied there once per node
+    local_bytes: int = 16 << 30  # most of them that are there at a time, or of blocks of rows from a URL
+    shuffle_bytes: int = 4 << 30  # of rows, not compressed, that are shuffled together; a smaller corpus is as a whole
     workers: int | None = None  # processes that prepare tokens; null: one per core
 
 
@@ -102,6 +110,9 @@ class CorpusConfig(CorpusFlags):
     source: SourceConfig | Component = field(default_factory=SourceConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    # Of a mixture, in place of `source`: SourceConfig or Component by name, and what share of the rows each has.
+    sources: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -63,6 +63,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         **{f"{name}.digest": digest for name, digest in digests.items()},
         **_teachers(config),
         "corpus.num_rows": len(batches.rows),
+        **({"corpus.order": batches.order.identity} if batches.order.identity is not None else {}),
         "train.rows_per_step": batches.rows_per_step,
         **({"backend.ranks": batches.size} if config.optimizer.clip_each_rank else {}),
     }

@@ -18,7 +18,7 @@ from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
-from distill.models.teacher import teacher_path
+from distill.models.teacher import teacher_path, teacher_tokenizer
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
 from distill.sharding.gather import empty_copy, put_together
@@ -85,6 +85,16 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
     if (path := config.evaluate.twin) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path, task.kind), f"evaluate.twin={path}")
     return Models(teachers, student, tokenizer, other, digests, task.kind, skeleton)
+
+
+def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
+    """The tokenizer that a run of these settings makes its rows with; no model is loaded for it."""
+    kind = task.teacher_kind(config.student.kind)
+    teachers = list(settings_by_member(config).items())[:1]  # several share one tokenizer
+    for name, own in teachers:
+        with errors_of(name):
+            return _find_tokenizer(config, task, teacher_tokenizer(own.teacher, kind))
+    return _find_tokenizer(config, task, None)
 
 
 def _digests(

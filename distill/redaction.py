@@ -33,6 +33,7 @@ NAME = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*""")
 VALUE = re.compile(
     r"""\$\{oc\.env:\w+\}|"[^"]*"|'[^']*'|(?:(?:Bearer|Basic|Token|Digest)\s+)?[^\s,;&}\])"'{\[]+""", re.IGNORECASE
 )
+SIGNATURE = re.compile(r"(?i)(?<=[?&])((?:X-Amz-|X-Goog-)?Signature|sig)=[^&\s]+")  # of a URL that opens a file
 BEARER = re.compile(r"\b(?<=[Bb]earer) +[\w.~+/=-]{8,}")
 LOGIN = re.compile(r"""(?<=://)[^/\s?#"'<>]+(?=@)""")  # user:password of an address, or a token alone
 NUMBER = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
@@ -81,10 +82,11 @@ def redacted(value: Any) -> Any:
 
 
 def redact(text: str) -> str:
-    """`text` without the secrets in it: those of this run's settings, what a secret's name precedes, and logins."""
+    """`text` without this run's secrets, what a secret's name precedes, logins, and signatures of URLs."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, _known[secret])
-    return LOGIN.sub(MASK, BEARER.sub(f" {MASK}", _mask_named(text)))
+    text = SIGNATURE.sub(rf"\1={MASK}", _mask_named(text))
+    return LOGIN.sub(MASK, BEARER.sub(f" {MASK}", text))
 
 
 def redact_override(override: str) -> str:

@@ -222,6 +222,7 @@ def train(run: Training) -> str:
                         "tokens_per_second": since_log.tokens / span,
                         "data_wait": log_waited / span,
                         "skipped": state.skipped,
+                        **{f"rows/{name}": fed.rows for name, fed in batches.sources_fed(state.step).items()},
                         **(scaling and scaling | {"overflows": state.overflows}),
                     }
                 )

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
+from job import library
 
 from distill import train as loop
 from distill.config import PrecisionConfig
@@ -31,6 +33,55 @@ def script(name: str, tmp_path: Path, *arguments: str) -> tuple[str, Any]:
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["machine"]["torch"]
     return done.stdout, content["results"]
+
+
+def test_prepare(tmp_path: Path) -> None:
+    books = library(tmp_path / "books", 3)
+    sizes = ("--shard-mb", "0.01", "--turns", "1")
+    printed, results = script("prepare.py", tmp_path, "--data", str(books), *sizes)
+    tokens = {run["tokens"] for runs in results["rates"].values() for run in runs}
+    assert len(tokens) == 1 and min(tokens) > 1000 and len(results["rates"]) == 3
+    assert results["zstd"][0]["ratio"] > 1 and "shards with zstd, 2 processes" in printed
+
+
+def test_storage_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
+    faults = __import__("storage_faults")
+    monkeypatch.setattr(faults, "STEP_ROWS", 256)
+    monkeypatch.setattr(faults, "WINDOW_BLOCKS", 3)  # so that the cache does not hold all twenty blocks
+    monkeypatch.setattr("distill.data.remote.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("distill.data.remote.LONGEST_PAUSE", 0.01)
+    count = 20 * faults.BLOCK_ROWS
+    with faults.through_proxy(count, tmp_path) as (url, server):
+        server.share = 0.3
+        result = faults.read(url, faults.numbered_rows(count), server, tmp_path / "cache", 1, 15)
+    assert result.bad_rows == result.bad_epochs == 0 and sum(result.faults.values()) >= 15
+    assert result.rows == result.epochs * count and result.requests > 20
+
+
+def test_streaming(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    streaming = __import__("streaming")
+    rates = streaming.rate(tmp_path, 150_000, 1)
+    assert rates["memory map"]["masked"]["ratio"] == 1 and rates["cached blocks"]["gathered"]["rows_per_second"] > 1000
+    ten = streaming.ten_tb(tmp_path, 20, 8)
+    assert ten["rows"] == 20 * 64 * 65_536 and ten["random_rows"] == 8
+
+
+def test_mixing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve texts of different words: only an order that leaves them apart has steps like their neighbours."""
+    mixing = __import__("mixing")
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(
+            " ".join(f"{'abcdefghijkl'[number]}{'xy'[i % 2]}" for i in range(51_200))
+        )
+    rows = mixing.rows_of(tmp_path, 1 << 20)
+    assert rows.shape == (4800, 128)
+    starts = np.arange(0, 4801, mixing.BLOCK // 4)
+    orders = mixing.FullShuffle(4800, 0), mixing.WindowedShuffle(starts, 75, 0), mixing.InOrder(4800, 0)
+    full, windowed, in_order = (mixing.statistics(rows, mixing.steps_of(order)) for order in orders)
+    assert full["echo"] < 0.15 and windowed["echo"] < 0.5 and in_order["echo"] > 0.8
 
 
 def test_sync(tmp_path: Path) -> None:

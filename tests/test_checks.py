@@ -117,6 +117,8 @@ BAD = [
     ("corpus.rows", 0),
     ("corpus.vocab_size", 10),
     ("corpus.workers", 0),
+    ("corpus.shuffle_bytes", 0),
+    ("corpus.local_bytes", 1 << 32),  # less than twice the default of corpus.shuffle_bytes
     ("corpus.share", 2.0),
     ("corpus.heldout", 1.0),
     ("teacher.kind", "borrowed"),

@@ -28,6 +28,7 @@ OF_SCRATCH = {
     "gpt2_pretrain": ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"],
 }
 OF_TABLES = {"squad", "glue", "table"}  # run by test_fine_tuning.py
+OF_SOURCES = {"mixture"}  # run by test_mixture_job.py
 
 
 def test_the_recipes_are_there() -> None:
@@ -130,7 +131,7 @@ def test_every_option_of_every_group_composes() -> None:
             assert isinstance(composed(f"{group.name}={option.stem}", *extra), Config), option
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES - OF_SOURCES))
 def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
     small: list[Any] = [*shelf.corpus, "train.steps=2", "train.batch_size=4", "train.accumulate=2", "corpus.rows=60"]
     models = OF_SCRATCH.get(name)

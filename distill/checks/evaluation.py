@@ -4,8 +4,11 @@ from distill.component import Component
 from distill.config import Config
 from distill.errors import SettingError
 from distill.evaluation.own_measures import check_measures
+from distill.mixture_settings import EXAMPLE, MIXTURE
 from distill.nearest import did_you_mean
 from distill.tasks import find_task
+
+COMPRESSIONS = (None, "zstd")  # of prepared rows
 
 
 def check_evaluation(config: Config) -> None:
@@ -36,5 +39,25 @@ def check_corpus(config: Config) -> None:
     settings = config.corpus
     if not isinstance(settings.source, Component) and settings.source.kind == "heldout":
         raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
+    if not isinstance(settings.source, Component) and settings.source.kind == MIXTURE and len(settings.sources) < 2:
+        raise SettingError(f"corpus=mixture needs two sources or more: give corpus.sources='{EXAMPLE}'")
+    if settings.sources and settings.add_prose:
+        raise SettingError(
+            "corpus.add_prose=true has no share in a mixture: give the prose one as corpus.sources.NAME={kind: prose, "
+            "weight: 0.1}, or set corpus.add_prose=false"
+        )
+    held_out = {f"heldout_{name}" for name in settings.sources} if "heldout" in config.evaluate.sets else set()
+    if clash := sorted(held_out & set(config.evaluate.sets)):
+        raise SettingError(
+            f"evaluate.sets names {clash[0]}, what the mixture holds out of a source: give the set another name"
+        )
     if settings.rows == 0 and settings.unlabelled is None:
         raise SettingError("corpus.rows=0 is too small: give 1 or more, or null for all")
+    if settings.cache.local_bytes < 2 * settings.cache.shuffle_bytes:
+        raise SettingError(
+            f"corpus.local_bytes={settings.cache.local_bytes} has to be twice corpus.shuffle_bytes="
+            f"{settings.cache.shuffle_bytes} at least, as the next rows are fetched while some are read: raise it, or "
+            "lower corpus.shuffle_bytes"
+        )
+    if settings.cache.compression not in COMPRESSIONS:
+        raise SettingError(f"corpus.compression={settings.cache.compression} is not known: give zstd, or null for none")

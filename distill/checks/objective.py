@@ -100,6 +100,11 @@ def _check_unlabelled(config: Config, task: Task, terms: dict[str, Term]) -> Non
 def _refuse_text_settings(config: Config) -> None:
     """Settings of text that labelled examples do not have."""
     corpus = config.corpus
+    if corpus.sources:
+        raise SettingError(
+            f"corpus=mixture is for text, and objective.task={config.objective.task} learns from labelled examples: "
+            "name the corpus of these"
+        )
     for name, value in (
         ("heldout", corpus.tokens.heldout),
         ("cross_documents", corpus.tokens.cross_documents),
@@ -116,6 +121,7 @@ def _refuse_text_settings(config: Config) -> None:
 def _refuse_prompts(config: Config) -> None:
     """Those of built-in sources; a user's own is refused when its text is prepared."""
     sources: dict[str, Any] = {"corpus": config.corpus.source}
+    sources |= {f"corpus.sources.{name}": source for name, source in config.corpus.sources.items()}
     sources |= {f"evaluate.sources.{name}": config.evaluate.sources.get(name) for name in config.evaluate.sets}
     for setting, source in sources.items():
         if isinstance(source, SourceConfig) and (source.kind == "chat" or source.prompt is not None):

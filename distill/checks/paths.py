@@ -10,6 +10,7 @@ from typing import Any
 from distill.checks.ranges import FLAT
 from distill.component import Component
 from distill.config import Config, Missing, SourceConfig
+from distill.data.remote import is_url
 from distill.errors import SettingError
 from distill.nearest import did_you_mean
 
@@ -29,7 +30,7 @@ def check_paths(config: Config) -> None:
     if config.resume not in ("auto", "strict", "never"):
         _check_resume(config.resume)
     for setting, path in _texts_to_read(config):
-        if path is not None and not glob.has_magic(path):
+        if path is not None and not glob.has_magic(path) and not is_url(path):
             refuse_missing(setting, path)
 
 
@@ -85,6 +86,8 @@ def _models(config: Config) -> Iterator[tuple[str, str | None]]:
 def _texts_to_read(config: Config) -> Iterator[tuple[str, str | None]]:
     """The settings that name files or folders of text or of an earlier run."""
     yield "corpus.path", _path_of(config.corpus.source)
+    for name, source in config.corpus.sources.items():
+        yield f"corpus.sources.{name}.path", _path_of(source)
     yield "corpus.unlabelled", config.corpus.unlabelled
     yield "evaluate.twin", config.evaluate.twin
     if config.evaluate.missing is Missing.stop:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from distill import config as settings
 from distill.component import Component
 from distill.config import Config
+from distill.config_corpus import NearConfig
 from distill.errors import SettingError
 from distill.ramp import Ramp
 from distill.schedule import ENDLESS
@@ -54,7 +55,18 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "max_bad": SHARE,
         "vocab_size": Range(300, 4_000_000),
     },
-    settings.CacheConfig: {"workers": Range(1, 1024)},
+    NearConfig: {
+        "threshold": Range(0.1, 1),
+        "shingle": Range(1, 100),
+        "permutations": Range(16, 4096),  # fewer would leave hardly a choice of bands
+    },
+    # A shard is held on the disk of the host that makes it, and object stores take files of up to 5 TB.
+    settings.CacheConfig: {
+        "workers": Range(1, 1024),
+        "shard_bytes": Range(1, 1 << 40),
+        "local_bytes": Range(1, 1 << 50),
+        "shuffle_bytes": Range(1, 1 << 40),
+    },
     settings.CorpusFlags: {"rows": Range(0, 10**12), "unknown": SHARE},
     settings.TeacherCacheConfig: {"top_k": Range(1, 4_000_000), "gigabytes": Range(0, 1e6, open_below=True)},
     settings.MemberConfig: {"weight": Range(0, 1e6, open_below=True), "micro_batches": Range(1, 10_000)},

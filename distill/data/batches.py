@@ -5,15 +5,19 @@ Shapes: B rows of a micro-batch, S positions.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from distill.data.batch import Batch, as_filler
+from distill.data.mixture import Fed, Mixture
+from distill.data.order import At, FullShuffle, Order
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount
-from distill.seed import key, shuffled
+from distill.data.row_store import RowStore, expect
+from distill.seed import key
 
 
 class Collator(Protocol):
@@ -34,19 +38,6 @@ class Collator(Protocol):
         ...
 
 
-def sample_rows(num_rows: int, most: int | None, purpose: str) -> np.ndarray | None:
-    """The numbers of at most `most` of the rows, in order; None: all. The choice depends on `purpose` alone."""
-    if most is None or most >= num_rows:
-        return None
-    return np.sort(shuffled(np.arange(most), num_rows, key(0, purpose)))
-
-
-def subsample_rows(rows: np.ndarray, most: int | None, purpose: str) -> np.ndarray:
-    """At most `most` of the rows, in their old order, as `sample_rows` chooses."""
-    numbers = sample_rows(len(rows), most, purpose)
-    return rows if numbers is None else rows[numbers]
-
-
 def num_threads(requested: int | None, local_size: int) -> tuple[int, int]:
     """Threads that prepare batches, and how many they may become while the loop waits for storage.
 
@@ -62,12 +53,12 @@ def num_threads(requested: int | None, local_size: int) -> tuple[int, int]:
 class Batches:
     """Shuffled, collated, shared between the ranks.
 
-    The order of an epoch depends on seed and epoch alone; a step takes the next `rows_per_step` of it, and rank r takes
-    every `size`-th of these. So the rows of a step are the same for every split into ranks, micro-batches and
-    accumulation, the ranks' shares differ by one row at most, and the last step of an epoch is merely shorter.
+    The order of an epoch depends on seed and epoch alone; a step takes the next `rows_per_step` of it, which are dealt
+    to the ranks. So the rows of a step are the same for every split into ranks, micro-batches and accumulation, the
+    ranks' shares differ by one row at most, and the last step of an epoch is merely shorter.
     """
 
-    rows: np.ndarray  # [num_rows, S]
+    rows: RowStore  # [num_rows, S]
     collator: Collator
     batch_size: int
     accumulate: int
@@ -79,6 +70,7 @@ class Batches:
     most_threads: int = 0  # where it is more than `threads`: these grow so far while the loop waits for storage
     equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a filler
     step_rows: int | None = None  # rows of a step, of all ranks together, in place of what `accumulate` makes of it
+    fed: Order | None = None  # the order of the rows; None: all are shuffled
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -96,7 +88,11 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-len(self.rows) // self.rows_per_step)
+        return -(-len(self.order) // self.rows_per_step)
+
+    @cached_property
+    def order(self) -> Order:
+        return self.fed or FullShuffle(len(self.rows), self.seed)
 
     def window(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step.
@@ -105,26 +101,35 @@ class Batches:
         """
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         first = step_of_epoch * self.rows_per_step
-        positions = np.arange(first, min(first + self.rows_per_step, len(self.rows)))[self.rank :: self.size]
-        numbers = shuffled(positions, len(self.rows), key(self.seed, "order", epoch))
-        window = [
-            self.batch(numbers[start : start + self.batch_size], epoch)
-            for start in range(0, len(numbers), self.batch_size)
-        ]
+        positions = np.arange(first, min(first + self.rows_per_step, len(self.order)))
+        numbers = self.order.numbers(epoch, positions)
+        passes = np.broadcast_to(self.order.passes(epoch, positions), numbers.shape)
+        own = self.order.share(numbers, self.rank, self.size)
+        parts = [own[start : start + self.batch_size] for start in range(0, len(own), self.batch_size)]
+        window = [self.batch(numbers[part], passes[part]) for part in parts]
         if self.equal_windows:
-            rows_of_rank_0 = -(-min(self.rows_per_step, len(self.rows) - first) // self.size)
+            rows_of_rank_0 = -(-len(positions) // self.size)
             missing = -(-rows_of_rank_0 // self.batch_size) - len(window)
             window += [as_filler(self.batch(np.zeros(1, np.int64), epoch))] * missing
         return window
 
-    def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
-        """The rows of these numbers with their masks of an epoch."""
-        row_keys = key(self.seed, "mask", 0 if self.static else epoch, numbers)
-        return self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
+    def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
+        """The rows of these numbers with their masks of a pass, in the plain orders an epoch, of each or of all."""
+        row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
+        batch = self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
+        return replace(batch, passes=passes)
 
     def dropout_keys(self, batch: Batch, step: int) -> list[int]:
-        """What names the stream of dropout of each row of `batch` in the epoch of `step`."""
-        return [int(each) for each in key(self.seed, "dropout", step // self.steps_per_epoch, batch.row_ids)]
+        """What names the stream of dropout of each row of `batch` in its pass, or in the epoch of `step`."""
+        passes = step // self.steps_per_epoch if batch.passes is None else batch.passes
+        return [int(each) for each in key(self.seed, "dropout", passes, batch.row_ids)]
+
+    def sources_fed(self, step: int) -> dict[str, Fed]:
+        """What has been fed of each source of a mixture, by all ranks, up to the end of a step; else nothing."""
+        if not isinstance(self.order, Mixture):
+            return {}
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        return self.order.fed(epoch, step_of_epoch * self.rows_per_step)
 
     def stream(
         self, start: int, stop: int, device: torch.device, read_ahead: Callable[[Batch], Batch] | None = None
@@ -135,6 +140,7 @@ class Batches:
         """
 
         def prepare(step: int) -> list[Batch]:
+            self._expect(step, stop)
             window = self.window(step)
             if read_ahead is not None:
                 window = [read_ahead(batch) for batch in window]
@@ -142,5 +148,15 @@ class Batches:
 
         steps = range(start, stop)
         count = ThreadCount(self.threads, self.most_threads)
-        for window in Prefetch(prepare, steps, count) if self.threads else map(prepare, steps):
-            yield [batch.to(device) for batch in window]
+        try:
+            for window in Prefetch(prepare, steps, count) if self.threads else map(prepare, steps):
+                yield [batch.to(device) for batch in window]
+        finally:
+            expect(self.rows, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
+
+    def _expect(self, step: int, stop: int) -> None:
+        """Tell the store of rows what this rank reads in the steps from `step` on."""
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        left = (stop - step) * self.rows_per_step
+        at = At(epoch, step_of_epoch * self.rows_per_step, self.rows_per_step, left)
+        expect(self.rows, self.order.upcoming(at, self.rank, self.size))

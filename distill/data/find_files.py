@@ -1,10 +1,12 @@
-"""Where files lie: the folder $DISTILL_DATA, and the files behind a path that is a file, a folder or a glob."""
+"""Where files lie: the folder $DISTILL_DATA, and the files behind a path or URL that is a file, a folder or a glob."""
 
 import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
+from distill.data.remote import RemotePath, is_url, reachable, with_states
 from distill.errors import SettingError
 
 
@@ -27,13 +29,15 @@ def find_files(given: str, setting: str, below: Callable[[Path], list[Path]]) ->
     """The files behind a path as the user gave it, sorted by name.
 
     Args:
-        given: a file, a folder or a glob.
+        given: a file, a folder or a glob, or the URL of one.
         setting: which names it, such as `corpus.path`.
         below: the files of a folder that are wanted.
 
     Raises:
-        SettingError: there is no such file or folder.
+        SettingError: there is no such file or folder, or it cannot be reached.
     """
+    if is_url(given):
+        return _remote_files(RemotePath(given, setting), below)
     path = Path(given).expanduser()
     if path.is_file():
         return [path]
@@ -42,4 +46,16 @@ def find_files(given: str, setting: str, below: Callable[[Path], list[Path]]) ->
     found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
     if not found:
         raise SettingError(f"{setting}={given}: no such file or folder; correct the path")
+    return found
+
+
+def _remote_files(given: RemotePath, below: Callable[[Path], list[Path]]) -> list[Path]:
+    with reachable(given.setting, given.url):
+        if given.is_file():
+            return with_states([cast(Path, given)])
+        if given.is_dir():
+            return with_states(sorted(below(cast(Path, given))))
+        found = with_states(sorted(cast(list[Path], given.expanded()))) if glob.has_magic(given.url) else []
+    if not found:
+        raise SettingError(f"{given.setting}={given.url}: no such file or folder; correct the URL")
     return found

@@ -51,10 +51,14 @@ class HeldOut:
         return self.share > 0 and fraction(text, "heldout") < self.share
 
 
-def held_out(share: float, documents: Iterable[Document]) -> HeldOut:
-    """The rule for a corpus of these documents, of which at most the first 50 are looked at."""
+def held_out(share: float, documents: Iterable[Document], of_corpus: float = 1.0) -> HeldOut:
+    """The rule for a corpus of these documents, of which at most the first 50 are looked at.
+
+    Args:
+        of_corpus: about which share of the corpus they are; that many more of their kind are taken to be in it.
+    """
     first = list(islice(documents, FEW)) if share else []
-    if not first or len(first) == FEW:
+    if not first or len(first) / of_corpus >= FEW:
         return HeldOut(share)
     drawn = sorted(fraction(block, "heldout") for document in first for block in _blocks(document))
     count = min(max(1, round(share * len(drawn))), len(drawn) - 1)

@@ -16,8 +16,10 @@ logger = logging.getLogger(__name__)
 NOTE = "copied.json"  # beside the copied files: how long it took, for the processes that did not do it
 
 
-def local_copy(folder: Path, local: str) -> Path:
+def local_copy(folder: Path, local: str, most_bytes: int = 1 << 62) -> Path:
     """A folder below `local` with the files of `folder`, copied there unless they are there already.
+
+    Files of more than `most_bytes` together stay where they are: it is `folder` then, which is read in blocks.
 
     One process of a node copies while the others wait. The copy gets its name when it is whole and on the disk, and it
     is made again where a file is missing or has another size.
@@ -25,9 +27,11 @@ def local_copy(folder: Path, local: str) -> Path:
     Raises:
         SettingError: `local` cannot be written, or has no room for the files.
     """
-    target = folder_of(local, "copies", folder.name, "corpus.local")
     sizes = _sizes(folder)
     num_bytes = sum(sizes.values())
+    if num_bytes > most_bytes:
+        return folder
+    target = folder_of(local, "copies", folder.name, "corpus.local")
 
     def is_whole() -> bool:
         there = _sizes(target)
@@ -54,7 +58,7 @@ def local_copy(folder: Path, local: str) -> Path:
 def _sizes(folder: Path) -> dict[str, int]:
     """Bytes of each file; none where there is no such folder, or where another process is removing it."""
     try:
-        return {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+        return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
     except OSError:
         return {}
 
@@ -66,7 +70,7 @@ def _copy(folder: Path, target: Path, num_bytes: int) -> None:
         raise OSError(f"{free:,} bytes are free, {num_bytes:,} are needed")
     with atomic(target, durable=True) as new:
         new.mkdir()
-        for file in folder.iterdir():
-            shutil.copyfile(file, new / file.name)
+        for name in _sizes(folder):
+            shutil.copyfile(folder / name, new / name)
         seconds = time.perf_counter() - begun
         (new / NOTE).write_text(json.dumps({"bytes": num_bytes, "seconds": seconds}))

@@ -5,16 +5,17 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.config import CorpusConfig, TokensConfig
-from distill.data.build_tokens import held_out_rule, work_of
+from distill.data.build_tokens import held_out_rule
 from distill.data.disk_cache import folder_of, once
 from distill.data.readers import blocks
+from distill.data.shards.groups import work_of
 from distill.data.sources import read
-from distill.data.tokens import Text, corpus_text, key_of
+from distill.data.tokens import Text, corpus_texts, key_of
 from distill.data.unread import Unread
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def tokenizer_of_corpus(
 ) -> "PreTrainedTokenizerFast":
     """A tokenizer of `corpus.vocab_size` pieces; `model_max_length` is left to the caller.
 
+    It is trained on every document that is not held out: of a mixture on all sources, whatever their weights, and also
+    on duplicates.
+
     Args:
         algorithm: its name in the cache.
         train: writes a tokenizer.json of so many pieces, from texts, to a path.
@@ -41,14 +45,16 @@ def tokenizer_of_corpus(
     """
     from transformers import PreTrainedTokenizerFast
 
-    text = corpus_text(corpus)
+    texts = list(corpus_texts(corpus).values())
+    text = Text(tuple(source for text in texts for source in text.sources), texts[0].setting)
     settings = {"vocab_size": corpus.tokens.vocab_size, "heldout": corpus.tokens.heldout}
     path = folder_of(corpus.cache.cache, algorithm, f"{key_of(text, settings)}.json")
     with once(path) as missing:
         if missing:
             begun = time.perf_counter()
             logger.info(f"training a tokenizer of {corpus.tokens.vocab_size:,} pieces on {text.describe()}")
-            train(_training_texts(text, corpus.tokens), corpus.tokens.vocab_size, path)
+            training = chain.from_iterable(_training_texts(each, corpus.tokens) for each in texts)
+            train(training, corpus.tokens.vocab_size, path)
             logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
     return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from distill.config_corpus import Duplicates, NearConfig
 from distill.data.document import Document, Part
+from distill.data.duplicates import digest_of, dropped, write_digests
 from distill.data.heldout import HeldOut
 from distill.data.pair_rows import PairWriter
 from distill.data.readers import blocks
@@ -41,6 +43,18 @@ class Packing:
     cross_documents: bool
     held_out: HeldOut
     prompts: bool = False  # whether documents may have parts that do not count, so that ids carry flags
+    duplicates: Duplicates = Duplicates.keep
+    near: NearConfig = field(default_factory=NearConfig)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything here that decides the rows, by name; that duplicates are counted does not."""
+        named = asdict(self) | {"duplicates": self.duplicates.value}
+        if self.duplicates in (Duplicates.keep, Duplicates.count):
+            del named["duplicates"]
+        if self.duplicates is not Duplicates.near:
+            del named["near"]
+        return named
 
     @property
     def dtype(self) -> np.dtype:
@@ -156,15 +170,20 @@ def without_first_space(text: str) -> str:
 def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str, Any]:
     """Writes `<stem>.train`, `<stem>.heldout` and, last, `<stem>.json`, whose contents it returns.
 
+    Documents that `dropped` names are left out; the digests of all others are written where duplicates are counted.
     Each file appears whole or not at all, so a build that was killed goes on from the shards that are done.
     """
     begun = time.perf_counter()
-    unread = Unread()
+    unread, left_out, digests = Unread(), dropped(stem), list[bytes]()
     with ExitStack() as files:
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
         writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]
-        for document in read(source, shard, unread):
+        for number, document in enumerate(read(source, shard, unread)):
             unread.fine(document, source)
+            if number in left_out:
+                continue
+            if packing.duplicates is Duplicates.count:
+                digests.append(digest_of(document.text))
             if document.parts and not packing.prompts:
                 raise SettingError(
                     f"{type(source).__name__} gives documents of parts, such as {document.name}: let its class say "
@@ -178,6 +197,8 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
         part: {name: getattr(writer, name) for name in COUNTS} for part, writer in zip(PARTS, writers, strict=True)
     }
     done |= {**unread.as_dict(), "blame": unread.blame, "seconds": time.perf_counter() - begun}
+    if packing.duplicates is Duplicates.count:
+        write_digests(stem, digests)
     with atomic(Path(f"{stem}.json")) as record:
         record.write_text(json.dumps(done))
     return done

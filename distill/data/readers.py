@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from distill.data.lines import LONGEST, BadRecord, sound_lines
 from distill.data.lines import Unreadable as Unreadable
 from distill.data.lines import lines as lines
+from distill.data.remote import RemotePath
 from distill.errors import SettingError
 
 Value = TypeVar("Value", str, list)
@@ -125,7 +126,7 @@ def columns(
 
     try:
         # With a buffer a row group is read page by page, not all at once.
-        with pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER) as file:
+        with pyarrow.parquet.ParquetFile(_for_arrow(path), buffer_size=BUFFER) as file:
             names = file.schema_arrow.names
             missing = [no_field(field, names, path.name, it) for it, field in fields.items() if field not in names]
             if missing and strict:
@@ -142,6 +143,11 @@ def columns(
                 number += len(batch)
     except (pyarrow.ArrowException, OSError) as error:
         raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+
+
+def _for_arrow(path: Path) -> Any:
+    """A file as Arrow opens it: at a URL it asks for the parts that it needs."""
+    return path.open("rb", buffered=False) if isinstance(path, RemotePath) else path
 
 
 def _num_rows(file: Any, groups: Iterable[int]) -> int:
@@ -179,7 +185,7 @@ def num_row_groups(path: Path) -> int:
     import pyarrow.parquet
 
     try:
-        return int(pyarrow.parquet.ParquetFile(path).num_row_groups)
+        return int(pyarrow.parquet.ParquetFile(_for_arrow(path)).num_row_groups)
     except (pyarrow.ArrowException, OSError):
         return 1
 

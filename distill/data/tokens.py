@@ -5,21 +5,29 @@ come out. `build_tokens` makes what is not there yet.
 """
 
 import hashlib
+import io
 import json
 import logging
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import socket
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distill.config import CacheConfig, CorpusConfig, SourceConfig, TokensConfig
+from distill.config_corpus import Duplicates
 from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
+from distill.data.duplicates import described
 from distill.data.heldout import HeldOut
 from distill.data.local_copy import local_copy
 from distill.data.packing import PARTS, Packing
+from distill.data.remote import reachable
 from distill.data.row_format import RowFormatOf, masked_rows
+from distill.data.row_store import RowStore
+from distill.data.shards.destination import Destination, LocalFolder, destination
+from distill.data.shards.finish import META
+from distill.data.shards.open import open_rows
 from distill.data.sources import Source, find_source, no_prompts
 from distill.data.sources.prose import Prose
 from distill.data.unread import Unread
@@ -28,7 +36,7 @@ from distill.errors import SettingError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 4  # raise it when the same inputs and settings would give other rows
+FORMAT = 5  # raise it when the same inputs and settings would give other rows
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +65,26 @@ class Text:
         ]
 
 
+STORED = ("shards", "bytes", "plain_bytes", "compress_seconds")  # what meta.json says of a part's files
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How the rows of one part lie in files."""
+
+    place: str  # folder or URL
+    shards: int
+    bytes: int
+    plain_bytes: int  # before compression
+    compression: str | None
+    compress_seconds: float  # of one process
+
+
 @dataclass(frozen=True)
 class Tokens:
     """The rows of one part of a text. N rows, L = sequence_length, V = length of the tokenizer."""
 
-    rows: np.ndarray  # [N, L] uint16 or uint32, memory-mapped: ids as the format of rows says, then padding
+    rows: RowStore  # [N, L] uint16 or uint32: ids as the format of rows says, then padding
     counts: np.ndarray  # [V] int64: how often each id stands in `rows`, special tokens and padding included
     digest: str  # sha256 of the rows: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
@@ -71,6 +94,9 @@ class Tokens:
     tokens_per_second: float  # of that preparation
     unread: Unread  # files and records that are left out
     prompts: bool = False  # whether ids carry the flags of `row_format`
+    duplicates: dict[str, int] | None = None  # of the whole text, as `first_pass` counts them; None: nobody did
+    sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
+    stored: Stored | None = None  # where they lie in files
 
 
 def corpus_text(corpus: CorpusConfig) -> Text:
@@ -87,6 +113,22 @@ def corpus_text(corpus: CorpusConfig) -> Text:
     if corpus.add_prose and not isinstance(found, Prose):
         sources = (*sources, prose)
     return Text(sources, "corpus", _path_of(corpus.source))
+
+
+def corpus_texts(corpus: CorpusConfig) -> dict[str, Text]:
+    """The texts of a mixture by the names of its sources; of another corpus its only one, by no name.
+
+    Raises:
+        SettingError: one of them is not available.
+    """
+    if not corpus.sources:
+        return {"": corpus_text(corpus)}
+    texts = {}
+    for name, settings in corpus.sources.items():
+        setting = f"corpus.sources.{name}"
+        found = _need(find_source(settings, setting, corpus.cache), settings, setting)
+        texts[name] = Text((found,), setting, _path_of(settings))
+    return texts
 
 
 def set_text(source: Any, setting: str, cache: CacheConfig) -> Text | None:
@@ -116,7 +158,7 @@ def prepare(
     part: str,
     rows: RowFormatOf = masked_rows,
 ) -> Tokens:
-    """Rows of a text from the cache; what is not there is built, and read from `corpus.local` where that is given.
+    """Rows of a text from `corpus.tokens` or the cache; what is not there is built, with other hosts that do the same.
 
     Args:
         part: `train` or `heldout`, of which both are built in one pass, or `all`.
@@ -132,16 +174,18 @@ def prepare(
         raise SettingError(
             f"corpus.heldout={settings.heldout}: no text is held out to evaluate on; set it to 0.02 or so"
         )
-    packing = _packing(text, tokenizer, settings, 0.0 if part == "all" else settings.heldout, rows)
-    folder = folder_of(cache.cache, "tokens", key_of(text, asdict(packing)))
-    with once(folder) as missing:
-        if missing:
-            build(folder, text.describe(), text.sources, packing, cache)
-    if cache.local is not None:
-        folder = local_copy(folder, cache.local)
-    tokens = _load(folder, part, text, packing, settings)
+    if part == "all":  # an evaluation set, which stays as it was published
+        settings = replace(settings, heldout=0.0, duplicates=Duplicates.keep)
+    packing = _packing(text, tokenizer, settings, rows)
+    folder = _folder_of(key_of(text, packing.identity), cache)
+    _build_once(folder, text, packing, cache)
+    if cache.local is not None and cache.compression is None and isinstance(folder, LocalFolder):
+        folder = LocalFolder(str(local_copy(folder.folder, cache.local, cache.local_bytes)))
+    tokens = _load(folder, part, text, packing, settings, cache)
     for line in tokens.unread.lines():
         logger.info(line)
+    if tokens.duplicates and tokens.duplicates["exact"] + tokens.duplicates.get("near", 0):
+        logger.info(f"{tokens.name}: {described(tokens.duplicates)}")
     return tokens
 
 
@@ -150,11 +194,39 @@ def key_of(text: Text, settings: dict[str, Any]) -> str:
     return hashlib.sha256(repr((FORMAT, text.identity, sorted(settings.items()))).encode()).hexdigest()[:32]
 
 
+def _folder_of(key: str, cache: CacheConfig) -> Destination:
+    """Where the rows of this key lie, or are to lie.
+
+    Raises:
+        SettingError: the folder cannot be reached or written, and does not hold them yet.
+    """
+    if cache.tokens is None:
+        return LocalFolder(str(folder_of(cache.cache, "tokens", key)))
+    folder = destination(f"{cache.tokens.rstrip('/')}/{key}", "corpus.tokens")
+    if isinstance(folder, LocalFolder) and not folder.exists(META):
+        folder_of(cache.tokens, "", key, "corpus.tokens")
+    return folder
+
+
+def _build_once(folder: Destination, text: Text, packing: Packing, cache: CacheConfig) -> None:
+    """Builds what is not there; on each host one process does, with a folder of its own in the cache.
+
+    Several hosts may share the cache, so the name of that folder has the host's in it.
+    """
+    with reachable("corpus.tokens", folder.place):
+        if folder.exists(META):
+            return
+    key = folder.place.rpartition("/")[2]
+    scratch = folder_of(cache.cache, "tokens", f"{key}.{socket.gethostname()}.build")
+    with once(scratch, lambda: folder.exists(META)) as missing:
+        if missing:
+            build(folder, text.describe(), text.sources, packing, cache, scratch)
+
+
 def _packing(
     text: Text,
     tokenizer: "PreTrainedTokenizerBase",
     settings: TokensConfig,
-    share: float,
     rows: RowFormatOf,
 ) -> Packing:
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -176,8 +248,10 @@ def _packing(
         format=format,
         sequence_length=settings.sequence_length,
         cross_documents=settings.cross_documents,
-        held_out=HeldOut(share),
+        held_out=HeldOut(settings.heldout),
         prompts=text.prompts,
+        duplicates=settings.duplicates,
+        near=settings.near,
     )
 
 
@@ -186,17 +260,18 @@ def _plain(tokenizer: str) -> str:
     return json.dumps(json.loads(tokenizer) | {"padding": None, "truncation": None}, sort_keys=True)
 
 
-def _load(folder: Path, part: str, text: Text, packing: Packing, settings: TokensConfig) -> Tokens:
-    meta = json.loads((folder / "meta.json").read_text())
+def _load(
+    folder: Destination, part: str, text: Text, packing: Packing, settings: TokensConfig, cache: CacheConfig
+) -> Tokens:
+    meta = json.loads(folder.read(META))
     kept = PARTS[part == "heldout"]
     unread = Unread.of(meta)
     unread.check(text.path, text.setting, settings)
     if not meta[kept]["rows"]:
         raise _no_rows(meta, part, text, settings)
-    shape = (meta[kept]["rows"], packing.sequence_length)
     return Tokens(
-        rows=np.memmap(folder / kept, packing.dtype, "r", shape=shape),
-        counts=np.load(folder / f"{kept}.counts.npy"),
+        rows=open_rows(folder.place, kept, cache),
+        counts=np.load(io.BytesIO(folder.read(f"{kept}.counts.npy"))),
         digest=meta[kept]["digest"],
         name=text.describe(),
         documents=meta[kept]["documents"],
@@ -205,6 +280,10 @@ def _load(folder: Path, part: str, text: Text, packing: Packing, settings: Token
         tokens_per_second=rate(meta),
         unread=unread,
         prompts=packing.prompts,
+        duplicates=meta.get("duplicates"),
+        stored=Stored(
+            place=folder.place, compression=meta["compression"], **{name: meta[kept][name] for name in STORED}
+        ),
     )
 
 

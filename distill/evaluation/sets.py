@@ -1,5 +1,6 @@
 """Evaluation sets: rows of token ids under the name by which the report calls them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,10 +8,12 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.component import Component
 from distill.config import Config, MaskingConfig, Missing
-from distill.data.batches import Collator, sample_rows
+from distill.data.batches import Collator
 from distill.data.known_share import check_known
 from distill.data.row_format import RowFormatOf, masked_rows
-from distill.data.tokens import Tokens, corpus_text, prepare, set_text
+from distill.data.row_store import RowStore, row_bytes
+from distill.data.sample import choose_rows
+from distill.data.tokens import Tokens, corpus_texts, prepare, set_text
 from distill.errors import SettingError
 
 # The mask of an evaluation set never changes, whatever the seed of the run: runs stay comparable.
@@ -27,7 +30,7 @@ class EvaluationSet:
     description: str
     rows: np.ndarray  # [num_rows, S]
     documents: int
-    text: np.ndarray | None = None  # [M, S] all rows of the text in their order, where `rows` are some of them
+    text: RowStore | None = None  # [M, S] all rows of the text in their order, where `rows` are some of them
     numbers: np.ndarray | None = None  # [num_rows] which these are
     prompts: bool = False  # whether some of its tokens are no targets
     collator: Collator | None = None  # of its rows, where that of all sets does not know them
@@ -36,7 +39,7 @@ class EvaluationSet:
         """The row of the text before a row of the set; None before the first one."""
         text = self.rows if self.text is None else self.text
         number = row if self.numbers is None else int(self.numbers[row])
-        return None if number == 0 else text[number - 1]
+        return None if number == 0 else text[np.array([number - 1])][0]
 
     @property
     def num_rows(self) -> int:
@@ -55,11 +58,10 @@ def load_sets(
         SettingError: a name without a source, or a set that is not available while `evaluate.missing=stop`.
     """
     sets, left_out = [], []
-    for name in config.evaluate.sets:
-        if (tokens := _tokens(name, config, tokenizer, rows)) is not None:
-            numbers = sample_rows(len(tokens.rows), config.evaluate.rows, f"evaluated rows of {name}")
+    for name, tokens in tokens_of_sets(config, tokenizer, rows):
+        if tokens is not None:
+            chosen, numbers = _chosen(name, tokens.rows, config)
             check_known(tokens, tokenizer, config.corpus.unknown, f"evaluate.sets: {name}")
-            chosen = tokens.rows if numbers is None else tokens.rows[numbers]
             sets.append(
                 EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.rows, numbers, tokens.prompts)
             )
@@ -76,13 +78,41 @@ def load_sets(
     return sets, left_out
 
 
-def _tokens(name: str, config: Config, tokenizer: PreTrainedTokenizerBase, rows: RowFormatOf) -> Tokens | None:
-    """The rows of a set; None where its text is not available."""
-    source, corpus = config.evaluate.sources.get(name), config.corpus
-    if source is None:
-        known = ", ".join(sorted(config.evaluate.sources))
-        raise SettingError(f"evaluate.sets: {name} has no source; choose from {known} or add evaluate.sources.{name}")
-    if not isinstance(source, Component) and source.kind == HELDOUT:
-        return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, HELDOUT, rows)
-    text = set_text(source, f"evaluate.sources.{name}", corpus.cache)
-    return None if text is None else prepare(text, tokenizer, corpus.tokens, corpus.cache, "all", rows)
+def _chosen(name: str, rows: RowStore, config: Config) -> tuple[np.ndarray, np.ndarray | None]:
+    """The rows of a set that are scored, in memory unless they are one file, and their numbers; None: all.
+
+    Raises:
+        SettingError: they are too many to be in memory.
+    """
+    most = config.corpus.cache.shuffle_bytes
+    numbers = choose_rows(rows, config.evaluate.rows, f"evaluated rows of {name}")
+    if numbers is None and isinstance(rows, np.ndarray):
+        return rows, None
+    count = len(rows) if numbers is None else len(numbers)
+    if count * row_bytes(rows) > most:
+        raise SettingError(
+            f"evaluate.rows={config.evaluate.rows}: {name} has {len(rows):,} rows, more than fit into memory "
+            f"(corpus.shuffle_bytes={most}): give {most // row_bytes(rows)} at most"
+        )
+    return rows[np.arange(count) if numbers is None else numbers], numbers
+
+
+def tokens_of_sets(
+    config: Config, tokenizer: PreTrainedTokenizerBase, rows: RowFormatOf
+) -> Iterator[tuple[str, Tokens | None]]:
+    """Name and rows of each set, None where its text is not available; what a mixture holds out is a set a source."""
+    corpus = config.corpus
+    for name in config.evaluate.sets:
+        source = config.evaluate.sources.get(name)
+        if source is None:
+            known = ", ".join(sorted(config.evaluate.sources))
+            raise SettingError(
+                f"evaluate.sets: {name} has no source; choose from {known} or add evaluate.sources.{name}"
+            )
+        if not isinstance(source, Component) and source.kind == HELDOUT:
+            for part, text in corpus_texts(corpus).items():
+                found = prepare(text, tokenizer, corpus.tokens, corpus.cache, HELDOUT, rows)
+                yield "_".join(filter(None, (name, part))), found
+            continue
+        own = set_text(source, f"evaluate.sources.{name}", corpus.cache)
+        yield name, None if own is None else prepare(own, tokenizer, corpus.tokens, corpus.cache, "all", rows)

@@ -34,8 +34,7 @@ def load_teacher(
         return None, None, ""
     if settings.kind == "custom":
         assert settings.custom is not None
-        setting, folder = _tokenizer_path(settings, settings.path)
-        tokenizer = load_tokenizer(setting, folder, kind, settings.revision, settings.trust_remote_code)
+        tokenizer = teacher_tokenizer(settings, kind)
         model = custom_model(settings.custom, settings.path, tokenizer=tokenizer)
         if not mapped:
             check_model(model, "teacher", kind)
@@ -50,7 +49,14 @@ def load_teacher(
     model = load_pretrained("teacher.path", path, kind, *hub, mapped=mapped)
     model.requires_grad_(False).eval()
     name = "the embedded teacher" if settings.kind == "embedded" else path
-    return model, load_tokenizer(*_tokenizer_path(settings, path), kind, *hub), name
+    return model, teacher_tokenizer(settings, kind), name
+
+
+def teacher_tokenizer(settings: TeacherConfig, kind: ModelKind = MASKED) -> PreTrainedTokenizerBase:
+    """The tokenizer of a teacher, whose weights are not read. Raises SettingError where there is none."""
+    path = settings.path if settings.kind == "custom" else teacher_path(settings)
+    hub = (settings.revision, settings.trust_remote_code)
+    return load_tokenizer(*_tokenizer_path(settings, path), kind, *hub)
 
 
 def _tokenizer_path(settings: TeacherConfig, path: str | None) -> tuple[str, str]:

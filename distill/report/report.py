@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from distill.data.duplicates import described
 from distill.files import atomic
 from distill.progress import duration
 from distill.report import page, plots
@@ -251,13 +252,29 @@ def _data(results: dict[str, Any]) -> list[Block]:
             "Bad records left out",
             f"{number(corpus['bad'])} of {number(corpus['records'])}" if corpus.get("bad") else None,
         ),
+        ("Duplicates", described(corpus["duplicates"]) if corpus.get("duplicates") else None),
     ]
     sets = results.get("evaluation") or {}
     keys = ("documents", "rows", "tokens", "positions", "pseudo_positions")
     rows = [[label_of(results, key), *(number((of or {}).get(k)) for k in keys)] for key, of in sets.items()]
     head = ["", "Documents", "Rows", "Tokens", "Masked", "Masked singly"]
     tested = Table(head, rows, "The last two columns count the scored positions.", "Evaluation sets")
-    return [*_facts("Corpus", facts), *([tested] if rows else [])]
+    return [*_facts("Corpus", facts), *_sources(results), *([tested] if rows else [])]
+
+
+def _sources(results: dict[str, Any]) -> list[Block]:
+    """The sources of a mixture: what there is of each, and what the run was fed."""
+    fed = (results.get("training") or {}).get("sources") or {}
+    found = (results.get("corpus") or {}).get("sources") or {}
+    rows = []
+    for name, source in found.items():
+        seen = fed.get(name) or {}
+        passes = f"{seen['passes']:.2f}" if "passes" in seen else NONE
+        shown = (number(value) for value in (source["documents"], source["rows"], seen.get("rows"), seen.get("tokens")))
+        rows.append([name, source["name"], percent(source["weight"], 1), *shown, passes])
+    head = ["", "Text", "Share of rows", "Documents", "Rows", "Rows fed", "Tokens fed", "Passes"]
+    note = "Tokens fed are the rows fed times the mean of the source, which is exact after whole passes."
+    return [Table(head, rows, note, "Sources")] if rows else []
 
 
 def _again(results: dict[str, Any], config_yaml: str) -> list[Block]:

@@ -16,6 +16,8 @@ from distill.backends import Backend
 from distill.checkpoint import State
 from distill.config import HERE, Config, OptimizerConfig
 from distill.data.batches import Batches
+from distill.data.duplicates import described
+from distill.data.mixture import Mixture
 from distill.data.tokens import Tokens
 from distill.errors import SettingError
 from distill.evaluation.measures import Measure
@@ -41,6 +43,8 @@ def notes(config: Config, tokens: Tokens) -> list[str]:
         lines.append(f"{len(skipped)} files could not be read and were skipped: {', '.join(skipped[:5])}.")
     if tokens.unread.bad:
         lines.append(f"The preparation of the corpus {tokens.unread.bad_line()}.")
+    if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
+        lines.append(f"Duplicates: {described(tokens.duplicates)}.")
     return lines
 
 
@@ -79,7 +83,7 @@ def banner(
             f"  teacher  {teacher_name or 'none'}",
             f"  scale    {config.scale}",
             f"  models   {sizes}",
-            f"  rows     {len(batches.rows):,} of {length} tokens from {tokens.documents:,} documents",
+            f"  rows     {len(batches.order):,} of {length} tokens from {tokens.documents:,} documents",
             f"  steps    {_rows_of_a_step(batches)} = "
             f"{batches.rows_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
             *_rate(config.optimizer, batches.rows_per_step),
@@ -145,10 +149,27 @@ def corpus_block(tokens: Tokens, batches: Batches) -> dict[str, Any]:
         "rows": len(batches.rows),
         "sequence_length": batches.rows.shape[1],
         **tokens.unread.as_dict(),
+        **({"duplicates": tokens.duplicates} if tokens.duplicates else {}),
+        **({"sources": _sources_block(tokens, batches.order)} if isinstance(batches.order, Mixture) else {}),
         "preparation": {
             "seconds": tokens.seconds,
             "tokens_per_second": tokens.tokens / tokens.seconds if tokens.seconds else None,
         },
+    }
+
+
+def _sources_block(tokens: Tokens, order: Mixture) -> dict[str, dict[str, Any]]:
+    """The sources of a mixture: what there is of each, and its share of the rows that are fed."""
+    each = zip(tokens.sources.items(), order.quotas, order.sizes, strict=True)
+    return {
+        name: {
+            "name": of.name,
+            "weight": float(quota / len(order)),
+            "documents": of.documents,
+            "tokens": of.tokens,
+            "rows": int(size),
+        }
+        for (name, of), quota, size in each
     }
 
 
@@ -167,6 +188,7 @@ def training_block(
     history: list[dict[str, Any]],
     metrics: list[dict[str, Any]],
 ) -> dict[str, Any]:
+    fed = batches.sources_fed(state.step)
     return {
         "steps": state.step,
         "epochs": state.step / batches.steps_per_epoch,
@@ -178,6 +200,7 @@ def training_block(
         "final_loss": history[-1]["loss"] if history else {},
         "skipped_steps": state.skipped,
         "overflow_steps": state.overflows,
+        **({"sources": {name: each._asdict() for name, each in fed.items()}} if fed else {}),
     }
 
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.backends import Backend
 from distill.component import class_name, kinds
 from distill.config import Config, CorpusConfig, EvaluateConfig
 from distill.data.batches import Batches, Collator, num_threads
+from distill.data.order import Order, order_of
+from distill.data.row_store import RowStore
 from distill.data.tokens import Tokens
 from distill.errors import SettingError
 from distill.evaluation.measures import Measure, Scoring
@@ -83,8 +84,12 @@ class Task(ABC):
         """How models are scored on these sets; the first of them says which of two models is better."""
 
 
-def make_batches(config: Config, rows: np.ndarray, collator: Collator, backend: Backend) -> Batches:
-    """This rank's share of the rows [N, S] in their order."""
+def make_batches(
+    config: Config, rows: RowStore, collator: Collator, backend: Backend, order: Order | None = None
+) -> Batches:
+    """This rank's share of the rows [N, S] in their order; None: shuffled, as a whole or in windows."""
+    if order is None:
+        order = order_of(rows, config.corpus.cache.shuffle_bytes, config.seed)
     threads, most_threads = num_threads(config.train.workers, backend.local_size)
     return Batches(
         rows,
@@ -99,6 +104,7 @@ def make_batches(config: Config, rows: np.ndarray, collator: Collator, backend: 
         most_threads,
         backend.equal_windows,
         config.train.rows_per_step,
+        order,
     )
 
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from distill.backends import Backend
 from distill.component import Component
 from distill.config import Config, CorpusConfig, EvaluateConfig
-from distill.data.batches import Collator, sample_rows
+from distill.data.batches import Collator
+from distill.data.sample import sample_rows
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
 from distill.data.unread import Unread

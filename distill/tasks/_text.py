@@ -8,9 +8,12 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.backends import Backend
 from distill.config import Config, CorpusConfig
-from distill.data.batches import Collator, subsample_rows
+from distill.data.batches import Collator
 from distill.data.known_share import check_known
+from distill.data.mixed_tokens import prepare_mixture
+from distill.data.order import Order
 from distill.data.row_format import RowFormat
+from distill.data.sample import subsample_rows
 from distill.data.tokens import corpus_text, prepare
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import load_sets
@@ -41,11 +44,15 @@ class TextTask(Task):
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
         corpus = config.corpus
-        tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
+        order: Order | None = None
+        if corpus.sources:
+            tokens, rows, order = prepare_mixture(corpus, tokenizer, self.row_format, config.seed)
+        else:
+            tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
+            rows = subsample_rows(tokens.rows, corpus.rows, "training rows", corpus.cache.shuffle_bytes)
         check_known(tokens, tokenizer, corpus.unknown, "corpus")
         sets, left_out = load_sets(config, tokenizer, self.row_format)
-        rows = subsample_rows(tokens.rows, corpus.rows, "training rows")
-        batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), backend)
+        batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), backend, order)
         return Prepared(tokens, batches, sets, left_out)
 
     def scoring(

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batch import PADDING, Batch
 from distill.data.row_format import IDS
+from distill.data.row_store import RowStore
 from distill.models.language_model import LanguageModel
 from distill.teacher.signal import Signal, Wanted
 
@@ -22,7 +23,7 @@ class RetokenizedTeacher:
     def __init__(
         self,
         model: LanguageModel,
-        rows: np.ndarray,
+        rows: RowStore,
         student_tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
         longest: int | None,

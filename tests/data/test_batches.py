@@ -10,8 +10,9 @@ import torch
 from tiny import LENGTH, PAD, VOCAB, make_masks, make_rows
 
 from distill.data.batch import PADDING, Batch
-from distill.data.batches import Batches, num_threads, subsample_rows
+from distill.data.batches import Batches, num_threads
 from distill.data.collate.mlm import IGNORE
+from distill.data.sample import subsample_rows
 from distill.seed import key
 
 ROWS = make_rows(53, shortest=5)
@@ -186,9 +187,9 @@ def test_positions_of_a_batch(tokenizer: Any) -> None:
 
 
 def test_subsample_rows_is_a_fixed_choice_in_the_old_order() -> None:
-    numbers = np.arange(100)
+    numbers = np.arange(100).reshape(-1, 1)
     chosen = subsample_rows(numbers, 10, "training rows")
-    assert len(chosen) == 10 and (np.diff(chosen) > 0).all()
+    assert isinstance(chosen, np.ndarray) and chosen.shape == (10, 1) and (np.diff(chosen[:, 0]) > 0).all()
     assert np.array_equal(chosen, subsample_rows(numbers, 10, "training rows"))
     assert not np.array_equal(chosen, subsample_rows(numbers, 10, "other rows"))
     assert subsample_rows(numbers, None, "x") is numbers and subsample_rows(numbers, 100, "x") is numbers

@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from distill.errors import SettingError
 CHILD = """
 import logging, sys, time
 from distill.compose import corpus_config
-from distill.data import build_tokens
+from distill.data.shards import host
 from distill.data.sources import _files
 from distill.data.tokens import corpus_text, prepare
 from distill.data.wordpiece import SPECIAL
@@ -36,8 +37,8 @@ if __name__ == "__main__":
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     path, cache, tokenizer = sys.argv[1:]
     _files.SHARD_BYTES = 1
-    pack = build_tokens.pack
-    build_tokens.pack = lambda *args: (time.sleep(0.2), pack(*args))[1]  # real books take longer than these
+    pack = host.pack
+    host.pack = lambda *args: (time.sleep(0.2), pack(*args))[1]  # real books take longer than these
     given = {"kind": "text", "path": path, "cache": cache, "workers": 1, "heldout": 0.1, "sequence_length": 32}
     corpus = corpus_config(given)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=tokenizer, **SPECIAL)
@@ -74,13 +75,13 @@ def test_a_killed_build_goes_on_and_gives_the_same(
     corpus, command, environment = child
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while len(list((tmp_path / "cache").glob("tokens/*.build/*.json"))) < 2:
+    while len(list((tmp_path / "cache").glob("tokens/*.build/*/*.json"))) < 2:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     found = tokens_of(corpus, tokenizer)
-    assert any("cut short" in line for line in lines)
+    assert any("was begun" in line for line in lines)
     assert found.digest == tokens_of(changed(corpus, cache=str(tmp_path / "fresh")), tokenizer).digest
     left = [path for path in (tmp_path / "cache" / "tokens").rglob("*") if path.name.endswith((".build", ".new"))]
     assert not left
@@ -99,7 +100,7 @@ def test_the_second_process_waits_and_says_so(reviews: CorpusConfig, tokenizer: 
     folder = Path(str(found.rows.filename)).parent
     kept = folder.rename(folder.with_name("kept"))
     said: list[str] = []
-    with open(f"{folder}.lock", "w") as lock:
+    with open(f"{folder}.{socket.gethostname()}.build.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         class Finish(logging.Handler):  # the first process publishes its work and lets go

@@ -164,11 +164,11 @@ def test_the_run_and_its_identity_do_not_hang_on_it(shelf: Shelf) -> None:
     of_moved, of_plain = results(moved), results(plain)
     assert of_moved["identity"] == of_plain["identity"] and "local" not in json.dumps(of_moved["identity"])
     assert of_moved["student"]["perplexity"] == of_plain["student"]["perplexity"]
-    assert list((shelf.root / "node1" / "copies").glob("*/train"))
+    assert list((shelf.root / "node1" / "copies").glob("*/train-00000.rows"))
     # As if it had been killed before the report: the last steps are done again.
     (moved / "results.json").unlink()
     shutil.rmtree(sorted((moved / "checkpoints").iterdir())[-1])
     shutil.rmtree(moved / "student")
     assert shelf.run(moved, "train.epochs=1", f"corpus.local={shelf.root / 'node2'}") == 0
     assert_same(plain, moved)
-    assert list((shelf.root / "node2" / "copies").glob("*/train"))
+    assert list((shelf.root / "node2" / "copies").glob("*/train-00000.rows"))

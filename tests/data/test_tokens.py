@@ -13,10 +13,10 @@ from tiny import changed, corpus_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config import CorpusConfig, Missing, SourceConfig
-from distill.data import build_tokens
 from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
 from distill.data.row_format import RowFormat
+from distill.data.shards import host
 from distill.data.sources import _files, prose
 from distill.data.tokens import Tokens, prepare, set_text
 from distill.errors import SettingError
@@ -126,7 +126,7 @@ def test_the_digest_follows_content_alone(
         os.utime(elsewhere / file.name, (1, 1))
     monkeypatch.setattr(_files, "SHARD_BYTES", 1)
     monkeypatch.setattr(_files, "RANGE_BYTES", 5000)
-    monkeypatch.setattr(build_tokens, "FEW_BYTES", 0)
+    monkeypatch.setattr(host, "FEW_BYTES", 0)
     again = tokens_of(changed(reviews, path=str(elsewhere), workers=2), tokenizer)
     assert again.digest == before.digest and again.rows.filename != before.rows.filename
     assert again.digest == hashlib.sha256(b"uint16 32\n" + np.asarray(again.rows).tobytes()).hexdigest()

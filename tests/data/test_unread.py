@@ -58,7 +58,7 @@ def test_a_stray_file_without_the_field_is_so_many_bad_records(
 def test_a_field_that_no_file_has_is_the_settings_fault(
     tmp_path: Path, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, suffix: str, workers: int
 ) -> None:
-    monkeypatch.setattr("distill.data.build_tokens.FEW_BYTES", 0)
+    monkeypatch.setattr("distill.data.shards.host.FEW_BYTES", 0)
     monkeypatch.setattr("distill.data.sources._files.SHARD_BYTES", 1)
     folder = tmp_path / "corpus"
     folder.mkdir()

@@ -129,5 +129,5 @@ class ShardIndex:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 layout = Layout(**json.loads(arrays["layout"].tobytes()))
                 return cls(layout, *(arrays[name] for name in ("shard", "rows", "offset", "size", "digests")))
-        except (KeyError, TypeError, OSError, EOFError, BadZipFile) as error:
-            raise ValueError(f"not an index of shards: {error}") from error
+        except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile) as error:
+            raise ValueError("not an index of shards") from error

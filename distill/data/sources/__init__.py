@@ -3,7 +3,6 @@
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.component import Component, class_name
@@ -13,6 +12,7 @@ from distill.data.document import Part as Part
 from distill.data.heldout import fraction
 from distill.data.lines import BadRecord as BadRecord
 from distill.data.lines import Unreadable as Unreadable
+from distill.data.remote import file_state, path_of
 from distill.errors import SettingError
 
 # Settings that only some kinds read, as they say in `takes`.
@@ -64,7 +64,7 @@ class Source(ABC):
     @property
     def identity(self) -> Any:
         """What changes when the text changes; tokens in the cache are known by it. Any value with a `repr`."""
-        paths = [Path(path) for shard in self.shards() for path in shard.paths]
+        paths = [path_of(path) for shard in self.shards() for path in shard.paths]
         return type(self).__qualname__, [file_state(path) for path in paths if path.is_file()]
 
 
@@ -101,12 +101,6 @@ def _has_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def file_state(path: Path) -> tuple[str, int, int]:
-    """Name, size and time of a file."""
-    state = path.stat()
-    return str(path.resolve()), state.st_size, state.st_mtime_ns
 
 
 def find_source(settings: SourceConfig | Component, setting: str, cache: CacheConfig) -> Source | None:

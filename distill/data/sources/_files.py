@@ -12,8 +12,9 @@ from distill.data import readers
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, find_files
 from distill.data.lines import BadRecord, Unreadable
+from distill.data.remote import file_state, for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
-from distill.data.sources import Document, Part, Shard, Source, file_state
+from distill.data.sources import Document, Part, Shard, Source
 from distill.errors import SettingError
 
 SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
@@ -188,7 +189,7 @@ class FileSource(Source):
 
     @cached_property
     def files(self) -> list[Path]:
-        """The files behind `path` (a file, a folder with all below it, or a glob), sorted by name; none of the Hub.
+        """The files behind `path` (a file, a folder with all below it, or a glob, also at a URL), sorted by name.
 
         Raises:
             SettingError: there are none.
@@ -244,12 +245,14 @@ class FileSource(Source):
         found: list[Shard] = []
         group: list[str] = []
         size = 0
-        for path in self.files:
-            bytes_ = path.stat().st_size
+        sizes = [size_of(path) for path in self.files]
+        large = [path for path, bytes_ in zip(self.files, sizes, strict=True) if bytes_ > SHARD_BYTES]
+        ranges_of = dict(zip(large, for_each(lambda path: self._ranges(path, size_of(path)), large), strict=True))
+        for path, bytes_ in zip(self.files, sizes, strict=True):
             if size and size + bytes_ > SHARD_BYTES:
                 found.append(Shard(tuple(group), size=size))
                 group, size = [], 0
-            if bytes_ > SHARD_BYTES and (ranges := self._ranges(path, bytes_)):
+            if ranges := ranges_of.get(path):
                 found += ranges
             else:
                 group.append(str(path))
@@ -281,7 +284,7 @@ class FileSource(Source):
             yield from (_document(f"{self.settings.hub}#{number}", each) for number, each in contents if each)
             return
         for name in shard.paths:
-            path, empty = Path(name), True
+            path, empty = path_of(name, f"{self.setting}.path"), True
             for named, content in self.named(path, shard.start, shard.stop):
                 if content and (not isinstance(content, str) or content.strip()):
                     empty = False

@@ -11,6 +11,7 @@ from typing import IO
 from distill.data.encodings import guess
 from distill.data.lines import LONGEST, SAMPLE, Unreadable, open_bytes
 from distill.data.sources._files import FileSource
+from distill.errors import StorageFailed
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
 # `*** START OF THE PROJECT GUTENBERG EBOOK X ***`, at times indented, without blanks, or over two or three lines.
@@ -68,6 +69,8 @@ def books(path: Path) -> Iterator[tuple[str, str]]:
             if not text:
                 raise Unreadable(name, "no text between header and licence")
             yield name, text
+    except StorageFailed:
+        raise
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
 
@@ -75,7 +78,7 @@ def books(path: Path) -> Iterator[tuple[str, str]]:
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     name = path.name.lower()
     if name.endswith(".zip"):
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as packed, zipfile.ZipFile(packed) as archive:
             members = sorted(member for member in archive.namelist() if member.lower().endswith(".txt"))
             if not members:
                 raise Unreadable(path.name, "no .txt inside")

@@ -1,0 +1,158 @@
+"""Documents that are there several times, found by digests of their texts in bounded memory.
+
+Whoever reads a unit of work writes the digests of its documents to `<stem>.digests.npy`. Those of the units of a group
+are merged into one sorted file. Documents with the same digest are then found range by range of the digests, over all
+groups at once, so that what is in memory at a time does not grow with the corpus. The result is the same for any number
+of processes and hosts: of the documents with one digest the first counts as the original, by the order of the units
+and of the documents in them.
+"""
+
+import io
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from distill.data.shards.destination import WORK, Destination, LocalFolder
+from distill.files import atomic
+
+DIGEST_BYTES = 16  # 10^12 documents have two of the same digest by chance with a probability of 10^-15
+PLACE = np.dtype([("unit", "<u4"), ("number", "<u4")])  # of the unit in the text, and of the document in its unit
+RECORD = np.dtype([("digest", f"S{DIGEST_BYTES}"), ("place", PLACE)])
+AT_ONCE = 64 << 20  # bytes of records that are sorted in memory at a time
+
+
+def digest_of(text: str) -> bytes:
+    """Of a text without the blanks at its ends; a document of parts is known by all of them together."""
+    return blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def digests_path(stem: str | Path) -> Path:
+    """Of a unit: the digests [n] of its documents, in their order."""
+    return Path(f"{stem}.digests.npy")
+
+
+def write_digests(stem: str | Path, digests: Sequence[bytes]) -> None:
+    """Write the digests of the documents of a unit, given in the order of the documents."""
+    save(digests_path(stem), np.array(digests, f"S{DIGEST_BYTES}"))
+
+
+def save(path: Path, array: np.ndarray) -> None:
+    with atomic(path) as new, new.open("wb") as file:
+        np.save(file, array)
+
+
+def places_of(counts: Sequence[int], first: int) -> np.ndarray:
+    """The places [n] (`PLACE`) of all documents of consecutive units, of which `first` is the number of the first."""
+    places = np.empty(sum(counts), PLACE)
+    places["unit"] = np.repeat(np.arange(first, first + len(counts)), counts)
+    places["number"] = np.concatenate([np.arange(0), *map(np.arange, counts)])
+    return places
+
+
+def merged(stems: Sequence[str | Path], first: int) -> np.ndarray:
+    """The records [n] (`RECORD`) of the units of a group, sorted by digest and within it by place."""
+    digests = [np.load(digests_path(stem)) for stem in stems]
+    records = np.empty(sum(map(len, digests)), RECORD)
+    records["place"] = places_of([len(each) for each in digests], first)
+    records["digest"] = np.concatenate([np.empty(0, f"S{DIGEST_BYTES}"), *digests])
+    return records[np.argsort(records["digest"], kind="stable")]
+
+
+def repeated(files: Sequence[Path], at_once: int = AT_ONCE) -> Iterator[np.ndarray]:
+    """The places [n] of all documents whose text came before, in arrays of some ranges of digests each.
+
+    Args:
+        files: with the records of each group, in the order of the groups.
+        at_once: bytes of records that are in memory at a time.
+    """
+    groups: list[np.ndarray] = [np.load(file, mmap_mode="r") for file in files]
+    ranges = -(-sum(map(len, groups)) * RECORD.itemsize // at_once)
+    for number in range(ranges):
+        low, high = (each * 2**64 // ranges for each in (number, number + 1))
+        yield _repeated_between(groups, low, high)
+
+
+def _repeated_between(groups: Sequence[np.ndarray], low: int, high: int) -> np.ndarray:
+    """Those whose digest begins with a number from `low` to below `high`, of 64 bits."""
+    found = np.concatenate([records[_first_from(records, low) : _first_from(records, high)] for records in groups])
+    digests = found["digest"].copy()
+    order = np.argsort(digests, kind="stable")  # within a digest they stay in the order of the groups
+    digests = digests[order]
+    places: np.ndarray = found["place"][order[1:][digests[1:] == digests[:-1]]]
+    return places
+
+
+def _first_from(records: np.ndarray, low: int) -> int:
+    """How many records have a digest that begins with a lower number."""
+    if low >= 2**64:
+        return len(records)
+    return bisect_left(records, low.to_bytes(8, "big").rstrip(b"\0"), key=lambda record: bytes(record["digest"]))
+
+
+# What several hosts share.
+
+
+def records_name(number: int) -> str:
+    """The file of a group's records in the folder of the rows."""
+    return f"{WORK}/{number:05d}.digests.npy"
+
+
+def publish_array(folder: Destination, name: str, array: np.ndarray) -> None:
+    file = io.BytesIO()
+    np.save(file, array)
+    folder.write(name, file.getvalue())
+
+
+def fetched(folder: Destination, names: Sequence[str], scratch: Path) -> list[Path]:
+    """Paths of published files on this machine; those at a URL are copied to its folder `scratch`."""
+    if isinstance(folder, LocalFolder):
+        return [folder.folder / name for name in names]
+    paths = [scratch / name.replace("/", "-") for name in names]
+    for name, path in zip(names, paths, strict=True):
+        if not path.exists():
+            with atomic(path) as new:
+                new.write_bytes(folder.read(name))
+    return paths
+
+
+def count(folder: Destination, num_groups: int, scratch: Path) -> dict[str, int]:
+    """The documents of all groups, and how many of them have the text of an earlier one."""
+    files = fetched(folder, [records_name(number) for number in range(num_groups)], scratch)
+    documents = sum(len(np.load(file, mmap_mode="r")) for file in files)
+    return {"documents": documents, "exact": sum(map(len, repeated(files)))}
+
+
+def described(counts: dict[str, int]) -> str:
+    """Counts of duplicates, as `count` and `first_pass` give them, in words."""
+    found = f"{counts['exact']:,} of {counts['documents']:,} documents have the text of an earlier one"
+    if counts.get("near"):
+        found += f", {counts['near']:,} further ones almost"
+    if not counts["exact"] + counts.get("near", 0):
+        return found
+    return f"{found}; {'left out' if counts.get('dropped') else 'kept (corpus.duplicates=drop leaves them out)'}"
+
+
+# What is left out of the units that this host packs.
+
+
+def dropped_path(stem: str | Path) -> Path:
+    """Numbers of the documents of a unit that are to be left out, sorted."""
+    return Path(f"{stem}.dropped.npy")
+
+
+def write_dropped(stems: Iterable[str | Path], places: np.ndarray) -> None:
+    """Write for each unit of the text, by its stem, which documents are to be left out, from their places."""
+    places = np.sort(places, order=("unit", "number"))
+    for unit, stem in enumerate(stems):
+        begin, end = np.searchsorted(places["unit"], [unit, unit + 1])
+        dropped_path(stem).parent.mkdir(parents=True, exist_ok=True)
+        save(dropped_path(stem), places["number"][begin:end])
+
+
+def dropped(stem: str | Path) -> frozenset[int]:
+    """Numbers of the documents of a unit that are to be left out; none where nobody has looked for duplicates."""
+    path = dropped_path(stem)
+    return frozenset(np.load(path).tolist()) if path.exists() else frozenset()

@@ -1,0 +1,199 @@
+"""The pass over a text that finds which documents are to be left out as duplicates, before any of them is packed.
+
+Hosts share it as they share the packing: each takes groups, reads their units with several processes, and publishes
+what it found, so that a pass that was killed goes on. Every host then finds the same duplicates in what all have
+published.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill.config import CacheConfig
+from distill.config_corpus import Duplicates, NearConfig
+from distill.data.disk_cache import workers
+from distill.data.duplicates import (
+    PLACE,
+    digest_of,
+    digests_path,
+    fetched,
+    merged,
+    places_of,
+    publish_array,
+    records_name,
+    repeated,
+    write_digests,
+    write_dropped,
+)
+from distill.data.heldout import HeldOut
+from distill.data.near_duplicates import (
+    Candidates,
+    Signatures,
+    held_path,
+    near,
+    require_datasketch,
+    signatures_path,
+)
+from distill.data.shards.claims import Claims
+from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.finish import META
+from distill.data.shards.groups import Group, Work, unit_stem
+from distill.data.sources import read
+from distill.progress import Progress
+
+FEW_BYTES = 16 << 20  # stored bytes up to which starting other processes costs more than it gains
+POLL = 1.0  # seconds between two looks at what other hosts have done
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What makes a document a duplicate, and which of two stays."""
+
+    held_out: HeldOut
+    near: NearConfig | None = None  # None: equal texts only
+
+    @classmethod
+    def of(cls, duplicates: Duplicates, near: NearConfig, held_out: HeldOut) -> "Rule | None":
+        """None where no document is to be left out."""
+        if duplicates in (Duplicates.keep, Duplicates.count):
+            return None
+        return cls(held_out, near if duplicates is Duplicates.near else None)
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """One host's part of the pass."""
+
+    folder: Destination
+    groups: Sequence[Group]
+    rule: Rule
+    scratch: Path  # a folder of this host
+    claims: Claims
+    cache: CacheConfig
+
+    def find(self) -> dict[str, int]:
+        """Write which documents of each unit this host is to leave out (`duplicates.dropped`), and count them.
+
+        Returns:
+            documents: all that were read; exact: those of them whose text came before; near: further ones that are
+            near duplicates of one that stays; dropped: both.
+
+        Raises:
+            SettingError: datasketch is not installed, or there is no memory for so many documents.
+            FileNotFoundError: another host has finished the preparation in the meantime.
+        """
+        if self.rule.near is not None:
+            require_datasketch()
+        begun = time.perf_counter()
+        self._read_all()
+        files = self._fetched(records_name)
+        documents = sum(len(np.load(file, mmap_mode="r")) for file in files)
+        exact = np.concatenate([np.empty(0, PLACE), *repeated(files)])
+        close = np.empty(0, PLACE) if self.rule.near is None else near(self._candidates(), exact, self.rule.near)
+        stems = (unit_stem(self.scratch, group, unit) for group in self.groups for unit in range(len(group.work)))
+        write_dropped(stems, np.concatenate([exact, close]))
+        logger.info(f"looked for duplicates in {time.perf_counter() - begun:.1f} s")
+        return {"documents": documents, "exact": len(exact), "near": len(close), "dropped": len(exact) + len(close)}
+
+    def _read_all(self) -> None:
+        """Returns when all groups are read, by this host or by others."""
+        scale, unit = (
+            (1e6, "MB") if all(each.shard.paths for group in self.groups for each in group.work) else (1, "rows")
+        )
+        size = sum(group.size for group in self.groups)
+        parallel = workers(self.cache, only_if=size > FEW_BYTES or scale == 1)
+        with parallel as pool, Progress("duplicates", size / scale, unit) as progress:
+            while left := self._left():
+                progress.update((size - sum(group.size for group in left)) / scale)
+                if not any(self._read(group, pool) for group in left):
+                    time.sleep(POLL)
+            progress.update(size / scale)
+
+    def _left(self) -> list[Group]:
+        """The groups that nobody has read yet; hosts that begin together begin at different ones."""
+        names = self.folder.names(WORK)
+        if not names and self.folder.exists(META):
+            raise FileNotFoundError(META)
+        left = [group for group in self.groups if Path(records_name(group.number)).name not in names]
+        first = int(self.claims.owner, 16) % max(len(left), 1)
+        return left[first:] + left[:first]
+
+    def _read(self, group: Group, pool: Executor | None) -> bool:
+        """Reads a group and publishes what it found, unless another host does; whether this one did."""
+        claim = len(self.groups) + group.number  # those before are for the packing
+        if not self.claims.take(claim):
+            return False
+        if not self.folder.exists(records_name(group.number)):
+            stems = [unit_stem(self.scratch, group, unit) for unit in range(len(group.work))]
+            todo = [(s, work) for s, work in zip(stems, group.work, strict=True) if not digests_path(s).exists()]
+            for stem in stems:
+                Path(stem).parent.mkdir(parents=True, exist_ok=True)
+            _run(todo, self.rule, pool)
+            self._publish(group, stems)
+        self.claims.release(claim)
+        return True
+
+    def _publish(self, group: Group, stems: Sequence[str]) -> None:
+        if self.rule.near is not None:
+            empty = np.empty((0, self.rule.near.permutations), np.uint32)
+            held = [np.load(held_path(stem)) for stem in stems]
+            signatures = np.concatenate([empty, *(np.load(signatures_path(stem)) for stem in stems)])
+            publish_array(self.folder, _signatures_name(group.number), signatures)
+            publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held]))
+            counts = places_of([len(each) for each in held], group.first)
+            publish_array(self.folder, _places_name(group.number), counts)
+        publish_array(self.folder, records_name(group.number), merged(stems, group.first))  # says that all is there
+
+    def _candidates(self) -> list[Candidates]:
+        names = (_signatures_name, _held_name, _places_name)
+        of_groups = zip(*(self._fetched(name) for name in names), strict=True)
+        return [
+            Candidates(np.load(signatures, mmap_mode="r"), np.load(held), np.load(places))
+            for signatures, held, places in of_groups
+        ]
+
+    def _fetched(self, name: Any) -> list[Path]:
+        return fetched(self.folder, [name(group.number) for group in self.groups], self.scratch)
+
+
+def _signatures_name(number: int) -> str:
+    return f"{WORK}/{number:05d}.signatures.npy"
+
+
+def _held_name(number: int) -> str:
+    return f"{WORK}/{number:05d}.held.npy"
+
+
+def _places_name(number: int) -> str:
+    return f"{WORK}/{number:05d}.places.npy"
+
+
+def _run(todo: Sequence[tuple[str, Work]], rule: Rule, pool: Executor | None) -> None:
+    """Reads units, in other processes if there is a pool."""
+    if pool is None:
+        for stem, work in todo:
+            look(stem, work, rule)
+        return
+    for future in as_completed([pool.submit(look, stem, work, rule) for stem, work in todo]):
+        future.result()
+
+
+def look(stem: str, work: Work, rule: Rule) -> None:
+    """Write the digests of a unit's documents, last, and their signatures where near duplicates are looked for."""
+    digests = []
+    signatures = Signatures(rule.near) if rule.near is not None else None
+    for document in read(work.source, work.shard):
+        digests.append(digest_of(document.text))
+        if signatures is not None:
+            signatures.add(document.text, any(held for held, _ in rule.held_out.parts(document)))
+    if signatures is not None:
+        signatures.write(stem)
+    write_digests(stem, digests)

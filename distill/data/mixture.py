@@ -1,0 +1,220 @@
+"""The rows of several sources fed in fixed shares: an order like others, a pure function of seed, epoch and position.
+
+An epoch has as many rows as all sources together. Each source has its share of them, rounded to whole rows. The source
+goes through its own rows pass by pass, each pass in another order, and its next epoch goes on where the last one ended:
+a small source of a large weight is seen several times in an epoch, a large one of a small weight not whole.
+
+The positions of an epoch are cut into strata of `STRATUM` rows. Every stratum has as many rows of each source as its
+share says, to the row, and they are shuffled within it. So the mix is even from the first steps on, and which row
+stands at a position is known without what came before it.
+
+Lengths: n positions, K sources.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from distill.data.order import At, Order
+from distill.data.row_store import RowStore, expect
+from distill.errors import SettingError
+from distill.seed import key, shuffled
+
+STRATUM = 4096  # positions
+
+
+def quotas(weights: Sequence[float], rows: int) -> np.ndarray:
+    """How many of `rows` each source has, [K] int64: its share rounded, with the same sum (largest remainders)."""
+    exact = np.asarray(weights, np.float64) / np.sum(weights) * rows
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(counts - exact, kind="stable")
+    counts[order[: rows - int(counts.sum())]] += 1
+    return counts
+
+
+class Fed(NamedTuple):
+    """What an order has fed of one source."""
+
+    rows: int
+    passes: float  # over the source's own rows
+    tokens: int  # rows x tokens a row in the mean of the source: exact after whole passes
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The order of the rows of several sources, which are numbered through in the order of the sources."""
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+    orders: tuple[Order, ...]  # of each source's own rows; its pass takes the place of the epoch
+    tokens_per_row: tuple[float, ...]  # in the mean of each source
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, weight, quota in zip(self.names, self.weights, self.quotas, strict=True):
+            if not quota:
+                raise SettingError(
+                    f"corpus.sources.{name}.weight={weight:g} is too small: of {len(self):,} rows an epoch not one is "
+                    "from that source; raise it, or leave the source out"
+                )
+
+    def __len__(self) -> int:
+        return int(self.sizes.sum())
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """[K] int64: the rows of each source."""
+        return np.array([len(order) for order in self.orders], np.int64)
+
+    @cached_property
+    def quotas(self) -> np.ndarray:
+        """[K] int64: the rows of each source in an epoch."""
+        return quotas(self.weights, len(self))
+
+    @cached_property
+    def _offsets(self) -> np.ndarray:
+        """[K + 1] int64: the number of each source's first row."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        source, index = self._draws(epoch, positions)
+        numbers = np.empty(len(positions), np.int64)
+        for each, order in enumerate(self.orders):
+            own = source == each
+            passes, within = np.divmod(index[own], len(order))
+            found = np.empty(len(within), np.int64)
+            for number in np.unique(passes):
+                found[passes == number] = order.numbers(int(number), within[passes == number])
+            numbers[own] = self._offsets[each] + found
+        return numbers
+
+    def passes(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """[n] int64: the pass over its source that each row belongs to."""
+        source, index = self._draws(epoch, positions)
+        return index // self.sizes[source]
+
+    def share(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
+        """Every so many-th row; of sources that are read block by block, also an equal part of the blocks of each."""
+        if all(order.identity is None for order in self.orders):
+            return np.arange(rank, len(numbers), size)
+        by_number = np.argsort(numbers, kind="stable")
+        source = np.searchsorted(self._offsets, numbers[by_number], side="right") - 1
+        counts = np.bincount(source, minlength=len(self.orders))
+        place = np.arange(len(numbers)) - (np.cumsum(counts) - counts)[source]
+        along = np.argsort((place + 0.5) / counts[source], kind="stable")
+        return np.sort(by_number[np.array_split(along, size)[rank]])
+
+    def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
+        """What each source expects, in turns by how far along it comes there, [b] int64."""
+        before = self._before(int(self._strata(np.array([min(at.position, len(self) - 1)]))[0]))
+        shares = self.quotas / len(self)
+        found, along = [np.empty(0, np.int64)], [np.empty(0)]
+        for source, order in enumerate(self.orders):
+            passed, position = divmod(int(at.epoch * self.quotas[source] + before[source]), len(order))
+            rows, left = (max(1, round(each * shares[source])) for each in (at.step_rows, at.left))
+            own = order.upcoming(At(passed, position, rows, left), rank, size)
+            found.append(self._offsets[source] + own)
+            along.append((np.arange(len(own)) + 0.5) / max(len(own), 1))
+        return np.concatenate(found)[np.argsort(np.concatenate(along), kind="stable")]
+
+    @property
+    def identity(self) -> Hashable:
+        """What is fed of each source in an epoch, and how the source's own rows are ordered."""
+        each = zip(self.names, self.quotas, self.orders, strict=True)
+        return "; ".join(
+            f"{quota} rows of {name}" + (f" ({order.identity})" if order.identity is not None else "")
+            for name, quota, order in each
+        )
+
+    def fed(self, epoch: int, positions: int) -> dict[str, Fed]:
+        """What has been fed of each source after so many epochs and then so many positions of the next."""
+        rows = self._rows_fed(epoch, positions)
+        each = zip(self.names, rows, self.sizes, self.tokens_per_row, strict=True)
+        return {name: Fed(int(count), float(count / size), round(count * mean)) for name, count, size, mean in each}
+
+    def _rows_fed(self, epoch: int, positions: int) -> np.ndarray:
+        rows: np.ndarray = epoch * self.quotas
+        if positions >= len(self):
+            rows = rows + self.quotas
+        elif positions:
+            stratum = int(self._strata(np.array([positions - 1]))[0])
+            begins = self._before(stratum)
+            rest = np.arange(int(begins.sum()), positions)
+            source, _ = self._draws(epoch, rest)
+            rows = rows + begins + np.bincount(source, minlength=len(self.orders))
+        return rows
+
+    def _draws(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each position the source [n], and how many rows of it were fed before, in all epochs, [n]."""
+        source, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        strata = self._strata(positions)
+        for stratum in np.unique(strata):
+            inside = strata == stratum
+            before, after = self._before(int(stratum)), self._before(int(stratum) + 1)
+            ends = np.cumsum(after - before)
+            order = key(self.seed, "mixture", epoch, int(stratum))
+            drawn = shuffled(positions[inside] - int(before.sum()), int(ends[-1]), order)
+            from_ = np.searchsorted(ends, drawn, side="right")
+            source[inside] = from_
+            index[inside] = before[from_] + drawn - (ends - (after - before))[from_]
+        return source, epoch * self.quotas[source] + index
+
+    def _before(self, stratum: int) -> np.ndarray:
+        """[K] int64: the rows of each source before a stratum.
+
+        The r-th of the q rows of a source belongs at (r + 1/2) / q of the epoch; before a stratum come all rows that
+        belong before its ideal beginning. This never falls from one stratum to the next, which shares rounded one by
+        one would do for small weights, and so the strata differ in length by a few rows.
+        """
+        begin = min(stratum * STRATUM, len(self))
+        before = [-(-(2 * begin * int(quota) - len(self)) // (2 * len(self))) for quota in self.quotas]
+        return np.clip(np.array(before, np.int64), 0, self.quotas)
+
+    def _strata(self, positions: np.ndarray) -> np.ndarray:
+        """[n] int64: the stratum of each position."""
+        guess = positions // STRATUM
+        if not len(positions):
+            return guess
+        low = max(int(guess.min()) - 1, 0)
+        starts = np.array([self._before(each).sum() for each in range(low, int(guess.max()) + 2)])
+        return low + np.searchsorted(starts, positions, side="right") - 1
+
+
+class StackedRows:
+    """The rows of several stores, numbered through in their order."""
+
+    def __init__(self, stores: Sequence[RowStore]) -> None:
+        self.stores = stores
+        self._offsets = np.cumsum([0, *(len(store) for store in stores)])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self), self.stores[0].shape[1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The widest of the stores."""
+        return np.result_type(*(store.dtype for store in self.stores))
+
+    def expect(self, numbers: np.ndarray) -> None:
+        """Tell every store which rows will be read soon, [n] int64; it may be that none of its are."""
+        of = np.searchsorted(self._offsets, numbers, side="right") - 1
+        for number, store in enumerate(self.stores):
+            expect(store, numbers[of == number] - self._offsets[number])
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
+        """[n, S] of the widest number format among those of the stores that are read."""
+        numbers = np.asarray(numbers)
+        store = np.searchsorted(self._offsets, numbers, side="right") - 1
+        parts = [(np.flatnonzero(store == each), each) for each in np.unique(store)]
+        read = [(where, self.stores[each][numbers[where] - self._offsets[each]]) for where, each in parts]
+        rows = np.empty((len(numbers), self.shape[1]), np.result_type(np.uint16, *(rows for _, rows in read)))
+        for where, found in read:
+            rows[where] = found
+        return rows

@@ -1,0 +1,166 @@
+"""Documents of almost the same text: MinHash signatures, and the search for similar ones among them, by datasketch.
+
+Two documents are compared by the sets of their shingles (words in a row). The share of equal numbers in two signatures
+estimates the share of the shingles that two documents have in common (Broder 1997, "On the resemblance and containment
+of documents"); locality-sensitive hashing finds the candidates (Leskovec, Rajaraman, Ullman, "Mining of Massive
+Datasets", chapter 3).
+
+Lengths: n documents of a unit or group, P permutations.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from distill.config_corpus import NearConfig
+from distill.data.duplicates import PLACE, save
+from distill.errors import SettingError
+from distill.host import free_memory
+
+if TYPE_CHECKING:
+    from datasketch import MinHash
+
+SEED = 1  # of the permutations: part of what decides which documents stay
+SHINGLES = 10_000  # of one document that are hashed at a time
+# What datasketch weighs: candidates that are no pair, which only cost a comparison, and pairs that are missed.
+WEIGHTS = (0.1, 0.9)
+BYTES_OF_DOCUMENT = 5 << 10  # of memory for each that stays: 4.3 kB were measured, datasketch 2.0, 128 permutations
+
+_WORD = re.compile(r"\w+")
+
+
+def require_datasketch() -> None:
+    """Raises SettingError where it is not installed."""
+    try:
+        import datasketch  # noqa: F401
+    except ImportError as error:
+        raise SettingError(
+            f"corpus.duplicates=near needs datasketch ({error}): pip install 'distill[near]', or set "
+            "corpus.duplicates=drop, which leaves out equal documents only"
+        ) from error
+
+
+def shingles(text: str, length: int) -> Iterator[bytes]:
+    """So many words in a row, from each word on, without case and signs; of a shorter text all of its words.
+
+    A text without any word is a shingle as it is.
+    """
+    words = _WORD.findall(text.lower()) or [text.strip()]
+    for begin in range(max(len(words) - length, 0) + 1):
+        yield " ".join(words[begin : begin + length]).encode("utf-8", "surrogatepass")
+
+
+class Signatures:
+    """The signatures of the documents of a unit, as they come in."""
+
+    def __init__(self, settings: NearConfig) -> None:
+        require_datasketch()
+        import xxhash
+        from datasketch import MinHash
+
+        self.settings = settings
+        self._sketch = MinHash(settings.permutations, SEED, hashfunc=xxhash.xxh32_intdigest)
+        self._found: list[np.ndarray] = []
+        self._held: list[bool] = []
+
+    def add(self, text: str, held: bool) -> None:
+        """The next document, and whether it is held out."""
+        self._sketch.clear()
+        rest = shingles(text, self.settings.shingle)
+        while some := list(islice(rest, SHINGLES)):
+            self._sketch.update_batch(some)
+        self._found.append(self._sketch.digest())
+        self._held.append(held)
+
+    def write(self, stem: str | Path) -> None:
+        empty = np.empty((0, self.settings.permutations), np.uint32)
+        save(signatures_path(stem), np.stack(self._found) if self._found else empty)
+        save(held_path(stem), np.array(self._held, bool))
+
+
+def signatures_path(stem: str | Path) -> Path:
+    """Of a unit: [n, P] uint32."""
+    return Path(f"{stem}.signatures.npy")
+
+
+def held_path(stem: str | Path) -> Path:
+    """Of a unit: [n] bool, whether each document is held out."""
+    return Path(f"{stem}.held.npy")
+
+
+class Candidates(NamedTuple):
+    """The documents of a group that may be near duplicates."""
+
+    signatures: np.ndarray  # [n, P] uint32, mapped
+    held: np.ndarray  # [n] bool
+    places: np.ndarray  # [n] PLACE
+
+
+def near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) -> np.ndarray:
+    """The places [m] (`PLACE`) of documents that are near duplicates of one that stays, equal ones left aside.
+
+    Documents that are held out come first: what is near to one of them leaves the training text. Then they stay or go
+    in the order of the text. In memory is about `BYTES_OF_DOCUMENT` for each document that stays.
+
+    Args:
+        exact: the places of documents that are gone already, as equal to earlier ones.
+
+    Raises:
+        SettingError: there is no memory for that.
+    """
+    require_datasketch()
+    _require_memory(sum(len(group.held) for group in groups))
+    index = _Index(groups, settings)
+    stays = [~np.isin(_codes(group.places), _codes(exact)) for group in groups]
+    found = [np.empty(0, PLACE)]
+    for held in (True, False):
+        for number, group in enumerate(groups):
+            rows = np.flatnonzero((group.held == held) & stays[number])
+            gone = [row for row in rows.tolist() if index.knows(number, row)]
+            found.append(group.places[gone])
+    return np.concatenate(found)
+
+
+def _codes(places: np.ndarray) -> np.ndarray:
+    """[n] uint64, one for each place."""
+    return places["unit"].astype(np.uint64) << np.uint64(32) | places["number"]
+
+
+class _Index:
+    """The documents that stay, by their signatures."""
+
+    def __init__(self, groups: Sequence[Candidates], settings: NearConfig) -> None:
+        from datasketch import MinHash, MinHashLSH
+
+        self.signatures, self.threshold = [group.signatures for group in groups], settings.threshold
+        self._like = MinHash(settings.permutations, SEED)
+        self._lsh = MinHashLSH(settings.threshold, settings.permutations, WEIGHTS)
+
+    def knows(self, group: int, row: int) -> bool:
+        """Whether a document, by its group and row there, is near to one that stays; if not, it stays too."""
+        own = np.array(self.signatures[group][row])
+        sketch = self._sketch(own)
+        for candidate in self._lsh.query(sketch):
+            if np.mean(self.signatures[candidate[0]][candidate[1]] == own) >= self.threshold:
+                return True
+        self._lsh.insert((group, row), sketch, check_duplication=False)
+        return False
+
+    def _sketch(self, values: np.ndarray) -> "MinHash":
+        from datasketch import MinHash
+
+        return MinHash(hashvalues=values, permutations=self._like.permutations, scheme=self._like.scheme)
+
+
+def _require_memory(documents: int) -> None:
+    """Raises SettingError where so many documents might not fit into half of what is free."""
+    free = free_memory()
+    if free is not None and documents * BYTES_OF_DOCUMENT > free / 2:
+        raise SettingError(
+            f"corpus.duplicates=near: {documents:,} documents may take {documents * BYTES_OF_DOCUMENT / 1e9:.3g} GB of "
+            f"memory, and {free / 1e9:.3g} GB are free: set corpus.duplicates=drop, or give a smaller corpus"
+        )

@@ -1,0 +1,216 @@
+"""The order in which the rows of an epoch are fed: a pure function of seed, epoch and position.
+
+Nothing of it is saved or passed on from step to step. A run that resumes anywhere, on any number of ranks, asks for the
+positions that come next and gets the rows that it would have got.
+
+Lengths: n positions, m rows of a rank, B blocks (see `distill.data.shards.index`).
+"""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from distill.data.row_store import RowStore, row_bytes, starts_of
+from distill.seed import key, shuffled
+
+RAMP = 32  # the first window of a run is this part of a whole one
+GROWTH = 1.5  # of the windows after it: storage that gives twice what the run needs is ahead of them
+SLACK = 2.0  # standard deviations by which the rows of a step that fall to a rank stray from its share of a window
+
+
+class At(NamedTuple):
+    """A point of a run."""
+
+    epoch: int
+    position: int  # in the epoch
+    step_rows: int  # rows of a step, of all ranks together
+    left: int  # rows from here to the end of the run
+
+
+class Order(Protocol):
+    """Which row stands at which position of an epoch."""
+
+    def __len__(self) -> int:
+        """Rows of an epoch."""
+        ...
+
+    def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """The numbers [n] int64 of the rows at these positions [n] int64 of an epoch."""
+        ...
+
+    def passes(self, epoch: int, positions: np.ndarray) -> np.ndarray | int:
+        """Of each of these rows, or of all of them: how often it came before, by which its masks are drawn anew."""
+        ...
+
+    def share(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
+        """Which rows of a step, given by their numbers [n], a rank takes: indices [m] into them, ascending."""
+        ...
+
+    def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
+        """A row number of each block that a rank reads from there on, in the order in which it needs them, [b] int64.
+
+        It is advice for whoever fetches blocks ahead: a rank may need a few more.
+        """
+        ...
+
+    @property
+    def identity(self) -> Hashable:
+        """What decides this order besides the seed and the number of rows; None where nothing does."""
+        ...
+
+
+@dataclass(frozen=True)
+class FullShuffle:
+    """All rows in a random order, another one in every epoch."""
+
+    num_rows: int
+    seed: int
+    starts: np.ndarray | None = None  # [B + 1] int64: the first row of each block, then the number of rows
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        return shuffled(positions, self.num_rows, key(self.seed, "order", epoch))
+
+    def passes(self, epoch: int, positions: np.ndarray) -> int:
+        return epoch
+
+    def share(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
+        return np.arange(rank, len(numbers), size)
+
+    def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
+        """Every block; ranks begin at different ones, so that those of a node do not wait for each other."""
+        blocks = np.zeros(0, np.int64) if self.starts is None else self.starts[:-1]
+        return np.roll(blocks, -(rank * len(blocks) // size))
+
+    @property
+    def identity(self) -> None:
+        return None
+
+
+class Plan(NamedTuple):
+    """The windows of an epoch. K windows."""
+
+    blocks: np.ndarray  # [B] int64: the blocks in their order
+    starts: np.ndarray  # [B + 1] int64: the position of the first row of each of them
+    bounds: np.ndarray  # [K + 1] int64: which of them is the first of each window
+    edges: np.ndarray  # [K + 1] int64: the position at which each window begins
+
+
+@dataclass(frozen=True, eq=False)
+class WindowedShuffle:
+    """Blocks in a random order, cut into windows, and the rows of each window in a random order.
+
+    Only the blocks of a window have to be near, whatever the size of the corpus. A run begins with small windows, which
+    grow while the following ones are fetched: it does not wait until a whole window is there.
+
+    The rows of a step are dealt to ranks by their numbers, so that a rank of N reads about an Nth of each window.
+    """
+
+    starts: np.ndarray  # [B + 1] int64: the first row of each block, then the number of rows
+    window: int  # blocks of a window
+    seed: int
+    _plans: dict[int, Plan] = field(default_factory=dict)  # by epoch: those in use
+    _upcoming: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict)  # the last answer, by its question
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        plan = self.plan(epoch)
+        windows = np.searchsorted(plan.edges, positions, side="right") - 1
+        shuffled_to = np.empty(len(positions), np.int64)
+        for window in np.unique(windows):
+            begin, end = plan.edges[window], plan.edges[window + 1]
+            inside = windows == window
+            order = key(self.seed, "window", epoch, int(window))
+            shuffled_to[inside] = begin + shuffled(positions[inside] - begin, int(end - begin), order)
+        place = np.searchsorted(plan.starts, shuffled_to, side="right") - 1
+        return self.starts[plan.blocks[place]] + shuffled_to - plan.starts[place]
+
+    def passes(self, epoch: int, positions: np.ndarray) -> int:
+        return epoch
+
+    def share(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
+        by_number = np.argsort(numbers, kind="stable")
+        return np.sort(np.array_split(by_number, size)[rank])
+
+    def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
+        """A row of each block of this window and of the next one, which may be the first of the next epoch."""
+        plan = self.plan(at.epoch)
+        window = int(np.searchsorted(plan.edges, at.position, side="right")) - 1
+        goes_on = at.position + at.left > plan.edges[window + 1]
+        question = (at.epoch, window, goes_on, rank, size, at.step_rows)
+        if (answer := self._upcoming.get(question)) is None:
+            parts = [self._part(plan, window, rank, size, at.step_rows)]
+            if goes_on:
+                following = (plan, window + 1) if window + 2 < len(plan.bounds) else (self.plan(at.epoch + 1), 0)
+                parts.append(self._part(*following, rank, size, at.step_rows))
+            answer = self.starts[np.concatenate(parts)]
+            self._upcoming.clear()
+            self._upcoming[question] = answer
+        return answer
+
+    def _part(self, plan: Plan, window: int, rank: int, size: int, step_rows: int) -> np.ndarray:
+        """The blocks of a window that a rank reads, ascending.
+
+        The rows of a step that lie before a given place of the window are a binomial number of them: where the rank's
+        part of a step begins and ends strays around its part of the window by that number's deviation.
+        """
+        blocks = np.sort(plan.blocks[plan.bounds[window] : plan.bounds[window + 1]])
+        cuts = np.array([rank, rank + 1]) / size
+        stray = SLACK * np.sqrt(cuts * (1 - cuts) / step_rows) * [-1, 1]
+        first, last = np.clip(cuts + stray, 0, 1) * len(blocks)
+        return blocks[int(first) : int(np.ceil(last))]
+
+    def plan(self, epoch: int) -> Plan:
+        """The windows of an epoch; those of neighbouring epochs are kept."""
+        if (plan := self._plans.get(epoch)) is None:
+            for other in [other for other in list(self._plans) if abs(other - epoch) > 1]:
+                self._plans.pop(other, None)  # another thread may have been quicker
+            plan = self._plans[epoch] = self._make_plan(epoch)
+        return plan
+
+    def _make_plan(self, epoch: int) -> Plan:
+        count = len(self.starts) - 1
+        blocks = shuffled(np.arange(count), count, key(self.seed, "blocks", epoch))
+        starts = np.concatenate([[0], np.cumsum(np.diff(self.starts)[blocks])])
+        bounds = window_bounds(count, self.window, ramp=epoch == 0)
+        return Plan(blocks, starts, bounds, starts[bounds])
+
+    @property
+    def identity(self) -> Hashable:
+        """Blocks and windows: with others the same seed gives another order."""
+        return (
+            f"{len(self.starts) - 1} blocks of at most {int(np.diff(self.starts).max())} rows, {self.window} a window"
+        )
+
+
+def window_bounds(blocks: int, window: int, ramp: bool) -> np.ndarray:
+    """Which block is the first of each window, then `blocks`, [K + 1] int64.
+
+    All are of nearly one size, of `window` blocks at most; with `ramp` they grow to it from a small part of it.
+    """
+    bounds, length = [0], max(1, window // RAMP) if ramp else window
+    while length < window and bounds[-1] + length < blocks:
+        bounds.append(bounds[-1] + length)
+        length = math.ceil(length * GROWTH)
+    rest = blocks - bounds[-1]
+    cuts = -(-rest // window)
+    return np.array([*bounds, *(bounds[-1] + (number + 1) * rest // cuts for number in range(cuts))], np.int64)
+
+
+def order_of(rows: RowStore, shuffle_bytes: int, seed: int) -> Order:
+    """A full shuffle where the rows take at most `shuffle_bytes`, else one in windows of blocks of so many bytes.
+
+    It depends on the rows and their blocks, and not on where these lie.
+    """
+    starts, width = starts_of(rows), row_bytes(rows)
+    if starts is None or len(rows) * width <= shuffle_bytes:
+        return FullShuffle(len(rows), seed, starts)
+    block_bytes = int(np.diff(starts).max()) * width
+    return WindowedShuffle(starts, max(1, shuffle_bytes // block_bytes), seed)

@@ -1,0 +1,315 @@
+"""Files at URLs (s3://, gs://, hf://, https:// ...), with those methods of `pathlib.Path` that readers of text use.
+
+Bytes come through fsspec. Credentials, regions and endpoints are never settings: each service's own library finds them
+in the environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.
+"""
+
+import errno
+import fnmatch
+import io
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, TypeVar, cast
+from urllib.parse import urlsplit
+
+from distill.errors import SettingError, StorageFailed, first_line
+
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}  # by protocol
+WEB = ("http", "https")  # which know no folders but pages with links
+# Bytes of a file that one request asks for, and that are in memory. More would be faster by itself, but text is turned
+# into tokens at a tenth of the rate, and of a range of a file so much may be read beyond its end.
+BUFFER = 2 << 20
+ATTEMPTS = 8  # until storage that fails ends the run: about a minute and a half
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before the second attempt, and before any
+THREADS = 16  # that ask for the sizes of files which no listing tells
+# Errors of libraries that need not be installed, which another attempt does not mend.
+NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ParamValidationError")
+# What tells one version of a file from another, by the names that services give it, the surest first.
+VERSIONS = ("ETag", "etag", "blob_id", "oid", "md5Hash", "generation", "LastModified", "last_modified", "mtime")
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+class NoRanges(OSError):
+    """A server sends files as a whole, whatever part of them is asked for."""
+
+
+PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, NoRanges)
+
+
+def is_url(path: str) -> bool:
+    """Whether this names a file or folder through fsspec, not one of this machine's file system."""
+    return "://" in path
+
+
+def file_system(url: str, setting: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it.
+
+    Args:
+        setting: which has the URL as its value, for error lines.
+
+    Raises:
+        SettingError: the protocol is not known, or needs a package that is not installed.
+    """
+    from fsspec.core import url_to_fs
+
+    protocol = url.partition("://")[0]
+    try:
+        found, path = url_to_fs(url)
+    except ImportError as error:
+        extra = EXTRAS.get(protocol)
+        cure = f"pip install 'distill[{extra}]'" if extra else "install it"
+        raise SettingError(f"{setting}={url}: {protocol}:// needs a package ({first_line(error)}): {cure}") from error
+    except ValueError as error:
+        raise SettingError(
+            f"{setting}={url}: {first_line(error)}: give a local path, or s3://, gs://, hf:// or https://"
+        ) from error
+    return found, path
+
+
+@contextmanager
+def reachable(setting: str, url: str) -> Iterator[None]:
+    """Turns whatever a service answers to the first question about a URL into one line that names the setting.
+
+    Errors of a path of this machine are left as they are.
+
+    Raises:
+        SettingError: it does not answer, or refuses.
+    """
+    try:
+        yield
+    except (SettingError, StorageFailed):
+        raise
+    except Exception as error:  # each library has errors of its own for a wrong name, no permission and no network
+        if not is_url(url):
+            raise
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise SettingError(
+            f"{setting}={url} cannot be reached ({reason}); check the name, the network, and the credentials in the "
+            "environment"
+        ) from error
+
+
+def retried(
+    call: Callable[[], Result], what: str, attempts: int = ATTEMPTS, failed: Callable[[str], None] | None = None
+) -> Result:
+    """The result of a call to storage, which is made again where it fails in a way that may pass.
+
+    The pauses between two attempts are drawn from 0 to a limit that doubles each time, so that many processes that
+    failed together do not come back together.
+
+    Args:
+        failed: gets the reason of each failure that is followed by another attempt.
+
+    Raises:
+        StorageFailed: every attempt has failed.
+        OSError: of a kind that does not pass, such as FileNotFoundError and PermissionError.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            return call()
+        except Exception as error:
+            if isinstance(error, (*PERMANENT, SettingError)) or type(error).__name__ in NO_ACCESS:
+                raise
+            if isinstance(error, OSError) and error.errno == errno.ENOSYS:  # the service has no such operation
+                raise
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            if attempt == attempts:
+                raise StorageFailed(
+                    f"{what}: storage has failed {attempts} times, at last with {reason}: see to it; the same command "
+                    "then goes on"
+                ) from error
+            logger.debug(f"{what}: {reason}; attempt {attempt + 1}")
+            if failed is not None:
+                failed(reason)
+            time.sleep(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)))
+    raise AssertionError("no attempt was made")
+
+
+class FileState(NamedTuple):
+    """What is known of a file without reading it."""
+
+    size: int | None  # bytes; None: its server does not tell
+    version: str  # changes with its content; empty where the service knows no such thing
+
+
+@dataclass(frozen=True, order=True)
+class RemotePath:
+    """A file or folder at a URL."""
+
+    url: str
+    setting: str = field(default="corpus.path", compare=False)  # which names it, for error lines
+    known: FileState | None = field(default=None, compare=False)  # None: to be asked for
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        return self._pure.name
+
+    @property
+    def suffix(self) -> str:
+        return self._pure.suffix
+
+    @property
+    def suffixes(self) -> list[str]:
+        return self._pure.suffixes
+
+    @property
+    def _pure(self) -> PurePosixPath:
+        return PurePosixPath(urlsplit(self.url).path if self.is_web else self.url.partition("://")[2])
+
+    @property
+    def is_web(self) -> bool:
+        return self.url.partition("://")[0] in WEB
+
+    @property
+    def parent(self) -> "RemotePath":
+        return RemotePath(self.url.rstrip("/").rpartition("/")[0], self.setting)
+
+    def __truediv__(self, name: str) -> "RemotePath":
+        return RemotePath(f"{self.url.rstrip('/')}/{name}", self.setting)
+
+    def is_file(self) -> bool:
+        if self.known is not None or self.is_web:
+            return not self.url.endswith("/") and (self.known is not None or "*" not in self.url)
+        system, path = file_system(self.url, self.setting)
+        return bool(retried(lambda: system.isfile(path), self.url))
+
+    def is_dir(self) -> bool:
+        if self.known is not None or self.is_web:
+            return self.url.endswith("/")
+        system, path = file_system(self.url, self.setting)
+        return bool(retried(lambda: system.isdir(path), self.url))
+
+    def state(self) -> FileState:
+        """Size and version, asked for unless a listing had them."""
+        if self.known is not None and self.known.size is not None:
+            return self.known
+        system, path = file_system(self.url, self.setting)
+        return _state(retried(lambda: system.info(path), self.url))
+
+    def rglob(self, pattern: str = "*") -> "list[RemotePath]":
+        """The files below a folder whose names match."""
+        system, path = file_system(self.url, self.setting)
+        found = retried(lambda: system.find(path, detail=True), self.url)
+        return [each for each in self._listed(system, found) if fnmatch.fnmatch(each.name, pattern)]
+
+    def glob(self, pattern: str) -> "list[RemotePath]":
+        """The files that match a pattern below a folder; `**` stands for folders of any depth."""
+        return (self / pattern).expanded()
+
+    def expanded(self) -> "list[RemotePath]":
+        """The files that match the URL itself, which is a pattern."""
+        system, path = file_system(self.url, self.setting)
+        return self._listed(system, retried(lambda: system.glob(path, detail=True), self.url))
+
+    def _listed(self, system: Any, found: dict[str, dict[str, Any]]) -> "list[RemotePath]":
+        files = [(path, info) for path, info in found.items() if info.get("type") != "directory"]
+        return [RemotePath(system.unstrip_protocol(path), self.setting, _state(info)) for path, info in files]
+
+    def open(self, mode: str = "rb", buffered: bool = True) -> Any:
+        """A file object that asks for ranges of the content as they are read, and again where storage fails.
+
+        Args:
+            buffered: 2 MiB are asked for at once; else as much as is read, for readers that know what they need.
+
+        Raises:
+            OSError: there is no such file, or its server does not tell its size.
+            StorageFailed: in reading, when storage keeps failing.
+        """
+        assert mode == "rb"
+        system, path = file_system(self.url, self.setting)
+        if (size := self.state().size) is None:
+            raise OSError("its server does not tell its size; download it and give the local file")
+        ranges = _Ranges(system, path, size, self.url)
+        return io.BufferedReader(ranges, BUFFER) if buffered else ranges
+
+
+def path_of(path: str, setting: str = "corpus.path") -> Path:
+    """The path that a text names; a `RemotePath`, which has the methods that readers use, where it is a URL."""
+    return cast(Path, RemotePath(path, setting)) if is_url(path) else Path(path).expanduser()
+
+
+def for_each(call: Callable[[Path], Result], paths: list[Path]) -> list[Result]:
+    """The results of a call for each file, several at a time where one has to wait for a network."""
+    if not any(isinstance(path, RemotePath) for path in paths):
+        return [call(path) for path in paths]
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(call, paths))
+
+
+def with_states(paths: list[Path]) -> list[Path]:
+    """The same files; of those at URLs the states are known, also where no listing had them."""
+    return for_each(_with_state, paths)
+
+
+def _with_state(path: Path) -> Path:
+    if not isinstance(path, RemotePath) or (path.known is not None and path.known.size is not None):
+        return path
+    return cast(Path, replace(path, known=path.state()))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where its server does not tell."""
+    return path.state().size or 0 if isinstance(path, RemotePath) else path.stat().st_size
+
+
+def file_state(path: Path) -> tuple[str, int | None, Any]:
+    """Name, size and time of a file, or its version at a URL: what changes when its content does."""
+    if not isinstance(path, RemotePath):
+        found = path.stat()
+        return str(path.resolve()), found.st_size, found.st_mtime_ns
+    state = path.state()
+    # What follows a question mark may be a signature that is another one every day.
+    return path.url.partition("?")[0] if path.is_web and state.version else path.url, *state
+
+
+def _state(info: dict[str, Any]) -> FileState:
+    version = next((str(info[name]) for name in VERSIONS if info.get(name) is not None), "")
+    return FileState(info.get("size"), version)
+
+
+class _Ranges(io.RawIOBase):
+    """A file of known size at a URL, of which every read asks for just the bytes that it wants."""
+
+    def __init__(self, system: Any, path: str, size: int, url: str) -> None:
+        self._system, self._path, self._size, self._url = system, path, size, url
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        if count:
+            buffer[:count] = retried(lambda: self._fetch(count), self._url)
+            self._at += count
+        return count
+
+    def _fetch(self, count: int) -> bytes:
+        data: bytes = self._system.cat_file(self._path, start=self._at, end=self._at + count)
+        if len(data) > count:
+            raise NoRanges("its server sends whole files only; download it and give the local file")
+        if len(data) < count:
+            raise OSError(f"{len(data):,} of {count:,} bytes came")
+        return data

@@ -1,0 +1,139 @@
+"""Blocks of rows on the disk of a node: fetched once for all its processes, bounded, checked, evicted.
+
+A block is a file of its plain rows, with their sha256 after them, under the name of the digest that the index gives it.
+So runs and corpora share a cache. Processes map the files; what is evicted while it is mapped stays readable until the
+last of them lets it go, as is so with any file on Linux.
+"""
+
+import fcntl
+import logging
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from distill.data.disk_cache import folder_of
+from distill.data.shards.index import DIGEST_BYTES, Block, Layout
+from distill.errors import StorageFailed
+from distill.files import atomic
+from distill.storage import RESERVE, size
+
+SUFFIX = ".block"
+READ_BYTES = 1 << 20  # at once, to check a file
+
+logger = logging.getLogger(__name__)
+
+
+class _File(NamedTuple):
+    used: int  # when it was last opened, nanoseconds
+    size: int
+    path: str
+
+
+class BlockCache:
+    """The folder `<cache>/blocks` and what may be in it."""
+
+    def __init__(self, cache: str, most_bytes: int, setting: str = "corpus.cache") -> None:
+        """
+        Args:
+            most_bytes: of all its files together.
+            setting: what error lines call `cache`.
+
+        Raises:
+            SettingError: the folder cannot be written.
+        """
+        self.folder = folder_of(cache, "blocks", "files", setting)
+        self.most_bytes, self.setting = most_bytes, f"{setting}={cache}"
+        self.folder.mkdir(exist_ok=True)
+        (self.folder.parent / "locks").mkdir(exist_ok=True)
+
+    def get(self, block: Block, layout: Layout, fetch: Callable[[Block], bytes]) -> memoryview:
+        """The plain bytes of a block, mapped; fetched unless they are here, while others of this node wait for that.
+
+        Args:
+            fetch: gives the plain bytes of a block.
+        """
+        if (plain := self._open(block, layout)) is not None:
+            return plain
+        with self._lock(f"{block.digest[0]:02x}"):  # of one block in 256: few wait for another one
+            if (plain := self._open(block, layout)) is None:
+                self._add(block, fetch(block))
+                plain = self._open(block, layout, check=False)
+        return self.get(block, layout, fetch) if plain is None else plain  # None: evicted in between
+
+    def digests(self) -> set[str]:
+        """Of the blocks that are here, in hexadecimal digits."""
+        return {name.removesuffix(SUFFIX) for name in os.listdir(self.folder)}
+
+    def _path(self, block: Block) -> Path:
+        return self.folder / (block.digest.hex() + SUFFIX)
+
+    def _open(self, block: Block, layout: Layout, check: bool = True) -> memoryview | None:
+        """The plain bytes of a block, mapped; None where they are not here, or not as they were written."""
+        try:
+            with open(path := self._path(block), "rb") as file:
+                if check and not _is_whole(file, block.rows * layout.row_bytes):
+                    logger.warning(f"{path} is damaged; it is fetched again")
+                    path.unlink(missing_ok=True)
+                    return None
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            return None
+        with suppress(FileNotFoundError):
+            os.utime(path)
+        return memoryview(content)[: block.rows * layout.row_bytes]
+
+    def _add(self, block: Block, plain: bytes) -> None:
+        """Write a block; one process of the node at a time, so that the bound holds."""
+        with self._lock("write"):
+            self._make_room(len(plain) + DIGEST_BYTES)
+            with atomic(self._path(block)) as new, new.open("wb") as file:
+                file.write(plain)
+                file.write(sha256(plain).digest())
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Remove the blocks that were opened longest ago until so many bytes more are allowed, and are free."""
+        files = sorted(self._files())
+        total, free = sum(file.size for file in files), shutil.disk_usage(self.folder).free
+        for file in files:
+            if total + num_bytes <= self.most_bytes and num_bytes + RESERVE <= free:
+                return
+            with suppress(FileNotFoundError):  # found damaged just now
+                os.unlink(file.path)
+            total, free = total - file.size, free + file.size
+        if total + num_bytes > self.most_bytes or num_bytes + RESERVE > free:
+            raise StorageFailed(
+                f"{self.setting}: no room for a block of {size(num_bytes)}, with {size(free)} free and "
+                f"corpus.local_bytes={self.most_bytes}: make room, or give corpus.local=FOLDER on another disk; the "
+                "same command then goes on"
+            )
+
+    def _files(self) -> Iterator[_File]:
+        """The files of the cache; what a killed process has left half-written is removed."""
+        for entry in os.scandir(self.folder):
+            if not entry.name.endswith(SUFFIX):
+                os.unlink(entry.path)
+                continue
+            with suppress(FileNotFoundError):  # found damaged just now
+                found = entry.stat()
+                yield _File(found.st_mtime_ns, found.st_size, entry.path)
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """Held by one thread of one process of the node; it goes with a process that is killed."""
+        with open(self.folder.parent / "locks" / name, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _is_whole(file: BinaryIO, num_bytes: int) -> bool:
+    """Whether a file holds so many bytes and then their digest. Mapped, it would count as memory."""
+    digest, left = sha256(), num_bytes
+    while left and (part := file.read(min(left, READ_BYTES))):
+        digest.update(part)
+        left -= len(part)
+    return not left and file.read() == digest.digest()

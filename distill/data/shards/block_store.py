@@ -1,0 +1,143 @@
+"""Rows by number from blocks that are fetched when they are needed, or ahead of that."""
+
+import logging
+import time
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from functools import partial
+from threading import Lock
+
+import numpy as np
+
+from distill.data.remote import ATTEMPTS
+from distill.data.row_store import gather
+from distill.data.shards.block_cache import BlockCache
+from distill.data.shards.fetch import Blocks
+from distill.data.shards.index import ShardIndex
+from distill.errors import StorageFailed
+
+FETCHING = 8  # blocks at once that somebody waits for
+AHEAD = 4  # and that are fetched ahead
+ATTEMPTS_AHEAD = 2  # to fetch such a block; whoever needs it tries more often
+SAY_EVERY = 10.0  # seconds between two lines about a block that somebody waits for
+
+logger = logging.getLogger(__name__)
+
+
+class BlockStore:
+    """The rows of shards in object storage, or of compressed ones, through the cache of the node.
+
+    Any thread may read. N rows of S positions in B blocks.
+    """
+
+    def __init__(self, index: ShardIndex, blocks: Blocks, cache: BlockCache) -> None:
+        self.index, self.blocks, self.cache = index, blocks, cache
+        self.dtype = np.dtype(index.layout.dtype)
+        self.shape = (index.num_rows, index.layout.sequence_length)
+        self._open: dict[int, memoryview] = {}  # mapped blocks
+        self._waited: dict[int, Future[memoryview]] = {}  # that somebody waits for
+        self._expected: dict[int, Future[memoryview]] = {}  # that are fetched ahead
+        self._asked: np.ndarray | None = None  # what `expect` was last asked for, until a part of it fails
+        self._lock = Lock()  # of all these
+        self._now = ThreadPoolExecutor(FETCHING, thread_name_prefix="blocks")
+        self._ahead = ThreadPoolExecutor(AHEAD, thread_name_prefix="blocks-ahead")
+
+    @property
+    def starts(self) -> np.ndarray:
+        """[B + 1] int64: the first row of each block, then N."""
+        return self.index.first
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
+        """Raises StorageFailed where a block cannot be had."""
+        numbers = np.asarray(numbers)
+        blocks = self.index.block_of(numbers)
+        within = numbers - self.index.first[blocks]
+        try:
+            return gather(self._open, blocks, within, self)
+        except KeyError:
+            return gather(self._views(np.unique(blocks).tolist()), blocks, within, self)
+
+    def expect(self, numbers: np.ndarray) -> None:
+        """Fetch the blocks of these rows in the background, in this order; those of earlier calls are forgotten."""
+        if numbers is self._asked:
+            return
+        self._asked = numbers
+        wanted = dict.fromkeys(self.index.block_of(np.asarray(numbers)).tolist())
+        with self._lock:
+            for block in self._expected.keys() - wanted.keys():
+                if self._expected[block].cancel():  # it waits for its turn; what is under way goes on
+                    del self._expected[block]
+            missing = [block for block in wanted if not self._known(block)]
+            for block in missing:
+                self._expected[block] = self._ahead.submit(self._fetch, block, self._expected, ATTEMPTS_AHEAD)
+
+    def close(self) -> None:
+        """End the threads, once what is under way has come."""
+        for pool in (self._now, self._ahead):
+            pool.shutdown(cancel_futures=True)
+
+    def _known(self, block: int) -> bool:
+        return block in self._open or block in self._waited or block in self._expected
+
+    def _views(self, blocks: list[int]) -> dict[int, memoryview]:
+        """The rows of these blocks, once all are there."""
+        with self._lock:
+            found = {block: self._open[block] for block in blocks if block in self._open}
+            waited = {block: self._need(block) for block in blocks if block not in found}
+        return found | {block: self._wait(block, future) for block, future in waited.items()}
+
+    def _need(self, block: int) -> "Future[memoryview]":
+        """Fetch a block before all that are fetched ahead. The lock is held."""
+        if block in self._expected and self._expected[block].cancel():
+            del self._expected[block]
+        if block not in self._waited:  # one that is on its way already comes once all the same, by the cache's lock
+            self._waited[block] = self._now.submit(self._fetch, block, self._waited, ATTEMPTS)
+        return self._waited[block]
+
+    def _wait(self, block: int, future: "Future[memoryview]") -> memoryview:
+        name, begun = self.blocks.name(self.index.block(block)), time.monotonic()
+        while not future.done():
+            wait([future], SAY_EVERY)
+            if not future.done():
+                logger.info(f"waiting for storage since {time.monotonic() - begun:.0f} s: {name}")
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise self.blocks.given_up or StorageFailed(f"{name}: not read, as another block could not be") from error
+
+    def _fetch(self, block: int, coming: dict[int, "Future[memoryview]"], attempts: int) -> memoryview:
+        """Map a block, and have it fetched where it is not here. `coming`: which of the two holds its future."""
+        try:
+            view = self.cache.get(
+                self.index.block(block), self.index.layout, partial(self.blocks.plain, attempts=attempts)
+            )
+            before = list(self._open)  # blocks that come while others are listed are none that have gone
+            kept = self.cache.digests()
+        except BaseException as error:
+            self._give_up(block, coming, error)
+            raise
+        with self._lock:
+            self._open[block] = view
+            coming.pop(block, None)
+            # The disk gets the room of evicted blocks back when no process has them mapped any more.
+            for gone in [each for each in before if self._digest(each) not in kept]:
+                self._open.pop(gone, None)
+        return view
+
+    def _give_up(self, block: int, coming: dict[int, "Future[memoryview]"], error: BaseException) -> None:
+        """A block cannot be had. That ends the run if somebody waits for it, and then nobody needs the others."""
+        with self._lock:
+            coming.pop(block, None)
+            self._asked = None
+            if coming is self._waited:
+                if isinstance(error, StorageFailed):
+                    self.blocks.given_up = error
+                for future in [*self._waited.values(), *self._expected.values()]:
+                    future.cancel()
+                self._waited.clear()
+                self._expected.clear()
+
+    def _digest(self, block: int) -> str:
+        return self.index.digests[block].tobytes().hex()

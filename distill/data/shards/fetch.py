@@ -1,0 +1,131 @@
+"""Blocks as they are stored, read from a disk or through a network, tried again until they are whole and right."""
+
+import logging
+import time
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from distill.data.remote import ATTEMPTS, NoRanges, file_system, is_url, retried
+from distill.data.shards.index import Block, Layout
+from distill.errors import SettingError, StorageFailed, first_line
+
+SECONDS = 60.0  # that one attempt may take, where the library can be stopped
+SAY_EVERY = 10.0  # seconds between two lines about storage that fails
+
+logger = logging.getLogger(__name__)
+
+
+class Blocks:
+    """The blocks of the shards at one place, which is a folder or a URL.
+
+    When a block cannot be had, the run is about to end: until one comes again the others are tried once only.
+
+    Attributes:
+        failures: attempts that have failed so far.
+        given_up: why the last block could not be had; None: it came.
+    """
+
+    def __init__(self, place: str, layout: Layout) -> None:
+        self.place, self.layout = place.rstrip("/"), layout
+        self.failures = 0
+        self.given_up: StorageFailed | None = None
+        self._said = 0.0  # when the last line about failures was written
+        self._lock = Lock()
+
+    def name(self, block: Block) -> str:
+        """The file that holds it."""
+        return f"{self.place}/{self.layout.shard_name(block.shard)}"
+
+    def plain(self, block: Block, attempts: int = ATTEMPTS) -> bytes:
+        """The rows of a block, decompressed.
+
+        Raises:
+            StorageFailed: it cannot be read, or is damaged whenever it is read again.
+        """
+        stored = self._stored(block, attempts)
+        if self.layout.compression is None:
+            return stored
+        import pyarrow
+
+        size = block.rows * self.layout.row_bytes
+        plain: bytes = pyarrow.decompress(stored, size, codec=self.layout.compression, asbytes=True)
+        return plain
+
+    def _stored(self, block: Block, attempts: int) -> bytes:
+        name = self.name(block)
+        try:
+            return retried(lambda: self._attempt(name, block), name, attempts, lambda reason: self._note(name, reason))
+        except (SettingError, StorageFailed):
+            raise
+        except Exception as error:  # of a kind that does not pass; each library has its own
+            raise _failed(name, error) from error
+
+    def _attempt(self, name: str, block: Block) -> bytes:
+        data = read_range(name, block.offset, block.offset + block.size)
+        if len(data) != block.size:
+            raise OSError(f"{len(data):,} of {block.size:,} bytes came")
+        if sha256(data).digest() != block.digest:
+            raise OSError(f"the {block.size:,} bytes from {block.offset:,} are not those that were written")
+        self.given_up = None
+        return data
+
+    def _note(self, name: str, reason: str) -> None:
+        """Count a failure, and say so now and then. Raises StorageFailed where the run ends anyway."""
+        with self._lock:
+            self.failures += 1
+            if self.given_up is not None:
+                raise self.given_up
+            if time.monotonic() - self._said < SAY_EVERY:
+                return
+            self._said = time.monotonic()
+        logger.warning(f"{name}: {reason}; trying again ({self.failures} such failures so far)")
+
+
+def _failed(name: str, error: Exception) -> StorageFailed:
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    return StorageFailed(f"{name} cannot be read ({reason}): see to it; the same command then goes on")
+
+
+def read_range(name: str, start: int, stop: int) -> bytes:
+    """The bytes [start, stop) of a file, fewer where it ends before. One attempt; raises whatever its library does."""
+    if not is_url(name):
+        with open(name, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+    system, path = file_system(name, "corpus.tokens")
+    data = _within(SECONDS, system, path, start, stop)
+    if len(data) > stop - start:
+        raise NoRanges("its server sends whole files only")
+    return data
+
+
+def _within(seconds: float, system: Any, path: str, start: int, stop: int) -> bytes:
+    """Of libraries that can be interrupted an attempt ends after so many seconds, with TimeoutError."""
+    if not system.async_impl:
+        data: bytes = system.cat_file(path, start=start, end=stop)
+        return data
+    from fsspec.asyn import sync
+
+    data = sync(system.loop, system._cat_file, path, start=start, end=stop, timeout=seconds)
+    return data
+
+
+def read_whole(name: str) -> bytes:
+    """The content of a small file at a path or URL.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageFailed: it cannot be read.
+    """
+    if not is_url(name):
+        return Path(name).read_bytes()
+    system, path = file_system(name, "corpus.tokens")
+    try:
+        data: bytes = retried(lambda: system.cat_file(path), name)
+    except (FileNotFoundError, SettingError, StorageFailed):
+        raise
+    except Exception as error:
+        raise _failed(name, error) from error
+    return data

@@ -1,0 +1,112 @@
+"""Puts the records of all groups together: the index of the shards, the counts of each token, and meta.json.
+
+Any host that finds all records may do it, and two that do write the same. No text and no rows are read.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from distill.data.packing import COUNTS, PARTS, Packing
+from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.index import Block, ShardIndex
+from distill.data.shards.publish import counts_name, header, layout_of, record_name
+from distill.data.unread import Unread
+
+META = "meta.json"
+THREADS = 16  # that read records
+
+
+def finish(
+    folder: Destination,
+    num_groups: int,
+    packing: Packing,
+    plan: dict[str, Any],
+    duplicates: dict[str, int] | None = None,
+) -> dict[str, Any]:
+    """Writes what makes the shards of all groups one text, meta.json last, and gives its content.
+
+    Args:
+        plan: the settings by which the groups were made, which meta.json repeats.
+        duplicates: counts of duplicate documents, where anybody has counted them.
+
+    Raises:
+        SettingError: a setting names a field that no record of a source has.
+        FileNotFoundError: another host has finished in the meantime, and removed the records.
+    """
+    with ThreadPoolExecutor(THREADS) as pool:
+        numbers = range(num_groups)
+        records = list(pool.map(lambda number: json.loads(folder.read(record_name(number))), numbers))
+        counts = {part: _counts(pool, folder, part, numbers) for part in PARTS}
+    units = [unit for record in records for unit in record["units"]]
+    meta: dict[str, Any] = {**_unread(units).as_dict(), **plan, "duplicates": duplicates}
+    meta["seconds"] = sum(record["seconds"] for record in records)
+    for part in PARTS:
+        index = ShardIndex.of_shards(
+            layout_of(part, packing, plan["compression"]), [_blocks(record[part]["blocks"]) for record in records]
+        )
+        meta[part] = _summary([record[part] for record in records], index)
+        folder.write(f"{part}.index", index.as_bytes())
+        file = io.BytesIO()
+        np.save(file, counts[part])
+        folder.write(f"{part}.counts.npy", file.getvalue())
+    folder.write(META, json.dumps(meta).encode())
+    folder.remove(WORK)
+    return meta
+
+
+def _counts(pool: Executor, folder: Destination, part: str, numbers: Sequence[int]) -> np.ndarray:
+    """The sum of the counts [V] of these groups, of which some are in memory at the same time."""
+
+    def read(number: int) -> np.ndarray:
+        found: np.ndarray = np.load(io.BytesIO(folder.read(counts_name(number, part))), allow_pickle=False)
+        return found
+
+    total = read(numbers[0])
+    for begin in range(1, len(numbers), 4 * THREADS):
+        for counts in pool.map(read, numbers[begin : begin + 4 * THREADS]):
+            total += counts
+    return total
+
+
+def _unread(units: Sequence[dict[str, Any]]) -> Unread:
+    """What could not be read of the whole text, once every source has shown that its fields are there."""
+    by_source: dict[int, list[Unread]] = {}
+    for unit in units:
+        by_source.setdefault(unit["source"], []).append(Unread.of(unit))
+    for parts in by_source.values():
+        Unread.together(parts).require_fields()
+    return Unread.together(each for parts in by_source.values() for each in parts)
+
+
+def _blocks(listed: Sequence[Sequence[Any]]) -> list[Block]:
+    return [Block(0, 0, rows, offset, size, bytes.fromhex(digest)) for rows, offset, size, digest in listed]
+
+
+def _summary(shards: Sequence[dict[str, Any]], index: ShardIndex) -> dict[str, Any]:
+    """What meta.json says of a part."""
+    summary: dict[str, Any] = {name: sum(each[name] for each in shards) for name in COUNTS}
+    assert summary["rows"] == index.num_rows
+    return summary | {
+        "digest": _digest(shards, index),
+        "shards": sum(bool(each["blocks"]) for each in shards),
+        "bytes": int(index.size.sum()),
+        "plain_bytes": index.num_rows * index.layout.row_bytes,
+        "compress_seconds": sum(each["compress_seconds"] for each in shards),
+    }
+
+
+def _digest(shards: Sequence[dict[str, Any]], index: ShardIndex) -> str:
+    """That of the rows of a single shard; of several, that of their digests in their order.
+
+    So a text of one shard has the digest that it had before there were shards, which checkpoints and teacher caches
+    know; and of a text of many no process has to read all rows.
+    """
+    if len(shards) == 1:
+        return str(shards[0]["digest"])
+    return sha256(header(index.layout) + "".join(each["digest"] for each in shards).encode()).hexdigest()

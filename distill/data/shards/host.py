@@ -1,0 +1,204 @@
+"""What one host does to prepare a text: it takes groups, packs and publishes them, until all are done by somebody."""
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from pathlib import Path
+from typing import Any
+
+from distill.config import CacheConfig
+from distill.data.disk_cache import num_processes, workers
+from distill.data.packing import PARTS, Packing, pack
+from distill.data.shards.claims import Claims
+from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.finish import META
+from distill.data.shards.groups import Group, unit_stem
+from distill.data.shards.publish import Publication, publish, record_name
+from distill.files import remove
+from distill.progress import Progress
+
+FEW_BYTES = 4 << 20  # stored bytes up to which starting other processes costs more than it gains
+POLL = 2.0  # seconds between two looks at what other hosts have done
+
+logger = logging.getLogger(__name__)
+
+
+class Host:
+    """One host and its processes."""
+
+    def __init__(
+        self,
+        folder: Destination,
+        groups: list[Group],
+        packing: Packing,
+        compression: str | None,
+        scratch: Path,
+        claims: Claims,
+        cache: CacheConfig,
+    ) -> None:
+        self.folder, self.packing, self.compression = folder, packing, compression
+        self.scratch, self.claims, self.cache = scratch, claims, cache
+        self.groups = {group.number: group for group in groups}
+        sources = dict.fromkeys(id(each.source) for group in groups for each in group.work)
+        self._sources = {source: number for number, source in enumerate(sources)}
+        self._done: set[int] = set()  # groups that are published, by whichever host
+        self._candidates: deque[int] = deque()  # groups that were free, or another's, at the last look
+        self._looked = float("-inf")
+        self._left: dict[int, int] = {}  # units of the groups of this host that are not packed yet
+        self._packed: dict[int, int] = {}  # bytes of those that are
+        self._spent: dict[int, float] = {}  # seconds that an earlier process took for units of them
+        self._waiting: deque[tuple[int, int]] = deque()  # groups and units in them, for the next free process
+        self._running: dict[Future[dict[str, Any]], tuple[int, int | None]] = {}  # group and unit; None: its end
+        self._tokens, self._waited = 0, False
+        self._timed = time.perf_counter()  # up to when the time of this host is put down to groups
+
+    def work(self) -> None:
+        """Returns when all groups are published.
+
+        Raises:
+            SettingError: what is read does not fit the settings, or a process was killed.
+            StorageFailed: the folder cannot be written.
+        """
+        self._look()
+        todo = [group for group in self.groups.values() if group.number not in self._done]
+        of_files = all(each.shard.paths for group in self.groups.values() for each in group.work)
+        scale, unit = (1e6, "MB") if of_files else (1, "rows")
+        parallel = workers(self.cache, only_if=sum(group.size for group in todo) > FEW_BYTES or not of_files)
+        size = sum(group.size for group in self.groups.values())
+        self._note_what_is_there()
+        with parallel as pool, Progress("tokens", size / scale, unit, start=self._size_done() / scale) as progress:
+            while len(self._done) < len(self.groups):
+                self._step(pool or _InThisProcess(), 2 * num_processes(self.cache) if pool else 1)
+                progress.update(self._size_done() / scale, f"{self._tokens:,} tokens")
+
+    def _step(self, pool: Executor, most: int) -> None:
+        """Gives work to processes, up to so many units at once, and takes what one of them has done."""
+        self._look()
+        while len(self._waiting) + len(self._running) < most and self._take_group(pool):
+            pass
+        while self._waiting and len(self._running) < most:
+            number, unit = self._waiting.popleft()
+            work = self.groups[number].work[unit]
+            future = pool.submit(pack, self._stem(number, unit), work.shard, work.source, self.packing)
+            self._running[future] = number, unit
+        if not self._running:
+            self._wait_for_others()
+            return
+        for future in wait(self._running, timeout=POLL, return_when=FIRST_COMPLETED).done:
+            number, done_unit = self._running.pop(future)
+            if done_unit is None:
+                future.result()
+                self._end_group(number)
+            else:
+                self._end_unit(number, done_unit, future.result(), pool)
+
+    def _wait_for_others(self) -> None:
+        self._look(POLL / 8)
+        if (left := len(self.groups) - len(self._done)) and not self._waited:
+            self._waited = True
+            logger.info(f"waiting for other hosts, which are making the last {left:,} of {len(self.groups):,} shards")
+        time.sleep(POLL / 8 if left else 0)
+
+    def _look(self, every: float = POLL) -> None:
+        """Sees, every so many seconds, which groups others have published, and which are free."""
+        if time.monotonic() - self._looked < every:
+            return
+        self._looked = time.monotonic()
+        names = self.folder.names(WORK)
+        if not names and self.folder.exists(META):
+            self._done |= self.groups.keys()
+        self._done |= {number for number in self.groups if record_name(number).rpartition("/")[2] in names}
+        left = [number for number in self.groups if number not in self._done and number not in self._left]
+        if left:  # hosts that begin together begin at different groups
+            first = int(self.claims.owner, 16) % len(left)
+            left = left[first:] + left[:first]
+        self._candidates = deque(sorted(left, key=lambda number: f"{number:05d}.claim" in names))
+
+    def _take_group(self, pool: Executor) -> bool:
+        """Takes the next group that is free, or whose host is gone; whether there was one."""
+        while self._candidates:
+            number = self._candidates.popleft()
+            if number in self._done or number in self._left or not self.claims.take(number):
+                continue
+            if self.folder.exists(record_name(number)):  # published since the last look
+                self._done.add(number)
+                self.claims.release(number)
+                continue
+            self._begin_group(number, pool)
+            return True
+        return False
+
+    def _begin_group(self, number: int, pool: Executor) -> None:
+        group = self.groups[number]
+        self._folder_of(number).mkdir(exist_ok=True)
+        self._left[number], self._packed[number], self._spent[number] = len(group.work), 0, 0.0
+        for unit in range(len(group.work)):
+            if (record := Path(f"{self._stem(number, unit)}.json")).exists():
+                before = json.loads(record.read_text())
+                self._spent[number] += before["seconds"] / num_processes(self.cache)
+                self._end_unit(number, unit, before, pool)
+            else:
+                self._waiting.append((number, unit))
+        if not group.work:
+            self._publish(number, pool)
+
+    def _end_unit(self, number: int, unit: int, done: dict[str, Any], pool: Executor) -> None:
+        self._tokens += sum(done[part]["tokens"] for part in PARTS)
+        self._packed[number] += self.groups[number].work[unit].shard.size
+        self._left[number] -= 1
+        if not self._left[number]:
+            self._publish(number, pool)
+
+    def _publish(self, number: int, pool: Executor) -> None:
+        group, now = self.groups[number], time.perf_counter()
+        publication = Publication(
+            number,
+            tuple(self._stem(number, unit) for unit in range(len(group.work))),
+            tuple(self._sources[id(each.source)] for each in group.work),
+            now - self._timed + self._spent[number],
+            self.folder,
+            self.scratch,
+            self.compression,
+        )
+        self._timed = now
+        self._running[pool.submit(publish, publication, self.packing)] = number, None
+
+    def _end_group(self, number: int) -> None:
+        self._done.add(number)
+        self.claims.release(number)
+        remove(self._folder_of(number))
+        del self._left[number], self._packed[number], self._spent[number]
+
+    def _stem(self, number: int, unit: int) -> str:
+        return unit_stem(self.scratch, self.groups[number], unit)
+
+    def _folder_of(self, number: int) -> Path:
+        return self.scratch / f"{number:05d}"
+
+    def _size_done(self) -> int:
+        published = sum(self.groups[number].size for number in self._done)
+        return published + sum(self._packed[number] for number in self._packed if number not in self._done)
+
+    def _note_what_is_there(self) -> None:
+        """Says how much of the work is done already, by others or by an earlier process."""
+        units = {number: len(group.work) for number, group in self.groups.items()}
+        found = sum(units[number] for number in self._done)
+        found += sum(1 for number in units if number not in self._done for _ in self._folder_of(number).glob("*.json"))
+        if found:
+            total = sum(units.values())
+            logger.info(f"going on with a preparation that was begun: {found:,} of {total:,} parts are there")
+
+
+class _InThisProcess(Executor):
+    """Does work at once, where starting processes costs more than it gains."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future

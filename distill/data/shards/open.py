@@ -1,0 +1,54 @@
+"""The rows of one part of a text, wherever its shards lie: mapped where that is possible, else through a cache."""
+
+from pathlib import Path
+
+from distill.config import CacheConfig
+from distill.data.remote import is_url
+from distill.data.row_store import RowStore
+from distill.data.shards.block_cache import BlockCache
+from distill.data.shards.block_store import BlockStore
+from distill.data.shards.fetch import Blocks, read_whole
+from distill.data.shards.index import ShardIndex
+from distill.data.shards.mapped import MappedShards, map_shard
+from distill.errors import Damaged
+
+
+def index_name(place: str, part: str) -> str:
+    """The file of the index of a part, `train` or `heldout`."""
+    return f"{place.rstrip('/')}/{part}.index"
+
+
+def read_index(place: str, part: str) -> ShardIndex:
+    """The index of a part of the shards at a folder or URL.
+
+    Raises:
+        FileNotFoundError: there is none.
+        Damaged: the file is no index.
+        StorageFailed: storage keeps failing.
+    """
+    name = index_name(place, part)
+    try:
+        return ShardIndex.from_bytes(read_whole(name))
+    except ValueError as error:
+        raise Damaged(Path(name), str(error)) from error
+
+
+def open_rows(place: str, part: str, cache: CacheConfig) -> RowStore:
+    """The rows of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
+
+    Raises as `read_index` does, and SettingError where the folder of the node's cache cannot be written.
+    """
+    place = place if is_url(place) else str(Path(place).expanduser())
+    index = read_index(place, part)
+    if not is_url(place) and index.layout.compression is None and not _far(Path(place), cache):
+        small = index.num_rows * index.layout.row_bytes <= cache.shuffle_bytes  # its order needs no blocks
+        one = index.num_shards == 1 and small
+        return map_shard(Path(place), index, 0) if one else MappedShards(Path(place), index)
+    setting = "corpus.cache" if cache.local is None else "corpus.local"
+    kept = BlockCache(cache.local or cache.cache, cache.local_bytes, setting)
+    return BlockStore(index, Blocks(place, index.layout), kept)
+
+
+def _far(folder: Path, cache: CacheConfig) -> bool:
+    """Whether a folder is not on the disk of the node, though there is one: `local_copy` has found it too large."""
+    return cache.local is not None and not folder.is_relative_to(Path(cache.local).expanduser())

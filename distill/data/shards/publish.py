@@ -1,0 +1,148 @@
+"""Publishes a group: its rows become one shard of every part, and its record says that they are there.
+
+The record is written last, so whoever finds it finds the shards. N rows, S positions, V = length of the tokenizer.
+"""
+
+import io
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from distill.config_corpus import Duplicates
+from distill.data.duplicates import merged, publish_array, records_name
+from distill.data.packing import COUNTS, PARTS, Packing
+from distill.data.row_format import IDS
+from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.index import Block, Layout
+
+BLOCK_BYTES = 16 << 20  # of rows that are not compressed
+LEVEL = 3  # of zstd
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A group whose units of work are packed, and where it goes."""
+
+    number: int
+    stems: tuple[str, ...]  # of the files that its units of work were packed into, in their order
+    sources: tuple[int, ...]  # the number of each one's source
+    seconds: float  # that packing them took this host
+    folder: Destination
+    scratch: Path
+    compression: str | None
+
+
+class WrittenShard(NamedTuple):
+    """What became of the rows of one part of a group."""
+
+    blocks: list[Block]
+    counts: np.ndarray  # [V] int64
+    digest: str  # sha256 of the rows, with what they are before them
+    compress_seconds: float
+
+
+def layout_of(part: str, packing: Packing, compression: str | None) -> Layout:
+    return Layout(part, packing.dtype.name, packing.sequence_length, compression)
+
+
+def publish(publication: Publication, packing: Packing) -> dict[str, Any]:
+    """Writes the shards, the counts and the record of a group, and gives the record."""
+    begun = time.perf_counter()
+    done = [json.loads(Path(f"{stem}.json").read_text()) for stem in publication.stems]
+    record: dict[str, Any] = {}
+    for part in PARTS:
+        files = [Path(f"{stem}.{part}") for stem in publication.stems]
+        shard = _write_shard(publication, files, layout_of(part, packing, publication.compression), packing)
+        counts = io.BytesIO()
+        np.save(counts, shard.counts)
+        publication.folder.write(counts_name(publication.number, part), counts.getvalue())
+        record[part] = {name: sum(each[part][name] for each in done) for name in COUNTS}
+        record[part] |= {"digest": shard.digest, "compress_seconds": shard.compress_seconds}
+        record[part]["blocks"] = [[each.rows, each.offset, each.size, each.digest.hex()] for each in shard.blocks]
+    if packing.duplicates is Duplicates.count:
+        first = int(Path(publication.stems[0]).name) if publication.stems else 0
+        publish_array(publication.folder, records_name(publication.number), merged(publication.stems, first))
+    record["units"] = [_unit(each, source) for each, source in zip(done, publication.sources, strict=True)]
+    record["seconds"] = publication.seconds + time.perf_counter() - begun
+    publication.folder.write(record_name(publication.number), json.dumps(record).encode())
+    return record
+
+
+def record_name(number: int) -> str:
+    return f"{WORK}/{number:05d}.json"
+
+
+def counts_name(number: int, part: str) -> str:
+    return f"{WORK}/{number:05d}.{part}.counts.npy"
+
+
+def _unit(done: dict[str, Any], source: int) -> dict[str, Any]:
+    """What of a unit's record counts for the whole text."""
+    return {name: value for name, value in done.items() if name not in PARTS} | {"source": source}
+
+
+def _write_shard(publication: Publication, files: list[Path], layout: Layout, packing: Packing) -> WrittenShard:
+    """Writes the rows in these files as one shard; a part without rows has none."""
+    if not sum(file.stat().st_size for file in files):
+        return _write(files, None, layout, packing)
+    with (
+        publication.folder.written(layout.shard_name(publication.number), publication.scratch) as path,
+        path.open("wb") as out,
+    ):
+        return _write(files, out, layout, packing)
+
+
+def _write(files: Sequence[Path], out: IO[bytes] | None, layout: Layout, packing: Packing) -> WrittenShard:
+    counts = np.zeros(max(packing.vocabulary, packing.format.pad + 1), np.int64)
+    whole = sha256(header(layout))
+    blocks: list[Block] = []
+    offset, seconds = 0, 0.0
+    for rows in _blocks(files, max(1, BLOCK_BYTES // layout.row_bytes) * layout.row_bytes):
+        assert out is not None
+        whole.update(rows)
+        ids = np.frombuffer(rows, layout.dtype)
+        counts += np.bincount(ids & IDS if packing.prompts else ids, minlength=len(counts))
+        begun = time.perf_counter()
+        stored = compressed(rows, layout.compression)
+        seconds += time.perf_counter() - begun
+        out.write(stored)
+        blocks.append(Block(0, 0, len(rows) // layout.row_bytes, offset, len(stored), sha256(stored).digest()))
+        offset += len(stored)
+    return WrittenShard(blocks, counts[: packing.vocabulary], whole.hexdigest(), seconds)
+
+
+def header(layout: Layout) -> bytes:
+    """What stands before the rows in a digest, so that rows of another form have another one."""
+    return f"{layout.dtype} {layout.sequence_length}\n".encode()
+
+
+def _blocks(files: Sequence[Path], size: int) -> Iterator[memoryview]:
+    """The content of files one after the other, in blocks of `size` bytes, of which each is gone with the next."""
+    buffer = memoryview(bytearray(size))
+    filled = 0
+    for file in files:
+        with file.open("rb", buffering=0) as rows:
+            while count := rows.readinto(buffer[filled:]):
+                filled += count
+                if filled == size:
+                    yield buffer
+                    filled = 0
+    if filled:
+        yield buffer[:filled]
+
+
+def compressed(rows: memoryview, compression: str | None) -> bytes | memoryview:
+    """The bytes of a block as they are stored."""
+    if compression is None:
+        return rows
+    import pyarrow
+
+    # Arrow's own buffer would be longer than what is in it.
+    stored: bytes = pyarrow.Codec(compression, LEVEL).compress(pyarrow.py_buffer(rows), asbytes=True)
+    return stored

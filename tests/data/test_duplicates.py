@@ -1,0 +1,275 @@
+"""Documents that are there several times: counted and left out as a naive reader would, however the work is divided."""
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shards import assert_same_rows, packing, prepare, write_text
+from text import some_text, tokens_of
+from tiny import changed, corpus_config
+from transformers import PreTrainedTokenizerFast
+
+from distill.config import CorpusConfig
+from distill.config_corpus import Duplicates, NearConfig
+from distill.data import first_pass, near_duplicates, tokens
+from distill.data.document import Document, Part
+from distill.data.duplicates import digest_of, dropped, merged, repeated, save, write_digests, write_dropped
+from distill.data.first_pass import Rule
+from distill.data.heldout import HeldOut, held_out
+from distill.data.shards import host
+from distill.data.shards.groups import Work
+from distill.data.sources import _files
+from distill.errors import SettingError
+
+TEXTS = [some_text(seed, 60) for seed in range(55)]
+
+
+@pytest.fixture
+def tokenizer(words: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    return words
+
+
+def write(folder: Path, files: list[list[str]]) -> None:
+    folder.mkdir(exist_ok=True)
+    for number, texts in enumerate(files):
+        (folder / f"{number}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusConfig:
+    """Three units of work with 55 different documents, of which 12 come again."""
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    files = [TEXTS[:20] + TEXTS[:3], [f"{TEXTS[5]}\n", *TEXTS[20:40], TEXTS[5]], TEXTS[40:] + TEXTS[18:25]]
+    write(tmp_path / "texts", files)
+    given = {"sequence_length": 32, "heldout": 0.2, "workers": 1, "cache": str(tmp_path / "cache")}
+    return corpus_config(kind="jsonl", path=str(tmp_path / "texts"), **given)
+
+
+def documents_of(corpus: CorpusConfig) -> list[str]:
+    paths = sorted(Path(str(corpus.source.path)).iterdir())
+    return [json.loads(line)["text"] for path in paths for line in path.read_text().splitlines()]
+
+
+# --- equal documents
+
+
+def grouped(folder: Path, units: list[list[bytes]], cuts: list[int]) -> list[Path]:
+    """The files of groups of units, each of which gives the digests of its documents."""
+    stems = [folder / f"{number:06d}" for number in range(len(units))]
+    for stem, digests in zip(stems, units, strict=True):
+        write_digests(stem, digests)
+    files = [folder / f"group-{first}" for first in cuts]
+    for file, first, end in zip(files, cuts, [*cuts[1:], len(units)], strict=True):
+        save(file, merged(stems[first:end], first))
+    return files
+
+
+@pytest.mark.parametrize("at_once", [1, 200, 1 << 20])
+def test_repeated_documents_are_those_of_a_dict(tmp_path: Path, at_once: int) -> None:
+    draw, seen, expected = random.Random(0), set[bytes](), []
+    units = [[digest_of(str(draw.randrange(60))) for _ in range(count)] for count in (40, 0, 1, 40, 5, 40)]
+    for unit, digests in enumerate(units):
+        for number, each in enumerate(digests):
+            expected += [(unit, number)] * (each in seen)
+            seen.add(each)
+    for cuts in ([0], [0, 2, 3], [0, 1, 2, 3, 4, 5]):
+        places = np.concatenate(list(repeated(grouped(tmp_path, units, cuts), at_once)))
+        assert np.sort(places).tolist() == expected and len(expected) > 20
+    stems = [tmp_path / str(unit) for unit in range(6)]
+    write_dropped(stems, places)
+    assert [(unit, number) for unit in range(6) for number in sorted(dropped(stems[unit]))] == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_zeros_at_either_end_of_a_digest_count(tmp_path: Path, at_once: int) -> None:
+    made = [b"\0" * 16, b"a" + b"\0" * 15, b"a" * 16, b"\0" * 15 + b"a", b"\xff" * 16, b"\0" * 16]
+    assert np.concatenate(list(repeated(grouped(tmp_path, [made], [0]), at_once))).tolist() == [(0, 5)]
+
+
+def test_a_document_of_parts_is_known_by_all_of_them() -> None:
+    answers = [Document.of_parts("x", [Part(prompt, False), Part("Yes.")]) for prompt in ("Is it? ", "Was it? ")]
+    assert digest_of(answers[0].text) != digest_of(answers[1].text)
+    assert digest_of("Yes.\n") == digest_of("Yes.") != digest_of("yes.")
+
+
+def test_duplicates_are_counted_and_the_rows_stay(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    kept = tokens_of(changed(corpus, duplicates=Duplicates.keep), tokenizer)
+    assert kept.duplicates is None
+    other = changed(corpus, cache=f"{corpus.cache.cache}2")
+    counted = tokens_of(other, tokenizer)
+    assert counted.duplicates == {"documents": 67, "exact": 12} and counted.digest == kept.digest
+    assert [path.name for path in (Path(other.cache.cache) / "tokens").glob("*") if path.suffix != ".lock"] == [
+        path.name for path in (Path(corpus.cache.cache) / "tokens").glob("*") if path.suffix != ".lock"
+    ]
+
+
+def test_what_drop_leaves_is_the_text_without_copies(
+    corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, lines: list[str]
+) -> None:
+    dropping = changed(corpus, duplicates=Duplicates.drop)
+    found = tokens_of(dropping, tokenizer)
+    assert found.duplicates == {"documents": 67, "exact": 12, "near": 0, "dropped": 12}
+    assert any("12 of 67 documents have the text of an earlier one; left out" in line for line in lines)
+    write(tmp_path / "once", [TEXTS[:20], TEXTS[20:40], TEXTS[40:]])
+    once = changed(corpus, path=str(tmp_path / "once"))
+    for part in ("train", "heldout"):
+        wanted = tokens_of(once, tokenizer, part)
+        assert tokens_of(dropping, tokenizer, part).digest == wanted.digest
+    assert found.digest != tokens_of(corpus, tokenizer).digest
+
+
+def with_copies(folder: Path) -> Path:
+    """Six files of 40 documents, each of which begins with the first ten of the one before."""
+    write_text(folder)
+    lines = [path.read_text().splitlines() for path in sorted(folder.iterdir())]
+    for number in range(1, 6):
+        (folder / f"{number}.jsonl").write_text("\n".join(lines[number - 1][:10] + lines[number]))
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    return with_copies(tmp_path / "text")
+
+
+@pytest.mark.parametrize("duplicates", [Duplicates.count, Duplicates.drop])
+def test_processes_and_groups_change_nothing(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, duplicates: Duplicates
+) -> None:
+    rows = packing(duplicates=duplicates)
+    meta = prepare(text, tmp_path / "one", tmp_path / "scratch", rows)
+    dropped = {"near": 0, "dropped": 50} if duplicates is Duplicates.drop else {}
+    assert meta["duplicates"] == {"documents": 290, "exact": 50, **dropped}
+    assert meta["train"]["documents"] + meta["heldout"]["documents"] == 290 - dropped.get("dropped", 0)
+    monkeypatch.setattr(first_pass, "FEW_BYTES", 0)
+    monkeypatch.setattr(host, "FEW_BYTES", 0)
+    other = prepare(text, tmp_path / "many", tmp_path / "scratch", rows, workers=2, shard_bytes=1)
+    assert other["duplicates"] == meta["duplicates"] and other["train"]["shards"] == 6
+    assert_same_rows(tmp_path / "one", tmp_path / "many")
+
+
+def test_a_kill_and_other_hosts_change_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = packing(duplicates=Duplicates.drop)
+    wanted = prepare(text, tmp_path / "one", tmp_path / "scratch", rows)
+    seen: list[str] = []
+
+    def notes(stem: str, work: Work, rule: Rule) -> None:
+        if len(seen) == 3:
+            seen.append("killed")
+            raise KeyboardInterrupt
+        seen.append(Path(stem).name)
+        look(stem, work, rule)
+
+    look = first_pass.look
+    monkeypatch.setattr(first_pass, "look", notes)
+    monkeypatch.setattr(first_pass, "POLL", 0.01)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(text, tmp_path / "two", tmp_path / "first", rows, shard_bytes=1)
+    with ThreadPoolExecutor() as hosts:
+        same = [hosts.submit(prepare, text, tmp_path / "two", tmp_path / name, rows, shard_bytes=1)
+                for name in ("first", "second", "third")]  # fmt: skip
+        assert all(each.result()["duplicates"] == wanted["duplicates"] for each in same)
+    assert sorted(seen) == [*(f"{number:06d}" for number in range(6)), "killed"], "no unit is read twice"
+    assert_same_rows(tmp_path / "one", tmp_path / "two")
+
+
+# --- copies and the part that is held out
+
+
+def sides(documents: list[str], rule: HeldOut) -> dict[str, set[tuple[bool, str]]]:
+    found: dict[str, set[tuple[bool, str]]] = {}
+    for number, text in enumerate(documents):
+        found.setdefault(text, set()).update(rule.parts(Document(str(number), text)))
+    return found
+
+
+def test_copies_of_a_document_fall_on_one_side() -> None:
+    documents = [Document(str(number), text) for number, text in enumerate(TEXTS + TEXTS[::-1])]
+    rule = held_out(0.3, documents)
+    assert not rule.by_block
+    parts = [{held for held, _ in rule.parts(each)} for each in documents]
+    assert parts == parts[::-1] and {True} in parts and {False} in parts
+
+
+def test_copies_of_a_block_fall_on_one_side_where_documents_are_few() -> None:
+    long = [some_text(seed, 6000) for seed in range(3)]
+    documents = [Document(str(number), text) for number, text in enumerate([*long, *long])]
+    rule = held_out(0.3, documents)
+    assert rule.by_block
+    stretches = [[(held, part.text) for held, part in rule.parts(each)] for each in documents]
+    assert stretches[:3] == stretches[3:] and any(held for held, _ in stretches[0])
+
+
+# --- near duplicates
+
+
+def edited(text: str, every: int) -> str:
+    """The text with every so many-th word another one."""
+    return " ".join("zzz" if number % every == every - 1 else word for number, word in enumerate(text.split()))
+
+
+def test_shingles_are_words_without_case_and_signs() -> None:
+    assert list(near_duplicates.shingles("The cat, the HAT!", 3)) == [b"the cat the", b"cat the hat"]
+    assert list(near_duplicates.shingles("One word", 5)) == [b"one word"]
+    assert list(near_duplicates.shingles(" *** ", 5)) == [b"***"]
+
+
+def jaccard(first: str, second: str, length: int) -> float:
+    one, other = (set(near_duplicates.shingles(text, length)) for text in (first, second))
+    return len(one & other) / len(one | other)
+
+
+def test_near_copies_leave_the_training_text_and_held_out_ones_stay(
+    corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasketch")
+    long = [some_text(seed, 400) for seed in range(100, 160)]
+    near = {number: edited(long[number], 150) for number in range(0, 60, 6)}
+    far = {number: edited(long[number], 4) for number in range(1, 60, 6)}
+    settings = NearConfig()
+    assert min(jaccard(long[number], text, settings.shingle) for number, text in near.items()) > 0.9
+    assert max(jaccard(long[number], text, settings.shingle) for number, text in far.items()) < 0.4
+    documents = [*long, *near.values(), *far.values(), long[7]]
+    write(tmp_path / "near", [documents[:30], documents[30:65], documents[65:]])
+    given = changed(corpus, path=str(tmp_path / "near"), duplicates=Duplicates.near, heldout=0.3)
+    found = tokens_of(given, tokenizer)
+    assert found.duplicates == {"documents": 81, "exact": 1, "near": 10, "dropped": 11}
+
+    # Of each pair one stays, and that is the one which is held out where only one is.
+    rule = HeldOut(0.3)
+    held = [next(iter(rule.parts(Document("", text))))[0] for text in documents]
+    pairs = {number: 60 + index for index, number in enumerate(near)}
+    gone = {copy if held[number] or not held[copy] else number for number, copy in pairs.items()} | {80}
+    assert any(held[copy] and not held[number] for number, copy in pairs.items())
+    texts = [text for number, text in enumerate(documents) if number not in gone]
+    write(tmp_path / "without", [texts])
+    without = changed(given, path=str(tmp_path / "without"), duplicates=Duplicates.keep)
+    for part in ("train", "heldout"):
+        kept, wanted = (np.sort(tokens_of(each, tokenizer, part).rows, axis=0) for each in (given, without))
+        assert np.array_equal(kept, wanted)
+
+
+def test_near_without_datasketch_or_memory_is_one_line(
+    corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = changed(corpus, duplicates=Duplicates.near)
+    with monkeypatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "datasketch", None)
+        with pytest.raises(
+            SettingError, match=r"corpus.duplicates=near needs datasketch.*pip install 'distill\[near\]'"
+        ):
+            tokens_of(given, tokenizer)
+    pytest.importorskip("datasketch")
+    monkeypatch.setattr(near_duplicates, "free_memory", lambda: 1 << 10)
+    with pytest.raises(SettingError, match=r"67 documents may take .* GB of memory"):
+        tokens_of(given, tokenizer)
+
+
+def test_evaluation_sets_keep_their_copies(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    dropping = changed(corpus, duplicates=Duplicates.drop)
+    whole = tokens.prepare(tokens.corpus_text(dropping), tokenizer, dropping.tokens, dropping.cache, "all")
+    assert whole.documents == 67 and whole.duplicates is None

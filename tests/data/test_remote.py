@@ -1,0 +1,346 @@
+"""Text and rows at URLs are the same as on a disk, over a real S3 server, and storage that fails loses nothing."""
+
+import errno
+import gzip
+import io
+import json
+import os
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_store import serving
+from shards import assert_same_rows, prepare, source_of, start, write_text
+
+from distill.data import readers, remote
+from distill.data.find_files import find_files
+from distill.data.lines import lines as lines_of
+from distill.data.lines import sound_lines
+from distill.data.remote import RemotePath, file_state, file_system, path_of, retried
+from distill.data.shards.destination import RemoteFolder
+from distill.data.sources import Unreadable, _files
+from distill.data.sources.gutenberg import books
+from distill.data.tables.table import Table
+from distill.errors import SettingError, StorageFailed
+from distill.redaction import redact
+
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long a retry would have waited."""
+    pauses: list[float] = []
+    monkeypatch.setattr(remote.time, "sleep", pauses.append)
+    return pauses
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_text(tmp_path / "text", files=3)
+
+
+def upload(folder: Path, url: str) -> None:
+    for file in folder.iterdir():
+        put(f"{url}/{file.name}", file.read_bytes())
+
+
+def put(url: str, content: bytes) -> None:
+    system, path = file_system(url, "corpus.path")
+    system.pipe_file(path, content)
+
+
+# --- rows
+
+
+def test_text_and_rows_in_a_bucket_are_those_of_a_disk(
+    bucket: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    local = prepare(text, tmp_path / "local", tmp_path / "scratch", shard_bytes=4000)
+    upload(text, f"{bucket}/same/text")
+    place = f"{bucket}/same/rows"
+    meta = prepare(f"{bucket}/same/text", place, tmp_path / "scratch", shard_bytes=4000, compression="zstd")
+    assert_same_rows(place, tmp_path / "local")
+    assert [meta[part]["digest"] for part in ("train", "heldout")] == [
+        local[part]["digest"] for part in ("train", "heldout")
+    ]
+    names = RemoteFolder(place, "corpus.tokens").names("")
+    assert "parts" not in names and "train-00002.rows.zst" in names and not (tmp_path / "scratch").exists()
+
+
+def test_hosts_share_the_work_in_a_bucket(bucket: str, text: Path, tmp_path: Path) -> None:
+    """The host that is killed leaves a claim and perhaps half an upload behind."""
+    place = f"{bucket}/hosts/rows"
+    hosts = [start(text, place, tmp_path / name) for name in "ab"]
+    folder, deadline = RemoteFolder(place, "corpus.tokens"), time.monotonic() + 60
+    while not {name for name in folder.names("parts") if name.endswith(".claim")}:
+        assert time.monotonic() < deadline and all(host.poll() is None for host in hosts)
+    hosts[0].kill()
+    outputs = [host.communicate(timeout=60) for host in hosts]
+    assert hosts[1].returncode == 0, outputs
+    prepare(text, tmp_path / "local", tmp_path / "scratch", shard_bytes=4000)
+    assert_same_rows(place, tmp_path / "local")
+    assert not folder.names("parts")
+
+
+def test_processes_and_ranges_of_a_large_file_read_from_a_bucket(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges end within lines; each is asked for alone, by another process."""
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    monkeypatch.setattr(_files, "RANGE_BYTES", 3000)
+    monkeypatch.setattr("distill.data.shards.host.FEW_BYTES", 0)
+    file = write_text(tmp_path / "text", files=1) / "0.jsonl"
+    put(f"{bucket}/ranges/0.jsonl", file.read_bytes())
+    source = source_of(f"{bucket}/ranges/0.jsonl")
+    assert len(source.shards()) > 2
+    prepare(source, f"{bucket}/ranges/rows", tmp_path / "scratch", workers=2)
+    monkeypatch.setattr(_files, "RANGE_BYTES", 1 << 30)
+    prepare(file, tmp_path / "local", tmp_path / "scratch")
+    assert_same_rows(f"{bucket}/ranges/rows", tmp_path / "local")
+
+
+def test_every_kind_of_file_is_read(bucket: str, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("book.txt", "It was a book.\n" * 99)
+    table = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": [f"row {n}" for n in range(99)]}), table, row_group_size=10)
+    put(f"{bucket}/kinds/a.txt", b"one\ntwo\n")
+    put(f"{bucket}/kinds/below/b.txt.gz", gzip.compress(b"three\n"))
+    put(f"{bucket}/kinds/c.zip", packed.getvalue())
+    put(f"{bucket}/kinds/d.parquet", table.getvalue())
+    put(f"{bucket}/kinds/e.csv", b"text\nfour\n")
+    assert list(lines_of(path_of(f"{bucket}/kinds/a.txt"))) == ["one\n", "two\n"]
+    assert list(lines_of(path_of(f"{bucket}/kinds/below/b.txt.gz"))) == ["three\n"]
+    ((name, text),) = books(path_of(f"{bucket}/kinds/c.zip"))
+    assert name == "c.zip/book.txt" and text.startswith("It was a book.")
+    columns = readers.columns(path_of(f"{bucket}/kinds/d.parquet"), {"corpus.field": "text"}, 3, 5)
+    assert [row["text"] for row in columns] == [f"row {n}" for n in range(30, 50)]
+    (shard,) = source_of(f"{bucket}/kinds", "csv").shards()
+    assert [each.text for each in source_of(f"{bucket}/kinds", "csv").documents(shard)] == ["four"]
+
+
+def test_folders_of_reviews_and_tables_are_found(bucket: str) -> None:
+    for name, content in (("pos/1.txt", b"Good.<br />Fine."), ("neg/2.txt", b"Bad."), ("unsup/3.txt", b"None.")):
+        put(f"{bucket}/imdb/train/{name}", content)
+    reviews = source_of(f"{bucket}/imdb", "imdb")
+    texts = [each.text for shard in reviews.shards() for each in reviews.documents(shard)]
+    assert texts == ["Bad.", "Good.\n\nFine."]
+    for name in ("train.tsv", "dev.tsv"):
+        put(f"{bucket}/table/{name}", b"text\tlabel\n" + name.encode() + b"\tyes\nno\tno\n")
+    found = Table(path=f"{bucket}/table", split="train").read("corpus", training=True)
+    assert found.first == ["train.tsv", "no"] and found.classes == ("no", "yes")
+
+
+# --- what a URL names
+
+
+def test_a_url_is_a_file_a_folder_or_a_pattern(bucket: str) -> None:
+    for name in ("a.txt", "b.txt.gz", "sub/c.txt", "sub/d.md"):
+        put(f"{bucket}/listed/{name}", b"x")
+
+    def found(url: str) -> list[str]:
+        files = find_files(url, "corpus.path", lambda root: [f for f in root.rglob("*") if f.suffix != ".md"])
+        assert all(isinstance(file, RemotePath) and file.known is not None and file.is_file() for file in files)
+        return [str(file).removeprefix(f"{bucket}/listed/") for file in files]
+
+    assert found(f"{bucket}/listed") == found(f"{bucket}/listed/") == ["a.txt", "b.txt.gz", "sub/c.txt"]
+    assert found(f"{bucket}/listed/sub/d.md") == ["sub/d.md"]
+    assert found(f"{bucket}/listed/*.txt") == ["a.txt"] and found(f"{bucket}/listed/**/*.txt") == ["a.txt", "sub/c.txt"]
+
+
+def test_the_identity_follows_the_content(bucket: str) -> None:
+    url = f"{bucket}/identity/a.jsonl"
+    put(url, b'{"text": "one"}')
+    before = source_of(url).identity
+    assert source_of(f"{bucket}/identity").identity == before == source_of(url).identity
+    put(url, b'{"text": "two"}')  # of the same size
+    assert source_of(url).identity != before
+
+
+def test_http_reads_ranges_and_needs_no_listing(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    monkeypatch.setattr(_files, "RANGE_BYTES", 3000)
+    text = (write_text(tmp_path / "text", files=1) / "0.jsonl").read_bytes()
+    put(f"{bucket}/web/0.jsonl", text)
+    url = f"{os.environ['AWS_ENDPOINT_URL']}/bucket/web/0.jsonl"
+    source = source_of(f"{url}?X-Amz-Signature=abc")
+    assert len(source.shards()) > 2 and file_state(source.files[0])[0] == url  # type: ignore[attr-defined]
+    texts = [each.text for shard in source.shards() for each in source.documents(shard)]
+    assert texts == [json.loads(line)["text"] for line in text.splitlines()]
+
+
+def test_a_page_of_links_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Served without ranges, so that only files of one request can be read."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("one\ntwo\n")
+    (tmp_path / "large.txt").write_text("many\n" * 9)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    monkeypatch.setattr(remote, "BUFFER", 16)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        large, small = source_of(url, "text").files  # type: ignore[attr-defined]
+        assert [large.name, small.name] == ["large.txt", "a.txt"] and small.known.size == 8
+        assert list(lines_of(small)) == ["one\n", "two\n"]
+        with pytest.raises(Unreadable, match="its server sends whole files only; download it and give the local file"):
+            list(lines_of(large))
+        server.shutdown()
+
+
+def test_a_signature_in_a_url_is_not_written() -> None:
+    line = "https://host/a.txt?X-Amz-Credential=me&X-Amz-Signature=0123456789abcdef&part=2 cannot be reached"
+    assert redact(line) == "https://host/a.txt?X-Amz-Credential=***&X-Amz-Signature=***&part=2 cannot be reached"
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("s3://bucket/none", r"no such file or folder; correct the URL"),
+        ("s3://no-such-bucket/x", r"no such file or folder; correct the URL"),
+        ("http://127.0.0.1:1/x.txt", r"cannot be reached \(.*check the name, the network, and the credentials"),
+        ("nowhere://a/b", r"Protocol not known: nowhere: give a local path, or s3://"),
+    ],
+)
+def test_what_is_not_there_is_one_line(bucket: str, url: str, line: str) -> None:
+    with pytest.raises(SettingError, match=rf"^corpus\.path={url}.*{line}"):
+        source_of(url)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(bucket: str, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"^corpus\.tokens=s3://no-such-bucket/rows cannot be reached \("):
+        prepare(text, "s3://no-such-bucket/rows", tmp_path / "scratch")
+    with pytest.raises(StorageFailed, match=r"^http://127\.0\.0\.1:1/rows/.* storage has failed 8 times"):
+        prepare(text, "http://127.0.0.1:1/rows", tmp_path / "scratch")
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(url: str) -> Any:
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    with pytest.raises(SettingError, match=r"^corpus\.tokens=gs://a/b: .*gcsfs.*pip install 'distill\[gcs\]'"):
+        file_system("gs://a/b", "corpus.tokens")
+
+
+def test_names_of_the_hub_go_to_its_own_library() -> None:
+    assert type(file_system("hf://datasets/a/b", "corpus.path")[0]).__name__ == "HfFileSystem"
+
+
+# --- storage that fails
+
+
+def test_what_fails_is_asked_for_again_after_growing_pauses(no_pauses: list[float]) -> None:
+    left = [ConnectionResetError("cut"), TimeoutError("slow"), OSError("503")]
+
+    def call() -> str:
+        if left:
+            raise left.pop()
+        return "done"
+
+    assert retried(call, "s3://a/b") == "done" and len(no_pauses) == 3
+    assert all(0 <= pause <= remote.FIRST_PAUSE * 2**number for number, pause in enumerate(no_pauses, 1))
+
+
+def test_what_keeps_failing_ends_the_run_and_what_is_not_there_is_not_asked_for_twice(no_pauses: list[float]) -> None:
+    def fail(error: Exception) -> Any:
+        raise error
+
+    with pytest.raises(StorageFailed, match=r"^s3://a/b: storage has failed 8 times, at last with OSError: 503"):
+        retried(lambda: fail(OSError("503")), "s3://a/b")
+    assert len(no_pauses) == remote.ATTEMPTS - 1 and max(no_pauses) <= remote.LONGEST_PAUSE
+    no_pauses.clear()
+    for error in (FileNotFoundError("x"), PermissionError("x")):
+        with pytest.raises(type(error)):
+            retried(lambda error=error: fail(error), "s3://a/b")
+    assert not no_pauses
+
+
+def test_half_a_reply_is_asked_for_again_and_a_whole_file_is_refused(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
+) -> None:
+    put(f"{bucket}/half/a.txt", b"0123456789" * 10)
+    path = path_of(f"{bucket}/half/a.txt")
+    system, _ = file_system(str(path), "corpus.path")
+    cat, asked = system.cat_file, []
+
+    def half(name: str, start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return cat(name, start=start, end=end if len(asked) > 2 else (start + end) // 2)
+
+    monkeypatch.setattr(system, "cat_file", half)
+    with path.open("rb") as file:
+        file.seek(95)
+        assert file.read() == b"56789" and asked == [(95, 100)] * 3 and len(no_pauses) == 2
+    monkeypatch.setattr(system, "cat_file", lambda name, start, end: cat(name))
+    with pytest.raises(Unreadable, match=r"a\.txt: NoRanges: its server sends whole files only"):
+        list(sound_lines(path, start=50))
+
+
+def test_storage_that_fails_in_the_middle_of_a_text_does_not_leave_text_out(
+    bucket: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that cannot be read is left out and counted; a network that fails has to end the run instead."""
+    upload(text, f"{bucket}/fails/text")
+    source = source_of(f"{bucket}/fails/text")
+    system, _ = file_system(bucket, "corpus.path")
+
+    def fail(name: str, start: int, end: int) -> bytes:
+        raise OSError("503")
+
+    monkeypatch.setattr(system, "cat_file", fail)
+    with pytest.raises(StorageFailed, match=r"fails/text/.*storage has failed 8 times"):
+        prepare(source, tmp_path / "place", tmp_path / "scratch")
+
+
+def test_an_upload_that_fails_is_made_again(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
+) -> None:
+    folder = RemoteFolder(f"{bucket}/upload", "corpus.tokens")
+    system, _ = file_system(bucket, "corpus.tokens")
+    put_file, calls = system.put_file, []
+
+    def cut(local: str, *args: Any, **more: Any) -> None:
+        calls.append(local)
+        if len(calls) < 3:
+            raise ConnectionResetError("cut")
+        put_file(local, *args, **more)
+
+    monkeypatch.setattr(system, "put_file", cut)
+    with folder.written("shard", tmp_path) as path:
+        path.write_bytes(b"rows")
+    assert folder.read("shard") == b"rows" and len(calls) == 3 and not list(tmp_path.iterdir())
+    assert not folder.create("shard", b"other") and folder.read("shard") == b"rows" and folder.create("new", b"1")
+
+
+def test_a_service_without_conditions_is_asked_whether_there_is_a_file(bucket: str, monkeypatch: Any) -> None:
+    folder = RemoteFolder(f"{bucket}/plain", "corpus.tokens")
+    system, _ = file_system(bucket, "corpus.tokens")
+    pipe_file = system.pipe_file
+
+    def without(path: str, content: bytes, mode: str = "overwrite") -> None:
+        if mode == "create":
+            raise OSError(errno.ENOSYS, "NotImplemented")
+        pipe_file(path, content)
+
+    monkeypatch.setattr(system, "pipe_file", without)
+    assert folder.create("a", b"1") and not folder.create("a", b"2") and folder.read("a") == b"1"

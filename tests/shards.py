@@ -1,0 +1,123 @@
+"""A small text, its preparation in shards, and a plain reader of them, for tests of what writes and reads shards."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from distill.config import CacheConfig, SourceConfig
+from distill.data.build_tokens import build
+from distill.data.heldout import HeldOut
+from distill.data.packing import PARTS, Packing
+from distill.data.row_format import RowFormat
+from distill.data.shards.destination import destination
+from distill.data.shards.index import ShardIndex
+from distill.data.sources import Source, find_source
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = [first + second for first in "bdfgkmnprt" for second in "aeiou"]
+SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+VOCABULARY = len(SPECIAL) + len(WORDS)
+MASKED = RowFormat(1, 2, None, None, 2, 0, 8)
+CAUSAL = RowFormat(None, None, None, 2, None, 0, 1)
+
+
+def packing(heldout: float = 0.2, format: RowFormat = MASKED, **changes: Any) -> Packing:
+    """Rows of 16 ids of a tokenizer that knows all words of the small text."""
+    words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return replace(Packing(words.to_str(), VOCABULARY, format, 16, False, HeldOut(heldout)), **changes)
+
+
+def some_words(draw: random.Random, count: int) -> str:
+    return ". ".join(" ".join(draw.choices(WORDS, k=6)).capitalize() for _ in range(count // 6)) + "."
+
+
+def write_text(folder: Path, files: int = 6) -> Path:
+    """JSONL files of 40 documents each, with a prompt before each text."""
+    draw = random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        texts = [some_words(draw, draw.randint(12, 120)) for _ in range(40)]
+        lines = [json.dumps({"text": text, "prompt": some_words(draw, 12)}) for text in texts]
+        (folder / f"{number}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def source_of(path: Path | str, kind: str = "jsonl", **settings: Any) -> Source:
+    source = find_source(SourceConfig(kind, path=str(path), **settings), "corpus", CacheConfig())
+    assert source is not None
+    return source
+
+
+def prepare(
+    text: Path | str | Source, place: Path | str, scratch: Path, rows: Packing | None = None, **cache: Any
+) -> dict[str, Any]:
+    """Fills `place` with the rows of the text, and gives meta.json."""
+    folder = destination(str(place), "corpus.tokens")
+    source = text if isinstance(text, Source) else source_of(text)
+    settings = CacheConfig(**{"workers": 1, **cache})
+    build(folder, "a small text", [source], rows or packing(), settings, scratch)
+    meta: dict[str, Any] = json.loads(folder.read("meta.json"))
+    return meta
+
+
+def read_rows(place: Path | str, part: str) -> np.ndarray:
+    """All rows [N, S] of a part."""
+    folder = destination(str(place), "corpus.tokens")
+    index = ShardIndex.from_bytes(folder.read(f"{part}.index"))
+    files = {number: folder.read(index.layout.shard_name(number)) for number in set(index.shard.tolist())}
+    found = [np.empty((0, index.layout.sequence_length), index.layout.dtype)]
+    for number in range(len(index)):
+        block = index.block(number)
+        data = files[block.shard][block.offset : block.offset + block.size]
+        if index.layout.compression is not None:
+            import pyarrow
+
+            data = pyarrow.Codec("zstd").decompress(data, block.rows * index.layout.row_bytes, asbytes=True)
+        found.append(np.frombuffer(data, index.layout.dtype).reshape(block.rows, -1))
+    return np.concatenate(found)
+
+
+def assert_same_rows(place: Path | str, other: Path | str) -> None:
+    for part in PARTS:
+        np.testing.assert_array_equal(read_rows(place, part), read_rows(other, part))
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from shards import prepare
+from distill.data.shards import claims, host, publish
+from distill.data.sources import _files
+
+if __name__ == "__main__":
+    _files.SHARD_BYTES, publish.BLOCK_BYTES = 1, 1000
+    claims.STALE, host.POLL = 1.0, 0.1
+    pack, published, workers = host.pack, [], int(sys.argv[5])
+    if workers > 1:
+        host.FEW_BYTES = 0
+    else:
+        host.pack = lambda *args: (time.sleep(0.1), pack(*args))[1]  # real text takes longer
+    end_group = host.Host._end_group
+    host.Host._end_group = lambda self, number: (published.append(number), end_group(self, number))
+    prepare(sys.argv[1], sys.argv[2], Path(sys.argv[3]), shard_bytes=4000, compression="zstd", workers=workers)
+    print(len(published))
+"""
+
+
+def start(text: Path, place: str, scratch: Path, workers: int = 1) -> subprocess.Popen[str]:
+    """Another host: a process with a folder of its own."""
+    script = scratch.with_suffix(".py")
+    script.write_text(CHILD)
+    command = [sys.executable, str(script), str(text), place, str(scratch), str(ROOT / "tests"), str(workers)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,0 +1,95 @@
+"""Whole runs on rows in object storage: the same student as on a disk, bitwise, and storage that fails ends nothing."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import Shelf, assert_same, results
+from object_store import serving
+from stored import Answer, Faulty, forwarded
+
+from distill.data import remote
+from distill.data.shards import publish
+
+pytest.importorskip("moto")
+s3fs = pytest.importorskip("s3fs")
+
+# Ten blocks of about 3 kB, of which two make a window, and four are kept on the node: it fetches all the time.
+BLOCK_BYTES = 3000
+SMALL = ["corpus.shuffle_bytes=6000", "corpus.local_bytes=12500", "corpus.rows=null"]
+RUN = [*SMALL, "train.epochs=null", "train.steps=45", "train.save_every=5", "evaluate.pseudo_perplexity.share=0"]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with serving("rows") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def local(shelf: Shelf) -> Iterator[Path]:
+    """The folder of a run on plain shards of this machine."""
+    folder = shelf.root / "local_rows"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(publish, "BLOCK_BYTES", BLOCK_BYTES)
+        assert shelf.run(folder, *RUN, f"corpus.cache={shelf.root / 'small'}") == 0
+        yield folder
+
+
+@pytest.fixture
+def proxy(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    """Between the runs and the S3 server."""
+    host, port = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://").split(":")
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.01)
+    server = Faulty(forwarded(host, int(port)))
+    with server.serving() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield server
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def stored(shelf: Shelf, bucket: str) -> list[str]:
+    """Compressed rows in the bucket, and a cache of blocks on this machine."""
+    return [
+        *RUN, f"corpus.tokens={bucket}/tokens", "corpus.compression=zstd", f"corpus.local={shelf.root / 'node'}",
+        f"corpus.cache={shelf.root / 'other'}",
+    ]  # fmt: skip
+
+
+def test_the_student_does_not_depend_on_where_rows_lie(shelf: Shelf, local: Path, bucket: str, proxy: Faulty) -> None:
+    """Plain shards on a disk, compressed ones in storage, and the same behind storage that fails."""
+    sound, broken = shelf.root / "sound", shelf.root / "broken"
+    assert shelf.run(sound, *stored(shelf, bucket)) == 0  # prepares the rows, too
+    assert_same(sound, local)
+    assert results(sound)["evaluation"] == results(local)["evaluation"]
+    proxy.share = 0.3
+    assert shelf.run(broken, *stored(shelf, bucket)) == 0
+    assert_same(broken, local)
+    assert proxy.faults
+    size = sum(file.stat().st_size for file in (shelf.root / "node" / "blocks" / "files").iterdir())
+    assert size <= 12_500
+
+
+@pytest.mark.slow  # the S3 library tries several times in each of the eight attempts
+def test_a_run_whose_storage_goes_away_goes_on_when_it_is_back(
+    shelf: Shelf, local: Path, bucket: str, proxy: Faulty, capfd: pytest.CaptureFixture[Any]
+) -> None:
+    folder, source = shelf.root / "interrupted", proxy.source
+
+    def until_a_checkpoint(*request: Any) -> Answer:
+        if any(folder.glob("checkpoints/*")):
+            proxy.last = proxy.requests
+        return source(*request)
+
+    proxy.source = until_a_checkpoint
+    assert shelf.run(folder, *stored(shelf, bucket)) == 74
+    said = capfd.readouterr().err
+    assert "storage has failed 8 times, at last with" in said.splitlines()[-1] and "Traceback" not in said
+    assert any(folder.glob("checkpoints/*"))
+    proxy.source, proxy.last = source, 1 << 60
+    assert shelf.run(folder, *stored(shelf, bucket)) == 0
+    assert_same(folder, local)
