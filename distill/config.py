@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.component import Component
+from distill.profile.settings import ProfileConfig
 from distill.ramp import Ramp
 
 HERE = Path(__file__).resolve().parent
@@ -379,6 +380,7 @@ class Config:
     backend: BackendConfig = field(default_factory=BackendConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
     scale: str = "custom"  # said in the banner and the report
     seed: int = 0

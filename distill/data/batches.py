@@ -15,6 +15,9 @@ from distill.data.batch import Batch, as_filler
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount
 from distill.seed import key, shuffled
 
+# From what prepares the window of a step to the same, watched.
+Watch = Callable[[Callable[[int], list[Batch]]], Callable[[int], list[Batch]]]
+
 
 class Collator(Protocol):
     """What makes micro-batches of rows, for one task."""
@@ -127,11 +130,16 @@ class Batches:
         return [int(each) for each in key(self.seed, "dropout", step // self.steps_per_epoch, batch.row_ids)]
 
     def stream(
-        self, start: int, stop: int, device: torch.device, read_ahead: Callable[[Batch], Batch] | None = None
+        self,
+        start: int,
+        stop: int,
+        device: torch.device,
+        read_ahead: Callable[[Batch], Batch] | None = None,
+        watch: Watch | None = None,
     ) -> Iterator[list[Batch]]:
         """The windows of the steps [start, stop), prepared ahead in `threads` threads (in pinned memory for CUDA).
 
-        `read_ahead` is called on each batch in those threads.
+        `read_ahead` is called on each batch in those threads; `watch` may wrap what prepares the window of a step.
         """
 
         def prepare(step: int) -> list[Batch]:
@@ -140,7 +148,7 @@ class Batches:
                 window = [read_ahead(batch) for batch in window]
             return [batch.pinned() for batch in window] if device.type == "cuda" else window
 
-        steps = range(start, stop)
+        steps, prepare = range(start, stop), watch(prepare) if watch else prepare
         count = ThreadCount(self.threads, self.most_threads)
         for window in Prefetch(prepare, steps, count) if self.threads else map(prepare, steps):
             yield [batch.to(device) for batch in window]
