@@ -148,7 +148,8 @@ class Batches:
                 window = [read_ahead(batch) for batch in window]
             return [batch.pinned() for batch in window] if device.type == "cuda" else window
 
-        steps, prepare = range(start, stop), watch(prepare) if watch else prepare
+        steps = range(start, stop)
+        watched = watch(prepare) if watch else prepare
         count = ThreadCount(self.threads, self.most_threads)
-        for window in Prefetch(prepare, steps, count) if self.threads else map(prepare, steps):
+        for window in Prefetch(watched, steps, count) if self.threads else map(watched, steps):
             yield [batch.to(device) for batch in window]

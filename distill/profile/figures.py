@@ -1,6 +1,7 @@
 """The figures that all rules read, taken from the records of all ranks: R ranks, N steps, P phases."""
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +26,10 @@ class Figures:
         self.times = np.array([self._of_steps(rank.steps, count) for rank in self.ranks]).reshape(
             len(self.ranks), len(self._places), len(PHASES)
         )
-        self._exchanges = np.array([self._of_steps(rank.exchanges, count) for rank in self.ranks])
+        exchanges = [self._of_steps(rank.exchanges, count) for rank in self.ranks]
+        self._exchanges = np.array(exchanges) if all(exchanges) else np.empty(0)
 
-    def _of_steps(self, values: list, count: int) -> list:  # type: ignore[type-arg]
+    def _of_steps(self, values: list[Any], count: int) -> list[Any]:
         newest = values[len(values) - count :]
         return [newest[place] for place in self._places] if len(newest) == count else []
 
