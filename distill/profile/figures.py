@@ -84,6 +84,16 @@ class Figures:
             return self.exchange
         return max(float(self._exchanges[:, self.typical].min(0).mean()), self.exchange)
 
+    def foreign_cores(self, rank: RankProfile) -> float:
+        """Cores of a rank's host that other programs take, as a mean."""
+        busy = (self.sample("machine_cpu", rank) or 0.0) * (rank.host_cores or rank.cores)
+        ranks = [other for other in self.ranks if other.host == rank.host]
+        return max(busy - sum(self.sample("process_cpu", other) or 0.0 for other in ranks), 0.0)
+
+    def free_cores(self, rank: RankProfile) -> float:
+        """Cores that a rank can use: its share of those of its host that other programs leave, one at least."""
+        return max((rank.cores - self.foreign_cores(rank)) / rank.local_ranks, 1.0)
+
     def sample(self, name: str, rank: RankProfile) -> float | None:
         """The mean of a sampled quantity of a rank; None where it was not sampled."""
         values = rank.samples.get(name)

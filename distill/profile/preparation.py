@@ -21,7 +21,7 @@ class Preparation:
         prepared: from the beginning to the end of one window, in its thread.
         computed: of that computing, or ready to.
         processors: seconds of processors that the rank takes for a step, all its threads together.
-        cores: that the rank has.
+        cores: that the rank can use.
         threads: that prepare windows; 0: the loop does it.
     """
 
@@ -71,6 +71,6 @@ def preparation(figures: Figures) -> Preparation | None:
         prepared=times.prepared / times.windows,
         computed=times.computed / times.windows,
         processors=processors * figures.step,
-        cores=max(rank.cores / rank.local_ranks, 1.0),
+        cores=figures.free_cores(rank),
         threads=0 if times.in_loop else times.most_at_once,
     )

@@ -35,6 +35,7 @@ class RankProfile:
     energy: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     retries: int = 0
+    host_cores: int = 0  # of the host, of which a process may be bound to a part
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Self:

@@ -1,6 +1,7 @@
 """Records one rank while it trains: what the loop and its loader call, with a thread that samples the machine."""
 
 import json
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -116,6 +117,7 @@ class Recorder:
             host=socket.gethostname(),
             device=str(backend.device),
             cores=self._sampler.cores,
+            host_cores=os.cpu_count() or 0,
             local_ranks=backend.local_size,
             steps=[[round(seconds, 6) for seconds in step] for step in self._steps],
             exchanges=[round(seconds, 6) for seconds in list(self._exchanges)[:count]],

@@ -82,7 +82,8 @@ class Sampler:
         grown = {name: counters[name] - self._before.get(name, counters[name]) for name in counters}
         self._before = counters
         whole = max(grown.pop("machine_time"), 1e-6)
-        shares = {name: grown.pop(name) / whole for name in ("machine_cpu", "machine_iowait")}
+        # Linux may take back a little of what it has counted as waiting for disks.
+        shares = {name: min(max(grown.pop(name) / whole, 0.0), 1.0) for name in ("machine_cpu", "machine_iowait")}
         return shares | {name: value / span for name, value in grown.items()}
 
     def _keep(self, sample: dict[str, float]) -> None:

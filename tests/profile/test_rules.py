@@ -46,7 +46,18 @@ def test_a_loader_on_busy_cores_gets_none() -> None:
     """All of the two cores are taken, so that a second thread would only share them."""
     busy = {"seconds": [0.5], "process_cpu": [2.0]}
     found = named(waiting(prepared=0.2, computed=0.19, cores=2, samples=busy))
-    assert found.rule == "CPU-bound loader" and not found.change and "cores of this rank are busy" in found.advice
+    assert (
+        found.rule == "CPU-bound loader"
+        and not found.change
+        and "cores that this rank can use are busy" in found.advice
+    )
+
+
+def test_cores_that_other_programs_take_are_not_counted() -> None:
+    """Of four cores others take three: the one that is left computes already."""
+    busy = {"seconds": [0.5], "process_cpu": [1.0], "machine_cpu": [1.0]}
+    found = named(waiting(prepared=0.2, computed=0.19, samples=busy, host_cores=4))
+    assert not found.change and "The 1.0 cores that this rank can use are busy" in found.advice
 
 
 def test_threads_that_hold_pythons_lock_get_no_more() -> None:

@@ -43,8 +43,6 @@ def _where(figures: Figures, slowest: int) -> str:
 
 def _advice(figures: Figures, slowest: int) -> str:
     rank = figures.ranks[slowest]
-    others = [other for other in figures.ranks if other.host == rank.host]
-    busy = (figures.sample("machine_cpu", rank) or 0.0) * rank.cores
-    foreign = busy - sum(figures.sample("process_cpu", other) or 0.0 for other in others)
+    foreign = figures.foreign_cores(rank)
     taken = f" Other programs take {foreign:.1f} cores of its host." if foreign > 0.5 else ""
     return f"Repair, relieve or leave out that host.{taken}"
