@@ -30,8 +30,8 @@ class Candidate:
     then: Callable[[float, float], Optional["Candidate"]] | None = None
 
     def __post_init__(self) -> None:
-        for setting in self.change:
-            if not keeps_student(setting):
+        for setting, value in self.change.items():
+            if not keeps_student(setting, value):
                 raise SettingError(f"{setting} changes the student: it is nothing to tune")
 
     @property
@@ -40,14 +40,16 @@ class Candidate:
         return [f"{name}={'null' if value is None else value}" for name, value in self.change.items()]
 
 
-def keeps_student(setting: str) -> bool:
+def keeps_student(setting: str, value: Any = None) -> bool:
     """Whether a setting stands outside of a run's identity, so that its student stays the same, but for rounding.
 
     That is decided by the lists of `distill.identity` that also decide with which settings a run may be resumed. The
     rows of a micro-batch and their accumulation are among these, because a run is known by their product; the trials
-    compare the whole identity, so that a change of one alone is found.
+    compare the whole identity, so that a change of one alone is found. Of the number formats int8 stands in it.
     """
     group, _, rest = setting.partition(".")
     if group in DIGESTED:
         return rest in DIGESTED[group]
-    return setting in SETTINGS_IGNORED or (group in RESUME_IGNORES and setting != "precision.teacher")
+    return setting in SETTINGS_IGNORED or (
+        group in RESUME_IGNORES and (setting, value) != ("precision.teacher", "int8")
+    )

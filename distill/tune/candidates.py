@@ -33,7 +33,7 @@ def candidates(profile: RunProfile, findings: list[Finding], given: dict[str, An
 
 def _by_rules(findings: list[Finding]) -> Iterator[Candidate]:
     for finding in findings:
-        if finding.change and finding.gain > 1.01 and all(map(keeps_student, finding.change)):
+        if finding.change and finding.gain > 1.01 and all(keeps_student(*each) for each in finding.change.items()):
             yield Candidate(f"rule: {finding.rule}", finding.change, finding.gain, finding.sentence)
 
 

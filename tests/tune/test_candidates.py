@@ -22,15 +22,13 @@ from distill.tune.tuning import Plan, Tried, Tuning
 GIVEN: dict[str, Any] = {
     "teacher": {"kind": "embedded", "micro_batches": 1, "cache": {"top_k": None}},
     "backend": {"rings": "1", "threads": None},
-    "precision": {"student": "fp32", "teacher": "fp32", "compile": True, "kernels": "auto"},
+    "precision": {"student": "bf16", "teacher": "bf16", "compile": True, "kernels": "auto"},
 }
 MEMORY = {"seconds": [0.5], "process_cpu": [1.0], "process_memory": [2e9], "memory_free": [3e9]}
 
 
 def proposed(profile: RunProfile, **given: Any) -> dict[str, list[Candidate]]:
-    found = candidates(profile, diagnose(profile), GIVEN | given)
-    found.pop("precision")  # this machine's own
-    return found
+    return candidates(profile, diagnose(profile), GIVEN | given)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,6 @@ def test_settings_that_keep_the_student_may_be_tried(setting: str) -> None:
         "train.epochs",
         "teacher.path",
         "corpus.rows",
-        "precision.teacher",
         "seed",
         "objective.soft.weight",
     ],
@@ -55,6 +52,10 @@ def test_settings_that_keep_the_student_may_be_tried(setting: str) -> None:
 def test_others_may_not(setting: str) -> None:
     with pytest.raises(SettingError, match=f"^{setting} changes the student"):
         Candidate("no", {setting: 1})
+
+
+def test_of_the_teachers_formats_int8_may_not() -> None:
+    assert keeps_student("precision.teacher", "bf16") and not keeps_student("precision.teacher", "int8")
 
 
 def test_a_rule_comes_first_with_its_prediction() -> None:
@@ -83,7 +84,7 @@ def test_what_a_run_has_not_is_not_tried() -> None:
     found = proposed(profile)
     assert [each.change for each in found["teacher"]] == [{"teacher.micro_batches": 2}]
     assert [each.change for each in found["threads"]] == [{"backend.threads": 1}]
-    assert found["rings"] == found["compile"] == found["kernels"] == found["workers"] == []
+    assert found["rings"] == found["compile"] == found["precision"] == found["kernels"] == found["workers"] == []
     assert proposed(profile, teacher={"kind": "none"})["teacher"] == []
     two = run(rank(0, samples=MEMORY), rank(1, samples=MEMORY))
     assert [each.change for each in proposed(two)["rings"]] == [{"backend.rings": "auto"}]
