@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.profile.phases import TITLES
-from distill.report.page import Block, Table, number, percent
+from distill.report.page import NONE, Block, Table, number, percent
 from distill.report.plots import SERIES, STYLE, Picture, make_panels, save_figure
 
 GIB = 2**30
@@ -28,13 +28,18 @@ def _findings(profile: dict[str, Any]) -> Block:
             finding["rule"],
             percent(finding["lost"], 1),
             "yes" if finding["named"] else "no",
-            " ".join(f"{name}={value}" for name, value in finding["change"].items()) or finding["advice"] or "",
-            f"{finding['gain']:.2f}",
+            *(_advice(finding) if finding["named"] else [NONE, NONE]),
         ]
         for finding in profile["findings"]
     ]
     head = ["Rule", "Time lost", "Named", "Change", "Predicted speed-up"]
     return Table(head, rows, title="What the rules found", text=True) if rows else ""
+
+
+def _advice(finding: dict[str, Any]) -> list[str]:
+    """What to change, and how many times as fast that should be."""
+    change = " ".join(f"{name}={value}" for name, value in finding["change"].items())
+    return [change or finding["advice"], f"{finding['gain']:.2f}"]
 
 
 def _phases(profile: dict[str, Any]) -> Block:
