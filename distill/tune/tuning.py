@@ -162,5 +162,5 @@ class Tuning:
         plan = self.plan
         outcome = run_trial(plan.arguments, candidate.overrides, plan.steps, plan.folder / "trials" / str(self._trials))
         what = f"{1000 * outcome.seconds:,.1f} ms a step" if outcome.seconds is not None else outcome.error
-        logger.info(f"trial {self._trials}, {candidate.name} {' '.join(candidate.overrides)}: {what}")
+        logger.info(f"trial {self._trials}, {' '.join([candidate.name, *candidate.overrides])}: {what}")
         return outcome
