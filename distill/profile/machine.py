@@ -28,6 +28,7 @@ class Machine:
         idle = cpu.idle + getattr(cpu, "iowait", 0.0)
         found = {
             "process_cpu": own.user + own.system,
+            "process_user": own.user,
             "machine_cpu": sum(cpu[:8]) - idle,  # the others are parts of the first
             "machine_time": sum(cpu[:8]),
             "machine_iowait": getattr(cpu, "iowait", 0.0),

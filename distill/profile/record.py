@@ -36,6 +36,7 @@ class RankProfile:
     notes: list[str] = field(default_factory=list)
     retries: int = 0
     host_cores: int = 0  # of the host, of which a process may be bound to a part
+    threads: int = 0  # of torch, that compute on processors
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Self:

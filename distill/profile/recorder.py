@@ -118,6 +118,7 @@ class Recorder:
             device=str(backend.device),
             cores=self._sampler.cores,
             host_cores=os.cpu_count() or 0,
+            threads=torch.get_num_threads(),
             local_ranks=backend.local_size,
             steps=[[round(seconds, 6) for seconds in step] for step in self._steps],
             exchanges=[round(seconds, 6) for seconds in list(self._exchanges)[:count]],

@@ -6,21 +6,27 @@ from distill.profile.figures import Figures
 from distill.profile.finding import Finding, percent
 
 NAME = "memory"
+STALLED = 0.03  # share of the time in which tasks stall for memory, that shows it to be short
 FAULTS = 5.0  # pages a second that a rank has to wait for: fewer are its own files, read for the first time
 
 
 def find(figures: Figures) -> Finding | None:
-    """Lost is the share of the time in which tasks waited for memory, as Linux counts it (pressure stall information).
+    """Lost is the time in which the threads of torch do not compute: 1 - u / n, on a rank that waits for memory.
 
-    It is the largest of all ranks that wait for pages from a disk at all. Prediction with memory enough: what is lost
-    is gained, T' = T (1 - lost). Half the rows in a micro-batch, and twice as many of these, are the same step.
-    On a GPU, whose driver counts no such time, a memory that was found full is said and its loss is not known.
+    u are the seconds of processors a second that the process spends in its own code, without the system's, and n its
+    threads. A rank waits for memory where pages come from a disk and Linux counts tasks that stall for memory; that
+    count alone says far too little, as it leaves out the search for pages to give away. Prediction with memory
+    enough: T' = T (1 - lost), the more exact the better the threads share their work. Half the rows in a micro-batch,
+    and twice as many of these, are the same step. On a GPU, whose driver counts no such time, a memory that was found
+    full is said and its loss is not known.
     """
     lost, rank = 0.0, None
     for each in figures.ranks:
         stalled = figures.sample("memory_stalled", each) or 0.0
-        if (figures.sample("major_faults", each) or 0.0) >= FAULTS and stalled > lost:
-            lost, rank = min(stalled, 0.99), each
+        if (figures.sample("major_faults", each) or 0.0) >= FAULTS and stalled >= STALLED:
+            computing = (figures.sample("process_user", each) or 0.0) / max(each.threads, 1)
+            if (found := min(max(stalled, 1 - computing), 0.99)) > lost:
+                lost, rank = found, each
     if rank is None:
         return _on_gpu(figures)
     where = f" on {rank.host}" if len(figures.ranks) > 1 else ""
