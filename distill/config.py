@@ -12,6 +12,7 @@ from typing import Any
 
 from distill.component import Component
 from distill.config_corpus import Duplicates, NearConfig
+from distill.profile.settings import ProfileConfig
 from distill.ramp import Ramp
 
 HERE = Path(__file__).resolve().parent
@@ -390,6 +391,7 @@ class Config:
     backend: BackendConfig = field(default_factory=BackendConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
     scale: str = "custom"  # said in the banner and the report
     seed: int = 0

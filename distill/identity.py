@@ -10,7 +10,18 @@ from distill.teacher.members import settings_by_member, shares
 
 # Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
 # identity by the digest of its rows, the teacher by that of its weights.
-RESUME_IGNORES = ("corpus", "teacher", "evaluate", "backend", "precision", "tracker", "trust", "scale", "resume")
+RESUME_IGNORES = (
+    "corpus",
+    "teacher",
+    "evaluate",
+    "backend",
+    "precision",
+    "tracker",
+    "profile",
+    "trust",
+    "scale",
+    "resume",
+)
 # Settings of the other groups for which the same holds.
 SETTINGS_IGNORED = {
     *(

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill import backends, optim
+from distill import backends, optim, profiling
 from distill.backends import Backend
 from distill.backends.rank import EVENT
 from distill.checkpoint import State
@@ -47,7 +47,7 @@ from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
-from distill.train import Training, saved_when_a_rank_is_lost, train
+from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
 
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
@@ -63,7 +63,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         recipe, command, resolved: name of the recipe, the command line and the resolved configuration, for the report.
 
     Returns:
-        The content of results.json.
+        The content of results.json; of a run that ends with its profile (`profile.stop_after`) the beginning of it.
 
     Raises:
         SettingError: bad input, before any earlier work in the folder is touched.
@@ -103,15 +103,15 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         evaluator = make_evaluator(config, task, models, text, backend)
         monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
         held.callback(monitor.progress.close)  # also where the training ends early
-        facts = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
+        facts: dict[str, Any] = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
         training = Training(
             trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
             schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
             make_milestones(config, folder, facts, models, text, objective, backend),
         )  # fmt: skip
-        with saved_when_a_rank_is_lost(training):
-            ending = {"ended_by": train(training), "length": config.train.length}
-        monitor.close()
+        ending = train_profiled(config, training, monitor, facts)
+        if ending["ended_by"] == TRIAL:
+            return facts
         content = redacted(facts | results_of(config, models, text, training, ending, monitor, twin, caches))
         write_outputs(folder, content, models, resolved, backend)
         backend.barrier()
@@ -246,6 +246,16 @@ def make_milestones(
         return there
 
     return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists)
+
+
+def train_profiled(config: Config, training: Training, monitor: Monitor, facts: dict[str, Any]) -> dict[str, Any]:
+    """Train, and say what ended it, and the limits that it had; `facts` gets where the time went."""
+    batches, backend, path = training.batches, training.backend, monitor.folder.path
+    with saved_when_a_rank_is_lost(training), profiling.recorder(config, path, batches, backend) as training.profile:
+        ending = {"ended_by": train(training), "length": config.train.length}
+    monitor.close()
+    facts["profile"] = profiling.gathered(training.profile, config, batches, backend, facts["identity"])
+    return ending
 
 
 def origin_block(config: Config, models: Models) -> dict[str, Any]:

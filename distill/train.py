@@ -25,10 +25,14 @@ from distill.objective.tally import TOKENS, Tally
 from distill.objective.trainable import Trainable
 from distill.optim import bound_of_rank, clip, peak_lr, set_learning_rate
 from distill.points import Points
+from distill.profile import phases
+from distill.profile.recorder import UNPROFILED, Recorder, Unprofiled
 from distill.schedule import Schedule, progress_of, share, total_steps
 from distill.seed import key
 from distill.signals import ALL, SAVING, handled
 from distill.teacher.signal import Teacher
+
+TRIAL = "profile.stop_after"  # what ends a run that is only to be profiled
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +72,7 @@ class Training:
     observer: Observer
     points: Points = field(default_factory=Points)
     milestones: Milestones | None = None
+    profile: Recorder | Unprofiled = UNPROFILED
 
 
 def accumulate_gradients(
@@ -80,6 +85,7 @@ def accumulate_gradients(
     dropout_keys: Callable[[Batch], list[int]],
     overlap: bool = True,
     loss_scale: float = 1.0,
+    enter: Callable[[str], None] = UNPROFILED.enter,
 ) -> torch.Tensor:
     """Forward and backward of every micro-batch of a window; the gradients add up in the backend's bucket.
 
@@ -88,6 +94,7 @@ def accumulate_gradients(
         dropout_keys: what names the stream of dropout of each row of a batch.
         overlap: let the exchange begin during the last backward.
         loss_scale: what the loss, and so every gradient, is multiplied by.
+        enter: is given the name of each phase that begins.
 
     Returns:
         The sums of the terms in each micro-batch of this rank, without the scale, [M, T].
@@ -97,16 +104,21 @@ def accumulate_gradients(
     scales = objective.scales(counts, backend.device) * loss_scale
     sums = scales.new_zeros(len(window), len(scales))
     with model.student.weight_cast_cache(), backend.computing():
+        enter(phases.TEACHER)
         signals = teacher.signals(window, objective.teacher_spec)
         for number, (batch, teacher_signal) in enumerate(zip(window, signals, strict=True)):
             with backend.sync(number == len(window) - 1, overlap), keyed_by_row(dropout_keys(batch)):
+                enter(phases.FORWARD)
                 loss, sums[number] = objective(model, teacher_signal, batch, scales)
+                enter(phases.BACKWARD)
                 loss.backward()
+                enter(phases.EXCHANGE)
+            enter(phases.TEACHER)
     return sums
 
 
 def train(run: Training) -> str:
-    """Train from `run.state` to the end of the run, and say what ended it: epochs, steps or minutes.
+    """Train from `run.state` to the end of the run, and say what ended it: epochs, steps, minutes, or its profile.
 
     The state is updated in place. Rank 0 saves.
 
@@ -117,13 +129,13 @@ def train(run: Training) -> str:
         Interrupted: a signal came that stops, on this rank or another one; the message says what is saved.
     """
     model, objective, batches, backend, state = run.model, run.objective, run.batches, run.backend, run.state
-    settings, observer = run.settings, run.observer
+    settings, observer, enter = run.settings, run.observer, run.profile.enter
     steps = total_steps(settings, batches.steps_per_epoch)
     minutes = settings.minutes or float("inf")
     peak = peak_lr(run.optimizer_settings, batches.rows_per_step)
     own_bound = bound_of_rank(run.optimizer_settings, backend.size)
     since_log, log_waited, log_began = Tally(), 0.0, state.seconds
-    windows = batches.stream(state.step, steps, backend.device, run.teacher.read_ahead)
+    windows = batches.stream(state.step, steps, backend.device, run.teacher.read_ahead, run.profile.watch)
     over = state.step >= steps or state.seconds >= 60 * minutes
     due = False  # a checkpoint
     saves = backend.rank == 0 or run.checkpoints.by_all_ranks
@@ -148,9 +160,11 @@ def train(run: Training) -> str:
             parts = accumulate_gradients(
                 model, run.teacher, objective, window, counts, backend,
                 lambda batch: batches.dropout_keys(batch, state.step), own_bound is None, loss_scale.factor,
+                enter,
             )  # fmt: skip
             if own_bound is not None:
                 clip(model, own_bound * loss_scale.factor)
+            enter(phases.DATA)
             waiting = time.monotonic()
             upcoming = next(windows, [])
             waited = time.monotonic() - waiting
@@ -158,8 +172,10 @@ def train(run: Training) -> str:
             # and rank 0's clock ride along. (As float32 the counts are exact up to 16.7 M positions a step.)
             clock = state.seconds + time.monotonic() - began if backend.rank == 0 else 0.0
             own = [*objective.count(upcoming).tolist(), *signals.wishes(), clock]
+            enter(phases.EXCHANGE)
             stats = backend.sum_gradients(torch.cat([parts.sum(0), parts.new_tensor(own)]))
             assert stats is not None
+            enter(phases.OPTIMIZER)
             if loss_scale.factor != 1:
                 backend.scale_gradients(1 / loss_scale.factor)
             gradient_norm = clip(model, run.optimizer_settings.clip)
@@ -181,6 +197,7 @@ def train(run: Training) -> str:
                 set_learning_rate(run.optimizer, lr)
                 run.optimizer.step()
 
+            enter(phases.OTHER)
             state.step += 1
             state.tokens += int(step_counts[TOKENS])
             state.seconds += time.monotonic() - began
@@ -227,6 +244,7 @@ def train(run: Training) -> str:
                     }
                 )
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
+            enter(phases.CHECKPOINT)
             if run.milestones is not None and saves and not diverged:
                 run.milestones.save(state)
             due = due or state.step % settings.save_every == 0 or at_point or over or wanted or stopped is not None
@@ -243,10 +261,13 @@ def train(run: Training) -> str:
                 backend.barrier()  # the end of a rank ends the others, and rank 0 is still saving
                 signals.received.clear()
                 raise _interrupted(state, stopped, saved)
+            enter(phases.EVALUATION)
             if at_point or over:
                 backend.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
                 with signals.at_once():
                     _reach_point(run)
+            if run.profile.end_step():
+                return TRIAL
     return ended_by if state.step >= steps else "minutes"
 
 

@@ -69,6 +69,7 @@ class Backend:
         engine: in words, what carries the gradients.
         num_syncs: exchanges of the gradient so far.
         num_collectives: calls of the communication library so far, of any kind.
+        exchange_seconds: from the beginning of each exchange of the gradient to its end, added up.
         bytes_sent: bytes this rank handed to those calls; a ring carries 2 (size - 1) / size times that per rank.
         gradients: all of them after `prepare`, flat, padding included (always zero).
     """
@@ -88,6 +89,7 @@ class Backend:
         self.rings, self._measure_rings = requested or 1, requested is None and self.size > 1
         self.ring_seconds: dict[int, float] = {}
         self.num_syncs = self.num_collectives = self.bytes_sent = 0
+        self.exchange_seconds = self._exchange_began = 0.0
         self.gradients = torch.empty(0)
         self._bucket = Bucket([], device)
         self._roll_call: RollCall | None = None  # where there is a store for it
@@ -289,9 +291,12 @@ class Backend:
             for wait in self._under_way:
                 wait()
         self._under_way = []
+        self.exchange_seconds += time.perf_counter() - self._exchange_began
 
     def _start(self, number: int) -> None:
         """Begin the exchange of a segment, cut into one stripe per ring."""
+        if not self._under_way:
+            self._exchange_began = time.perf_counter()
         values = self._bucket.flat[self._bucket.segments[number]]
         parts = list(values.chunk(self.rings))
         gradients = wire = None

@@ -11,6 +11,7 @@ from distill.component import Component
 from distill.config import Config
 from distill.config_corpus import NearConfig
 from distill.errors import SettingError
+from distill.profile.settings import ProfileConfig
 from distill.ramp import Ramp
 from distill.schedule import ENDLESS
 
@@ -116,6 +117,12 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "processes": Range(1, 65_536),
         "timeout": Range(0, 1e7, open_below=True),
         "elastic_wait": Range(0, 1e7),
+    },
+    ProfileConfig: {
+        "interval": Range(0.01, 3600),
+        "trace_steps": Range(0, 100),
+        "trace_after": Range(0, ENDLESS),
+        "stop_after": STEPS,
     },
     settings.StageConfig: {"seeds": Range(0, 2**63 - 1)},
     Config: {"seed": Range(0, 2**63 - 1)},

@@ -19,6 +19,9 @@ from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount
 from distill.data.row_store import RowStore, expect
 from distill.seed import key
 
+# From what prepares the window of a step to the same, watched.
+Watch = Callable[[Callable[[int], list[Batch]]], Callable[[int], list[Batch]]]
+
 
 class Collator(Protocol):
     """What makes micro-batches of rows, for one task."""
@@ -132,11 +135,16 @@ class Batches:
         return self.order.fed(epoch, step_of_epoch * self.rows_per_step)
 
     def stream(
-        self, start: int, stop: int, device: torch.device, read_ahead: Callable[[Batch], Batch] | None = None
+        self,
+        start: int,
+        stop: int,
+        device: torch.device,
+        read_ahead: Callable[[Batch], Batch] | None = None,
+        watch: Watch | None = None,
     ) -> Iterator[list[Batch]]:
         """The windows of the steps [start, stop), prepared ahead in `threads` threads (in pinned memory for CUDA).
 
-        `read_ahead` is called on each batch in those threads.
+        `read_ahead` is called on each batch in those threads; `watch` may wrap what prepares the window of a step.
         """
 
         def prepare(step: int) -> list[Batch]:
@@ -147,9 +155,10 @@ class Batches:
             return [batch.pinned() for batch in window] if device.type == "cuda" else window
 
         steps = range(start, stop)
+        watched = watch(prepare) if watch else prepare
         count = ThreadCount(self.threads, self.most_threads)
         try:
-            for window in Prefetch(prepare, steps, count) if self.threads else map(prepare, steps):
+            for window in Prefetch(watched, steps, count) if self.threads else map(watched, steps):
                 yield [batch.to(device) for batch in window]
         finally:
             expect(self.rows, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read

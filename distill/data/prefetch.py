@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
+
+from distill.thread_time import computed_seconds
 
 WINDOWS_AHEAD = 4  # or one for each thread, where those are more
 MOST_THREADS = 16  # that an automatic choice goes up to
@@ -144,18 +145,9 @@ class Prefetch(Generic[Window]):
     def _work(self, pool: ThreadPoolExecutor, step: int) -> tuple[Window, float, float]:
         """The window of a step, the seconds that it took, and in how many of them this thread computed."""
         try:
-            began, computed = time.perf_counter(), _computed()
-            return self.prepare(step), time.perf_counter() - began, _computed() - computed
+            began, computed = time.perf_counter(), computed_seconds()
+            return self.prepare(step), time.perf_counter() - began, computed_seconds() - computed
         finally:
             with self._lock:
                 self._running -= 1
             self._fill(pool)
-
-
-def _computed() -> float:
-    """Seconds that this thread has computed, or would have on a core that was free; the latter is known on Linux."""
-    try:
-        wanted_core = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        wanted_core = 0.0
-    return time.thread_time() + wanted_core

@@ -81,7 +81,7 @@ def draw(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]]) -
             "throughput": _throughput(metrics),
         }
         return {
-            name: Picture(f"plots/{name}.png", _save(figure[0], folder, name), figure[1])
+            name: Picture(f"plots/{name}.png", save_figure(figure[0], folder, name), figure[1])
             for name, figure in drawn.items()
             if figure
         }
@@ -93,7 +93,7 @@ def draw_by_step(folder: Path, name: str, curves: Curves) -> str:
 
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
-        _save(figure_by_step(curves), folder, name)
+        save_figure(figure_by_step(curves), folder, name)
     return f"plots/{name}.png"
 
 
@@ -107,7 +107,7 @@ def figure_by_step(curves: Curves) -> Any:
     margin = 0.05 * (max(steps) - min(steps)) or 1
     colours = dict(zip(dict.fromkeys(first for first, _ in curves), cycle(SERIES), strict=False))
     columns = min(3, len(curves))
-    figure, panels = _panels(len(curves), columns, 2.0)
+    figure, panels = make_panels(len(curves), columns, 2.0)
     for axes, (title, values) in zip(panels, curves.items(), strict=True):
         x = sorted(values)
         middle, low, high = ([of(values[step]) for step in x] for of in (median, min, max))
@@ -131,7 +131,8 @@ def smoothed(values: Sequence[float], span: int) -> list[float]:
     return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reach)]
 
 
-def _panels(count: int, columns: int, height: float) -> tuple[Any, list[Any]]:
+def make_panels(count: int, columns: int, height: float) -> tuple[Any, list[Any]]:
+    """A figure with so many panels, `height` inches each, and these."""
     from matplotlib.figure import Figure
 
     rows = math.ceil(count / columns)
@@ -172,7 +173,7 @@ def _loss(results: dict[str, Any], metrics: list[dict[str, Any]]) -> tuple[Any, 
         return None
     skipped = _skipped(metrics)
     colours = {"total": INK} | dict(zip((name for name in titles if name != "total"), cycle(SERIES), strict=False))
-    figure, panels = _panels(len(shown), min(2, len(shown)), 1.9)
+    figure, panels = make_panels(len(shown), min(2, len(shown)), 1.9)
     for axes, term in zip(panels, shown, strict=True):
         _curve(axes, *curves[term], colours[term])
         axes.set_title(_plain("Total (weighted sum)" if term == "total" else titles[term]))
@@ -196,7 +197,7 @@ def _optimizer(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
     shown = [key for key in titles if curves[key][0]]
     if not shown:
         return None
-    figure, panels = _panels(len(shown), len(shown), 1.9)
+    figure, panels = make_panels(len(shown), len(shown), 1.9)
     for axes, key in zip(panels, shown, strict=True):
         x, y = curves[key]
         if key == "lr":
@@ -219,7 +220,7 @@ def _throughput(metrics: list[dict[str, Any]]) -> tuple[Any, str] | None:
     x, y = _points(metrics, "seconds", "tokens_per_second", 1 / 60)
     if not x:
         return None
-    figure, (axes,) = _panels(1, 1, 1.9)
+    figure, (axes,) = make_panels(1, 1, 1.9)
     _curve(axes, x, y, MODELS["student"])
     axes.set_ylim(bottom=0, top=1.15 * sorted(y)[math.ceil(0.98 * len(y)) - 1] or None)
     axes.set_title("Training tokens per second")
@@ -242,7 +243,7 @@ def _comparison(results: dict[str, Any]) -> tuple[Any, str] | None:
     if len(models) < 2 or not shown:
         return None
     sets = list(dict.fromkeys(key for measure in shown for named in values[measure].values() for key in named))
-    figure, panels = _panels(len(shown), len(shown), 0.85 + 0.42 * len(sets))
+    figure, panels = make_panels(len(shown), len(shown), 0.85 + 0.42 * len(sets))
     for axes, measure in zip(panels, shown, strict=True):
         _dots(axes, values[measure], sets)
         better = "lower" if measures_of(results)[measure].get("lower_is_better", True) else "higher"
@@ -287,7 +288,7 @@ def _history(results: dict[str, Any]) -> tuple[Any, str] | None:
         return None
     first = panels_of[0][0]
     columns = min(3, len([measure for measure, _ in panels_of if measure == first]))
-    figure, panels = _panels(len(panels_of), columns, 1.9)
+    figure, panels = make_panels(len(panels_of), columns, 1.9)
     for axes, (measure, key) in zip(panels, panels_of, strict=True):
         _by_point(axes, histories, measure, key, axis_of(results))
         level = ((results.get("teacher") or {}).get(measure) or {}).get(key)
@@ -321,7 +322,7 @@ def _count_steps(axes: Any) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
-def _save(figure: Any, folder: Path, name: str) -> str:
+def save_figure(figure: Any, folder: Path, name: str) -> str:
     """Write the PNG; give back the SVG elements, with colours as CSS variables and ids of this figure's own."""
     from PIL import Image
 

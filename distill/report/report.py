@@ -11,6 +11,7 @@ from distill.report import page, plots
 from distill.report.lookup import axis_of, label_of, measures_of, models_of, sets_of, titles_of_terms, usable, value_at
 from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, short
 from distill.report.plots import Picture
+from distill.report.profile import profile_blocks
 from distill.report.summary import comparison, findings, setting, tiles
 from distill.report.use import Use, use_of_student
 
@@ -30,6 +31,7 @@ def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], 
         Section("Size, speed and quality", _models(results, pictures)),
         Section(f"{axis_of(results).capitalize()} by {axis_of(results)}", _history(results, pictures)),
         Section("How training went", _training(results, pictures)),
+        Section("Where the time goes", profile_blocks(folder, results)),
         Section("What it was trained and tested on", _data(results)),
         Section("To run it again", _again(results, config_yaml)),
     ]

@@ -1,0 +1,1 @@
+"""Where the time of a run goes: what is recorded while it trains, and the rules that name what holds it up."""

@@ -1,0 +1,100 @@
+"""Times the phases of a step: the loop names the phase that begins, and the one before it ends there."""
+
+import time
+from collections import deque
+from typing import Any
+
+import torch
+
+DATA, TEACHER, FORWARD, BACKWARD = "data", "teacher", "forward", "backward"
+EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER = "exchange", "optimizer", "checkpoint", "evaluation", "other"
+PHASES = (DATA, TEACHER, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER)
+TITLES = {
+    DATA: "waiting for data",
+    TEACHER: "teacher",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    EXCHANGE: "exchange between ranks",
+    OPTIMIZER: "optimizer",
+    CHECKPOINT: "checkpoints",
+    EVALUATION: "evaluation",
+    OTHER: "other",
+}
+COMPUTING = (TEACHER, FORWARD, BACKWARD)  # what a faster processor or a larger micro-batch makes shorter
+
+
+class Phases:
+    """The seconds of each phase, step by step, on the clock of the host.
+
+    A mark costs about as much as reading the clock. Anything before the first mark of a step counts as `other`.
+
+    Attributes:
+        steps: seconds of the phases of each step that is known by now, in the order of `PHASES`.
+    """
+
+    def __init__(self) -> None:
+        self.steps: deque[list[float]] = deque()
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase, self._since = OTHER, time.perf_counter()
+
+    def enter(self, phase: str) -> None:
+        """From now on it is this phase."""
+        now = time.perf_counter()
+        self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    def end_step(self) -> None:
+        """The step ends, and the next one begins."""
+        self.enter(OTHER)
+        self.steps.append(list(self._seconds.values()))
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
+    def finish(self) -> None:
+        """No step follows: what is known late is known now."""
+
+
+class CudaPhases(Phases):
+    """The same on the clock of the GPU, which is behind the host's: the host only hands it work.
+
+    A mark is an event in the GPU's stream. Between two events lies what the GPU computed for the phase, and what it
+    waited for the host in it, so that the phases of a step add up to its time. They are read one step later, when
+    the loop has waited for that step anyway: reading them makes nothing wait.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._marks: list[tuple[str, Any]] = [(OTHER, self._event())]
+        self._unread: list[tuple[str, Any]] = []
+
+    def enter(self, phase: str) -> None:
+        self._marks.append((phase, self._event()))
+
+    def end_step(self) -> None:
+        self.enter(OTHER)
+        self._read()
+        self._unread, self._marks = self._marks, [self._marks[-1]]
+
+    def finish(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._read()
+
+    def _read(self) -> None:
+        """The seconds of the step before, whose events have all happened."""
+        if not self._unread:
+            return
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for (phase, begin), (_, end) in zip(self._unread, self._unread[1:], strict=False):
+            seconds[phase] += begin.elapsed_time(end) / 1000
+        self.steps.append(list(seconds.values()))
+        self._unread = []
+
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+def phases_on(device: torch.device) -> Phases:
+    """What times the phases of a run on this device."""
+    return CudaPhases(device) if device.type == "cuda" else Phases()

@@ -1,0 +1,56 @@
+"""Rule: the run waits for memory, which is full."""
+
+from typing import Any
+
+from distill.profile.figures import Figures
+from distill.profile.finding import Finding, percent
+
+NAME = "memory"
+STALLED = 0.03  # share of the time in which tasks stall for memory, that shows it to be short
+FAULTS = 5.0  # pages a second that a rank has to wait for: fewer are its own files, read for the first time
+
+
+def find(figures: Figures) -> Finding | None:
+    """Lost is the time in which the threads of torch do not compute: 1 - u / n, on a rank that waits for memory.
+
+    u are the seconds of processors a second that the process spends in its own code, without the system's, and n its
+    threads. A rank waits for memory where pages come from a disk and Linux counts tasks that stall for memory; that
+    count alone says far too little, as it leaves out the search for pages to give away. Prediction with memory
+    enough: T' = T (1 - lost), the more exact the better the threads share their work. Half the rows in a micro-batch,
+    and twice as many of these, are the same step. On a GPU, whose driver counts no such time, a memory that was found
+    full is said and its loss is not known.
+    """
+    lost, rank = 0.0, None
+    for each in figures.ranks:
+        stalled = figures.sample("memory_stalled", each) or 0.0
+        if (figures.sample("major_faults", each) or 0.0) >= FAULTS and stalled >= STALLED:
+            computing = (figures.sample("process_user", each) or 0.0) / max(each.threads, 1)
+            if (found := min(max(stalled, 1 - computing), 0.99)) > lost:
+                lost, rank = found, each
+    if rank is None:
+        return _on_gpu(figures)
+    where = f" on {rank.host}" if len(figures.ranks) > 1 else ""
+    sentence = (
+        f"The run waits for memory in {percent(lost)} of its time{where}: {figures.sample('major_faults', rank):,.0f} "
+        "pages a second come from a disk"
+    )
+    advice = "" if figures.settings.batch_size > 1 else "The micro-batch is one row: it needs more memory."
+    return Finding(NAME, lost, sentence, advice, smaller(figures), gain=1 / (1 - lost))
+
+
+def _on_gpu(figures: Figures) -> Finding | None:
+    retries = max(rank.retries for rank in figures.ranks)
+    if not retries:
+        return None
+    sentence = f"The GPU's memory was found full {retries} times, and what was kept for reuse was given back"
+    return Finding(NAME, 0.0, sentence, "What that costs is not known.", smaller(figures))
+
+
+def smaller(figures: Figures) -> dict[str, Any]:
+    """Half the rows in a micro-batch, and the same step; empty where there is one row."""
+    settings = figures.settings
+    half = settings.batch_size // 2
+    if not half or (settings.batch_size % 2 and settings.rows_per_step is None):
+        return {}
+    again = {} if settings.rows_per_step is not None else {"train.accumulate": 2 * settings.accumulate}
+    return {"train.batch_size": half, **again}
