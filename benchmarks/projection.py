@@ -25,7 +25,7 @@ from distill.project.__main__ import check_settings, parse, settings
 from distill.project.choose import GPUS, project_all
 from distill.project.model_shape import layer_operations
 from distill.project.run import Projection, project
-from distill.project.table import HEAD, row
+from distill.project.table import HEAD, memory_lines, row
 from distill.project.workload import Workload, workload_of
 
 # github.com/aws-samples/deep-learning-models, models/nlp/albert/README.md: ALBERT-base, 125,000 steps of 4,096 rows of
@@ -64,8 +64,9 @@ def work_of(*arguments: str, tokens: float | None = None) -> Workload:
 
 
 def albert() -> Workload:
-    """The published run by this package's own recipe."""
-    return work_of("+recipe=albert_pretrain", "scale=aws", "precision=fp16", "train.rows_per_step=4096")
+    """The published run by this package's own recipe, which sends gradients in bf16 beside a forward in fp16."""
+    formats = ("precision=fp16", "backend.compression=bf16")
+    return work_of("+recipe=albert_pretrain", "scale=aws", *formats, "train.rows_per_step=4096")
 
 
 def albert_checks() -> list[Check]:
@@ -118,27 +119,43 @@ def print_published() -> None:
     print(table(["case", "model", "published", "error"], rows))
 
 
+def large_pair(folder: Path, *more: str) -> Workload:
+    """A teacher of 70 B parameters and a student of 1.1 B, by their configurations: 2 M tokens a step, 10 B in all."""
+    from transformers import LlamaConfig
+
+    sizes = {"teacher": (8192, 28_672, 80, 64), "student": (2048, 5632, 22, 32)}
+    for name, (width, inner, layers, heads) in sizes.items():
+        LlamaConfig(
+            vocab_size=128_256, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=8, max_position_embeddings=2048,
+            architectures=["LlamaForCausalLM"],
+        ).save_pretrained(folder / name)  # fmt: skip
+    pair = ["teacher=pretrained", f"teacher.path={folder / 'teacher'}", "student=pretrained"]
+    pair += [f"student.path={folder / 'student'}", "objective.cosine.weight=0", "precision=bf16"]
+    rows = ["corpus.sequence_length=2048", "corpus.rows=null", "train.batch_size=2", "train.rows_per_step=1024"]
+    rows += ["train.epochs=1", "teacher.micro_batches=4"]
+    return work_of("+recipe=distilgpt2_gutenberg", *pair, *rows, *more, tokens=10e9)
+
+
 def print_tables() -> None:
-    """Two runs from 8 to 4,096 GPUs: the DistilBERT benchmark's, with bert-base, and ALBERT's."""
+    """From 8 to 4,096 GPUs: the DistilBERT benchmark's pair, ALBERT's, and one that is larger than a GPU."""
     from transformers import BertConfig
 
     known = machines.load()
-    with tempfile.TemporaryDirectory() as folder:
+    h100 = known["p5.48xlarge"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(folder)
         pair = ["+recipe=distilbert_gutenberg", "scale=paper", f"teacher.path={folder}", "precision=bf16"]
-        fixed = "train.rows_per_step=8192"
-        runs = {
-            "p5.48xlarge, steps of 800 rows a GPU": (work_of(*pair, "backend=ddp", tokens=3e9), "p5.48xlarge"),
-            "p5.48xlarge, steps of 8,192 rows": (work_of(*pair, "backend=ddp", fixed, tokens=3e9), "p5.48xlarge"),
-            "p5.48xlarge, steps of 8,192 rows, both models divided": (
-                work_of(*pair, "backend=fsdp", fixed, tokens=3e9), "p5.48xlarge",
-            ),
-        }  # fmt: skip
-        for name, (work, machine) in runs.items():
-            print(f"\nbert-base to DistilBERT, 3 epochs of 3 B tokens; {name}\n")
-            print_table(work, known[machine])
-    print("\nALBERT-base, 125,000 steps of 4,096 rows of 512 tokens; p3dn.24xlarge\n")
-    print_table(albert(), known["p3dn.24xlarge"])
+        print("\nbert-base to DistilBERT, 3 epochs of 3 B tokens, steps of 8,192 rows; p5.48xlarge\n")
+        print_table(work_of(*pair, "backend=ddp", "train.rows_per_step=8192", tokens=3e9), h100)
+        print("\nALBERT-base, 125,000 steps of 4,096 rows of 512 tokens; p3dn.24xlarge\n")
+        print_table(albert(), known["p3dn.24xlarge"])
+        print("\nLlama, 70 B to 1.1 B, 10 B tokens, steps of 1,024 rows of 2,048, both models divided; p5.48xlarge\n")
+        print_table(large_pair(folder, "backend=fsdp"), h100)
+        found = project(large_pair(folder, "backend=ddp"), h100, 1)
+        print("\nThe same, not divided (backend=ddp)\n")
+        print("\n".join(memory_lines([found])))
 
 
 def print_table(work: Workload, machine: machines.MachineCases) -> None:

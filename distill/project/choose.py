@@ -10,6 +10,7 @@ from distill.project.workload import Workload
 
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # of the table of one machine
 FEW = (8, 64, 512, 4096)  # of the table of several
+EQUAL = 1.01  # nobody rents twice the nodes to be a second earlier
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,13 @@ def _of_machine(work: Workload, machine: MachineCases, numbers: tuple[int, ...])
 
 
 def choose(projections: Iterable[Projection], limits: Limits) -> Choice:
-    """The fastest and the cheapest that fit; of equals the cheaper and the faster."""
+    """The fastest and the cheapest that fit; of those within a hundredth of it the cheaper and the faster."""
     fitting = [each for each in projections if each.fits and limits.hold(each)]
+    hours = min((each.hours.usual for each in fitting), default=0.0)
+    cost = min((each.cost.usual for each in fitting), default=0.0)
+    fast = [each for each in fitting if each.hours.usual <= EQUAL * hours]
+    cheap = [each for each in fitting if each.cost.usual <= EQUAL * cost]
     return Choice(
-        min(fitting, key=lambda each: (each.hours.usual, each.cost.usual), default=None),
-        min(fitting, key=lambda each: (each.cost.usual, each.hours.usual), default=None),
+        min(fast, key=lambda each: each.cost.usual, default=None),
+        min(cheap, key=lambda each: each.hours.usual, default=None),
     )

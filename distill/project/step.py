@@ -171,7 +171,7 @@ def _weights(
     seconds = 0.0
     if work.shard_student:
         shape = work.student
-        num_bytes = max(WIDTHS[student], 2) * (2 * shape.in_blocks + shape.outside)
+        num_bytes = max(WIDTHS[student], 2) * float(2 * shape.in_blocks + shape.outside)
         beside = student_seconds(work, machine, rows, student)
         pieces = 2 * shape.blocks + 1
         seconds += micro_batches * exposed(fabric.gather(num_bytes, pieces), beside, machine.overlap, pieces)

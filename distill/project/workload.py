@@ -109,7 +109,7 @@ def workload_of(config: Config, tokens: float | None = None) -> Workload:
     on_vocabulary = [term for term in terms.values() if isinstance(term, VocabularyTerm)]
     corpus_rows = _corpus_rows(config, length, tokens)
     positions = _positions(config, on_vocabulary, length)
-    score_rows, assumed = _score_rows(config, length, corpus_rows)
+    score_rows, assumed = _score_rows(config, length, tokens)
     settings, backend = config.train, config.backend
     optimizer = "lamb" if "lamb" in config.optimizer.make.path.lower() else "adamw"
     return Workload(
@@ -190,13 +190,12 @@ def _has_pseudo_perplexity(config: Config) -> bool:
     return config.objective.task in ("mlm", "mlm_sop")
 
 
-def _score_rows(config: Config, length: int, corpus_rows: int | None) -> tuple[int, bool]:
+def _score_rows(config: Config, length: int, tokens: float | None) -> tuple[int, bool]:
     """Rows of all evaluation sets, and whether that is a guess."""
     rows, assumed = 0, False
-    heldout = config.corpus.tokens.heldout
     for name in config.evaluate.sets:
-        if name == "heldout" and corpus_rows is not None:
-            known = math.ceil(corpus_rows * heldout / max(1 - heldout, 1e-9))
+        if name == "heldout" and tokens is not None:
+            known = math.ceil(config.corpus.tokens.heldout * tokens / length)
         else:
             known, assumed = math.ceil(UNKNOWN_SET / length), assumed or config.evaluate.rows is None
         rows += known if config.evaluate.rows is None else min(known, config.evaluate.rows)

@@ -114,7 +114,7 @@ def test_parameters_are_those_of_the_model() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_operations_of_every_family_are_those_of_its_forward(family: str) -> None:
     """Beside what torch counts while a model with weights runs, all of its heads' positions included."""
-    model = make_family(family)
+    model = make_family(family).requires_grad_(False)
     model.config._attn_implementation = "eager"  # whose products torch counts on every device
     ids, shape = torch.arange(32)[None] % 8, shape_of(model, 32, family)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
