@@ -120,7 +120,7 @@ def print_published() -> None:
 
 
 def large_pair(folder: Path, *more: str) -> Workload:
-    """A teacher of 70 B parameters and a student of 1.1 B, by their configurations: 2 M tokens a step, 10 B in all."""
+    """A teacher of 70 B parameters and a student of 1.1 B, by their configurations: 8 M tokens a step, 10 B in all."""
     from transformers import LlamaConfig
 
     sizes = {"teacher": (8192, 28_672, 80, 64), "student": (2048, 5632, 22, 32)}
@@ -132,7 +132,7 @@ def large_pair(folder: Path, *more: str) -> Workload:
         ).save_pretrained(folder / name)  # fmt: skip
     pair = ["teacher=pretrained", f"teacher.path={folder / 'teacher'}", "student=pretrained"]
     pair += [f"student.path={folder / 'student'}", "objective.cosine.weight=0", "precision=bf16"]
-    rows = ["corpus.sequence_length=2048", "corpus.rows=null", "train.batch_size=2", "train.rows_per_step=1024"]
+    rows = ["corpus.sequence_length=2048", "corpus.rows=null", "train.batch_size=2", "train.rows_per_step=4096"]
     rows += ["train.epochs=1", "teacher.micro_batches=4"]
     return work_of("+recipe=distilgpt2_gutenberg", *pair, *rows, *more, tokens=10e9)
 
@@ -151,7 +151,7 @@ def print_tables() -> None:
         print_table(work_of(*pair, "backend=ddp", "train.rows_per_step=8192", tokens=3e9), h100)
         print("\nALBERT-base, 125,000 steps of 4,096 rows of 512 tokens; p3dn.24xlarge\n")
         print_table(albert(), known["p3dn.24xlarge"])
-        print("\nLlama, 70 B to 1.1 B, 10 B tokens, steps of 1,024 rows of 2,048, both models divided; p5.48xlarge\n")
+        print("\nLlama, 70 B to 1.1 B, 10 B tokens, steps of 4,096 rows of 2,048, both models divided; p5.48xlarge\n")
         print_table(large_pair(folder, "backend=fsdp"), h100)
         found = project(large_pair(folder, "backend=ddp"), h100, 1)
         print("\nThe same, not divided (backend=ddp)\n")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from distill.project.choose import Choice, Limits
+from distill.project.choose import GPUS, Choice, Limits
 from distill.project.machines import MachineCases
 from distill.project.run import Projection, Range
 from distill.project.workload import Workload
@@ -107,6 +107,8 @@ def notes(work: Workload, projections: Sequence[Projection], machines: Sequence[
         )
         if work.steps is not None:
             lines.append(f"train.steps={work.steps} is then more text for more GPUs.")
+    if work.rows_per_step is not None and work.rows_per_step < GPUS[-1]:
+        lines.append(f"train.rows_per_step={work.rows_per_step} has no row for more than so many GPUs.")
     if work.score_assumed:
         lines.append("The size of evaluation sets is not known here and taken to be a million tokens each.")
     if work.backend == "single":
