@@ -9,13 +9,13 @@ node changes nothing in this: a step exchanges the same bytes however many rows 
 from typing import NamedTuple
 
 from cluster import Network
-from scaling import Model
+
+from distill.project.exchange import Model
 
 GBITS = 100.0  # of the link of a p3dn.24xlarge in each direction
 # Of one TCP connection between nodes of one placement group ("Amazon EC2 instance network bandwidth", EC2 User Guide).
 FLOW_GBITS = 10.0
 LATENCY = 50e-6  # seconds one way; not published for these runs, usual between neighbours in a data centre
-BYTES = {"none": 4, "bf16": 2, "fp16": 2}  # of a gradient on the wire, by `backend.compression`
 PARAMETERS = {"base": 11_813_810, "large": 17_847_474, "tiny": 574_690}  # of AlbertForPreTraining, V = 30,000
 
 

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from albert_host import Job
-from albert_published import BYTES, PARAMETERS, cost_model
+from albert_published import PARAMETERS, cost_model
 from cluster import Cluster, Network
 from scaling import Model
+
+from distill.project.exchange import BYTES
 
 RINGS_OF_AUTO = 4  # the most that `backend.rings=auto` tries
 

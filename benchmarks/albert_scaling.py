@@ -23,7 +23,6 @@ from pathlib import Path
 
 from albert_host import SIZES
 from albert_published import (
-    BYTES,
     EXAMPLES,
     FLOW_GBITS,
     GAINS,
@@ -38,6 +37,8 @@ from albert_published import (
 from albert_runs import Measured, Plan, Variant
 from cluster import Network
 from machine import save, table, title
+
+from distill.project.exchange import BYTES
 
 # Of the second protocol: name, engine, rings, format on the wire.
 SIDE_BY_SIDE = [

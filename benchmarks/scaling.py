@@ -8,36 +8,18 @@ The model: a step of `k` micro-batches on N hosts takes
 
     k * compute + 2 (N - 1) * latency + 2 (N - 1) / N * bytes / bandwidth
 
-(a ring allreduce moves every byte twice, except the host's own share; Patarasuk and Yuan 2009). `compute` is measured
-on one host, the bandwidth that one exchange reaches on two; the model then has to predict the larger ones.
+(a ring allreduce moves every byte twice, except the host's own share; Patarasuk and Yuan 2009). It is
+`distill.project.exchange.Model`, where `python -m distill.project` goes on from. `compute` is measured on one host, the
+bandwidth that one exchange reaches on two; the model then has to predict the larger ones.
 """
 
 import argparse
 import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Model:
-    """Seconds (or minutes: any unit of time) of compute per micro-batch and of an exchange between infinitely many."""
-
-    compute: float
-    latency: float
-    transfer: float  # 2 * bytes / bandwidth
-
-    def exchange(self, size: int) -> float:
-        return 2 * (size - 1) * self.latency + (size - 1) / size * self.transfer
-
-    def step(self, size: int, accumulate: int) -> float:
-        return accumulate * self.compute + self.exchange(size)
-
-    def efficiency(self, size: int, accumulate: int) -> float:
-        """T(N) / (N T(1)) when every host does the same work per step."""
-        return self.step(1, accumulate) / self.step(size, accumulate)
-
+from distill.project.exchange import Model
 
 # The DistilBERT distributed-training benchmark, 8 GPUs a node, minutes of three epochs as published.
 PUBLISHED = {

@@ -39,6 +39,7 @@ from distill.models.identity import saved_digest
 from distill.models.kind import CAUSAL
 from distill.models.language_model import OutputSpec
 from distill.models.load import load_pretrained, load_tokenizer
+from distill.project.memory import KEPT, divided_student_bytes, divided_teacher_bytes
 from distill.setup import setup_teacher
 from distill.teacher.members import ONLY, Member
 
@@ -83,31 +84,24 @@ SHAPES = {
 def teacher_bytes(shape: Shape, ranks: int, tokens: int, weight: int = 2) -> float:
     """The most that a GPU holds of a frozen, divided model and its forward.
 
-    Its part of the weights; what is outside of the blocks, whole; two blocks, of which one is computed and the other is
-    being gathered; and the inside of one block for so many tokens: input, output and what its feed-forward layer holds.
-    While embeddings and head are gathered they exist twice, before there is any block.
+    The inside of a block is its input, its output and what its feed-forward layer holds.
 
     Args:
         tokens: of one forward on one GPU.
         weight: bytes of a number, of weights and activations alike.
     """
     inside = tokens * (2 * shape.width + WIDEST * shape.inner)
-    return weight * (shape.whole / ranks + max(2 * shape.root, shape.root + 2 * shape.block + inside))
+    return divided_teacher_bytes(shape.whole, shape.root, shape.block, inside, ranks, weight)
 
 
 def student_bytes(shape: Shape, ranks: int, tokens: int, every: bool) -> float:
     """The most that a GPU holds of a trained, divided model that computes in bf16.
 
-    Weights, gradients and AdamW's two moments in fp32. With `sync=window` the gradients are whole from the first
-    micro-batch on; with `sync=every` this rank's part stays, and those of two blocks are whole for a moment. Each block
-    keeps 34 bytes a token and unit of width for its backward pass (https://arxiv.org/abs/2205.05198, section 4.1).
-
     Args:
         tokens: of one micro-batch on one GPU.
     """
-    parts = 4 * shape.whole * (3 + every) / ranks
-    gradients = 4 * (shape.root + 2 * shape.block if every else shape.whole)
-    return parts + gradients + 2 * (shape.root + 2 * shape.block) + 34 * tokens * shape.blocks * shape.width
+    kept = KEPT * tokens * shape.blocks * shape.width
+    return divided_student_bytes(shape.whole, shape.root, shape.block, kept, ranks, every)
 
 
 def make_teacher(folder: Path, shape: Shape) -> None:

@@ -19,6 +19,7 @@ from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
 from distill.data.row_format import RowFormat
+from distill.project.model_shape import layer_operations
 
 AfterStep = Callable[[], None]
 END = 0  # the token that ends a document
@@ -136,7 +137,7 @@ def operations(shape: Shape, rows: str) -> float:
     """Matrix operations of one micro-batch that nothing avoids: a forward is 1, a forward with its backward 3."""
     tokens, width = shape.rows * shape.tokens, shape.width
     seen = shape.tokens / 2 if shape.documents else shape.tokens  # keys of a query, documents of a row not counted
-    layer = 24 * width**2 + 4 * seen * width
+    layer = layer_operations(width, 4 * width, seen)
     chosen = {"all": tokens, "masked": round(0.15 * tokens), "targets": shape.rows * (shape.tokens - shape.documents)}
     head = 2 * width * (shape.vocabulary + (0 if shape.documents else width))
     return float(tokens * layer * (shape.teacher_layers + 3 * shape.student_layers) + chosen[rows] * head * (1 + 3))
