@@ -51,7 +51,7 @@ def packing_of(source: Source) -> Packing:
     from distill.models.load import load_tokenizer
 
     tokenizer = load_tokenizer("teacher.path", str(EMBEDDED))
-    return _packing(Text((source,), "corpus"), tokenizer, TokensConfig(), 0.02, masked_rows)
+    return _packing(Text((source,), "corpus"), tokenizer, TokensConfig(), masked_rows)
 
 
 def source_of(data: Path) -> Source:

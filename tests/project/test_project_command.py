@@ -1,5 +1,6 @@
 """The command `python -m distill.project` from end to end, in this process: what it prints, and what it refuses."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ def bert_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert-base")
     BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """As in the command, which shows no messages of what it composes, whatever another test has set up."""
+    caplog.set_level(logging.WARNING, "distill")
 
 
 def work_of(*arguments: str, tokens: float | None = None) -> Workload:

@@ -37,6 +37,7 @@ class BlockStore:
         self._waited: dict[int, Future[memoryview]] = {}  # that somebody waits for
         self._expected: dict[int, Future[memoryview]] = {}  # that are fetched ahead
         self._asked: np.ndarray | None = None  # what `expect` was last asked for, until a part of it fails
+        self._failures = 0  # how often reading was given up: what was asked for before that concerns nobody any more
         self._lock = Lock()  # of all these
         self._now = ThreadPoolExecutor(FETCHING, thread_name_prefix="blocks")
         self._ahead = ThreadPoolExecutor(AHEAD, thread_name_prefix="blocks-ahead")
@@ -71,7 +72,7 @@ class BlockStore:
                     del self._expected[block]
             missing = [block for block in wanted if not self._known(block)]
             for block in missing:
-                self._expected[block] = self._ahead.submit(self._fetch, block, self._expected, ATTEMPTS_AHEAD)
+                self._expected[block] = self._submit(self._ahead, block, self._expected)
 
     def close(self) -> None:
         """End the threads, once what is under way has come."""
@@ -93,7 +94,7 @@ class BlockStore:
         if block in self._expected and self._expected[block].cancel():
             del self._expected[block]
         if block not in self._waited:  # one that is on its way already comes once all the same, by the cache's lock
-            self._waited[block] = self._now.submit(self._fetch, block, self._waited, ATTEMPTS)
+            self._waited[block] = self._submit(self._now, block, self._waited)
         return self._waited[block]
 
     def _wait(self, block: int, future: "Future[memoryview]") -> memoryview:
@@ -107,8 +108,19 @@ class BlockStore:
         except CancelledError as error:
             raise self.blocks.given_up or StorageFailed(f"{name}: not read, as another block could not be") from error
 
-    def _fetch(self, block: int, coming: dict[int, "Future[memoryview]"], attempts: int) -> memoryview:
-        """Map a block, and have it fetched where it is not here. `coming`: which of the two holds its future."""
+    def _submit(
+        self, pool: ThreadPoolExecutor, block: int, coming: dict[int, "Future[memoryview]"]
+    ) -> "Future[memoryview]":
+        return pool.submit(self._fetch, block, coming, self._failures)
+
+    def _fetch(self, block: int, coming: dict[int, "Future[memoryview]"], failures: int) -> memoryview:
+        """Map a block, and have it fetched where it is not here.
+
+        Args:
+            coming: which of the two holds its future.
+            failures: how many there were when it was asked for.
+        """
+        attempts = ATTEMPTS if coming is self._waited else ATTEMPTS_AHEAD
         try:
             view = self.cache.get(
                 self.index.block(block), self.index.layout, partial(self.blocks.plain, attempts=attempts)
@@ -116,7 +128,7 @@ class BlockStore:
             before = list(self._open)  # blocks that come while others are listed are none that have gone
             kept = self.cache.digests()
         except BaseException as error:
-            self._give_up(block, coming, error)
+            self._give_up(block, coming, error, failures)
             raise
         with self._lock:
             self._open[block] = view
@@ -126,12 +138,17 @@ class BlockStore:
                 self._open.pop(gone, None)
         return view
 
-    def _give_up(self, block: int, coming: dict[int, "Future[memoryview]"], error: BaseException) -> None:
+    def _give_up(
+        self, block: int, coming: dict[int, "Future[memoryview]"], error: BaseException, failures: int
+    ) -> None:
         """A block cannot be had. That ends the run if somebody waits for it, and then nobody needs the others."""
         with self._lock:
+            if failures != self._failures:  # whoever waited knows already, and may be asking anew
+                return
             coming.pop(block, None)
             self._asked = None
             if coming is self._waited:
+                self._failures += 1
                 if isinstance(error, StorageFailed):
                     self.blocks.given_up = error
                 for future in [*self._waited.values(), *self._expected.values()]:
