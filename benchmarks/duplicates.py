@@ -20,7 +20,7 @@ from machine import save, table, title
 
 from distill.compose import corpus_config
 from distill.config import CacheConfig, TeacherConfig
-from distill.data.duplicates import AT_ONCE, RECORD, digest_of, places_of, repeated, write_digests
+from distill.data.duplicates import AT_ONCE, RECORD, digest_of, document_ids_of, repeated, write_digests
 from distill.data.duplicates import save as save_array
 from distill.data.sources.prose import build
 from distill.data.tokens import Tokens, corpus_text, prepare
@@ -80,7 +80,7 @@ def searched(folder: Path, documents: int, groups: int) -> dict[str, float]:
         records = np.empty(documents // groups, RECORD)
         drawn = draw.integers(0, documents, len(records), np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         records["digest"] = np.sort(drawn.byteswap().view("S8"))
-        records["place"] = places_of([len(records)], number)
+        records["document"] = document_ids_of([len(records)], number)
         save_array(file, records)
     tracemalloc.start()
     began = time.process_time()

@@ -19,8 +19,8 @@ from distill.data.shards.destination import WORK, Destination, LocalFolder
 from distill.files import atomic
 
 DIGEST_BYTES = 16  # 10^12 documents have two of the same digest by chance with a probability of 10^-15
-PLACE = np.dtype([("unit", "<u4"), ("number", "<u4")])  # of the unit in the text, and of the document in its unit
-RECORD = np.dtype([("digest", f"S{DIGEST_BYTES}"), ("place", PLACE)])
+DOCUMENT_ID = np.dtype([("unit", "<u4"), ("number", "<u4")])  # of the unit in the text, and of the document in its unit
+RECORD = np.dtype([("digest", f"S{DIGEST_BYTES}"), ("document", DOCUMENT_ID)])
 AT_ONCE = 64 << 20  # bytes of records that are sorted in memory at a time
 
 
@@ -44,25 +44,25 @@ def save(path: Path, array: np.ndarray) -> None:
         np.save(file, array)
 
 
-def places_of(counts: Sequence[int], first: int) -> np.ndarray:
-    """The places [n] (`PLACE`) of all documents of consecutive units, of which `first` is the number of the first."""
-    places = np.empty(sum(counts), PLACE)
-    places["unit"] = np.repeat(np.arange(first, first + len(counts)), counts)
-    places["number"] = np.concatenate([np.arange(0), *map(np.arange, counts)])
-    return places
+def document_ids_of(counts: Sequence[int], first: int) -> np.ndarray:
+    """The ids [n] (`DOCUMENT_ID`) of all documents of consecutive units, of which `first` is the first one's number."""
+    document_ids = np.empty(sum(counts), DOCUMENT_ID)
+    document_ids["unit"] = np.repeat(np.arange(first, first + len(counts)), counts)
+    document_ids["number"] = np.concatenate([np.arange(0), *map(np.arange, counts)])
+    return document_ids
 
 
 def merged(stems: Sequence[str | Path], first: int) -> np.ndarray:
     """The records [n] (`RECORD`) of the units of a group, sorted by digest and within it by place."""
     digests = [np.load(digests_path(stem)) for stem in stems]
     records = np.empty(sum(map(len, digests)), RECORD)
-    records["place"] = places_of([len(each) for each in digests], first)
+    records["document"] = document_ids_of([len(each) for each in digests], first)
     records["digest"] = np.concatenate([np.empty(0, f"S{DIGEST_BYTES}"), *digests])
     return records[np.argsort(records["digest"], kind="stable")]
 
 
 def repeated(files: Sequence[Path], at_once: int = AT_ONCE) -> Iterator[np.ndarray]:
-    """The places [n] of all documents whose text came before, in arrays of some ranges of digests each.
+    """The ids [n] of all documents whose text came before, in arrays of some ranges of digests each.
 
     Args:
         files: with the records of each group, in the order of the groups.
@@ -81,8 +81,8 @@ def _repeated_between(groups: Sequence[np.ndarray], low: int, high: int) -> np.n
     digests = found["digest"].copy()
     order = np.argsort(digests, kind="stable")  # within a digest they stay in the order of the groups
     digests = digests[order]
-    places: np.ndarray = found["place"][order[1:][digests[1:] == digests[:-1]]]
-    return places
+    document_ids: np.ndarray = found["document"][order[1:][digests[1:] == digests[:-1]]]
+    return document_ids
 
 
 def _first_from(records: np.ndarray, low: int) -> int:
@@ -143,13 +143,13 @@ def dropped_path(stem: str | Path) -> Path:
     return Path(f"{stem}.dropped.npy")
 
 
-def write_dropped(stems: Iterable[str | Path], places: np.ndarray) -> None:
-    """Write for each unit of the text, by its stem, which documents are to be left out, from their places."""
-    places = np.sort(places, order=("unit", "number"))
+def write_dropped(stems: Iterable[str | Path], document_ids: np.ndarray) -> None:
+    """Write for each unit of the text, by its stem, which documents are to be left out, from their ids."""
+    document_ids = np.sort(document_ids, order=("unit", "number"))
     for unit, stem in enumerate(stems):
-        begin, end = np.searchsorted(places["unit"], [unit, unit + 1])
+        begin, end = np.searchsorted(document_ids["unit"], [unit, unit + 1])
         dropped_path(stem).parent.mkdir(parents=True, exist_ok=True)
-        save(dropped_path(stem), places["number"][begin:end])
+        save(dropped_path(stem), document_ids["number"][begin:end])
 
 
 def dropped(stem: str | Path) -> frozenset[int]:

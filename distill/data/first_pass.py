@@ -19,12 +19,12 @@ from distill.config import CacheConfig
 from distill.config_corpus import Duplicates, NearConfig
 from distill.data.disk_cache import workers
 from distill.data.duplicates import (
-    PLACE,
+    DOCUMENT_ID,
     digest_of,
     digests_path,
+    document_ids_of,
     fetched,
     merged,
-    places_of,
     publish_array,
     records_name,
     repeated,
@@ -96,8 +96,8 @@ class FirstPass:
         self._read_all()
         files = self._fetched(records_name)
         documents = sum(len(np.load(file, mmap_mode="r")) for file in files)
-        exact = np.concatenate([np.empty(0, PLACE), *repeated(files)])
-        close = np.empty(0, PLACE) if self.rule.near is None else near(self._candidates(), exact, self.rule.near)
+        exact = np.concatenate([np.empty(0, DOCUMENT_ID), *repeated(files)])
+        close = np.empty(0, DOCUMENT_ID) if self.rule.near is None else near(self._candidates(), exact, self.rule.near)
         stems = (unit_stem(self.scratch, group, unit) for group in self.groups for unit in range(len(group.work)))
         write_dropped(stems, np.concatenate([exact, close]))
         logger.info(f"looked for duplicates in {time.perf_counter() - begun:.1f} s")
@@ -148,16 +148,16 @@ class FirstPass:
             signatures = np.concatenate([empty, *(np.load(signatures_path(stem)) for stem in stems)])
             publish_array(self.folder, _signatures_name(group.number), signatures)
             publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held]))
-            counts = places_of([len(each) for each in held], group.first)
-            publish_array(self.folder, _places_name(group.number), counts)
+            counts = document_ids_of([len(each) for each in held], group.first)
+            publish_array(self.folder, _document_ids_name(group.number), counts)
         publish_array(self.folder, records_name(group.number), merged(stems, group.first))  # says that all is there
 
     def _candidates(self) -> list[Candidates]:
-        names = (_signatures_name, _held_name, _places_name)
+        names = (_signatures_name, _held_name, _document_ids_name)
         of_groups = zip(*(self._fetched(name) for name in names), strict=True)
         return [
-            Candidates(np.load(signatures, mmap_mode="r"), np.load(held), np.load(places))
-            for signatures, held, places in of_groups
+            Candidates(np.load(signatures, mmap_mode="r"), np.load(held), np.load(document_ids))
+            for signatures, held, document_ids in of_groups
         ]
 
     def _fetched(self, name: Any) -> list[Path]:
@@ -172,8 +172,8 @@ def _held_name(number: int) -> str:
     return f"{WORK}/{number:05d}.held.npy"
 
 
-def _places_name(number: int) -> str:
-    return f"{WORK}/{number:05d}.places.npy"
+def _document_ids_name(number: int) -> str:
+    return f"{WORK}/{number:05d}.document_ids.npy"
 
 
 def _run(todo: Sequence[tuple[str, Work]], rule: Rule, pool: Executor | None) -> None:

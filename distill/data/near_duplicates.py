@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from distill.config_corpus import NearConfig
-from distill.data.duplicates import PLACE, save
+from distill.data.duplicates import DOCUMENT_ID, save
 from distill.errors import SettingError
 from distill.host import free_memory
 
@@ -97,17 +97,17 @@ class Candidates(NamedTuple):
 
     signatures: np.ndarray  # [n, P] uint32, mapped
     held: np.ndarray  # [n] bool
-    places: np.ndarray  # [n] PLACE
+    document_ids: np.ndarray  # [n] DOCUMENT_ID
 
 
 def near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) -> np.ndarray:
-    """The places [m] (`PLACE`) of documents that are near duplicates of one that stays, equal ones left aside.
+    """The ids [m] (`DOCUMENT_ID`) of documents that are near duplicates of one that stays, equal ones left aside.
 
     Documents that are held out come first: what is near to one of them leaves the training text. Then they stay or go
     in the order of the text. In memory is about `BYTES_OF_DOCUMENT` for each document that stays.
 
     Args:
-        exact: the places of documents that are gone already, as equal to earlier ones.
+        exact: the ids of documents that are gone already, as equal to earlier ones.
 
     Raises:
         SettingError: there is no memory for that.
@@ -115,19 +115,19 @@ def near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) 
     require_datasketch()
     _require_memory(sum(len(group.held) for group in groups))
     index = _Index(groups, settings)
-    stays = [~np.isin(_codes(group.places), _codes(exact)) for group in groups]
-    found = [np.empty(0, PLACE)]
+    stays = [~np.isin(_codes(group.document_ids), _codes(exact)) for group in groups]
+    found = [np.empty(0, DOCUMENT_ID)]
     for held in (True, False):
         for number, group in enumerate(groups):
             rows = np.flatnonzero((group.held == held) & stays[number])
             gone = [row for row in rows.tolist() if index.knows(number, row)]
-            found.append(group.places[gone])
+            found.append(group.document_ids[gone])
     return np.concatenate(found)
 
 
-def _codes(places: np.ndarray) -> np.ndarray:
+def _codes(document_ids: np.ndarray) -> np.ndarray:
     """[n] uint64, one for each place."""
-    return places["unit"].astype(np.uint64) << np.uint64(32) | places["number"]
+    return document_ids["unit"].astype(np.uint64) << np.uint64(32) | document_ids["number"]
 
 
 class _Index:

@@ -137,7 +137,7 @@ def retried(
 class FileState(NamedTuple):
     """What is known of a file without reading it."""
 
-    size: int | None  # bytes; None: its server does not tell
+    size: int | None  # bytes; None: its server does not say
     version: str  # changes with its content; empty where the service knows no such thing
 
 
@@ -224,13 +224,13 @@ class RemotePath:
             buffered: 2 MiB are asked for at once; else as much as is read, for readers that know what they need.
 
         Raises:
-            OSError: there is no such file, or its server does not tell its size.
+            OSError: there is no such file, or its server does not say its size.
             StorageFailed: in reading, when storage keeps failing.
         """
         assert mode == "rb"
         system, path = file_system(self.url, self.setting)
         if (size := self.state().size) is None:
-            raise OSError("its server does not tell its size; download it and give the local file")
+            raise OSError("its server does not say its size; download it and give the local file")
         ranges = _Ranges(system, path, size, self.url)
         return io.BufferedReader(ranges, BUFFER) if buffered else ranges
 
@@ -260,7 +260,7 @@ def _with_state(path: Path) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where its server does not tell."""
+    """Bytes of a file; 0 where its server does not say."""
     return path.state().size or 0 if isinstance(path, RemotePath) else path.stat().st_size
 
 

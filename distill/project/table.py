@@ -68,8 +68,8 @@ def _million(parameters: int) -> str:
 
 def best(choice: Choice, limits: Limits) -> str:
     """The fastest and the cheapest of the table."""
-    asked = [f"{each:g} {unit}" for each, unit in ((limits.hours, "hours"), (limits.budget, "of budget")) if each]
-    within = f" within {' and '.join(asked)}" if asked else ""
+    wanted = [f"{each:g} {unit}" for each, unit in ((limits.hours, "hours"), (limits.budget, "of budget")) if each]
+    within = f" within {' and '.join(wanted)}" if wanted else ""
     if choice.fastest is None or choice.cheapest is None:
         return f"Nothing of this fits{within or ' into memory'}."
     lines = []

@@ -76,10 +76,10 @@ def test_repeated_documents_are_those_of_a_dict(tmp_path: Path, at_once: int) ->
             expected += [(unit, number)] * (each in seen)
             seen.add(each)
     for cuts in ([0], [0, 2, 3], [0, 1, 2, 3, 4, 5]):
-        places = np.concatenate(list(repeated(grouped(tmp_path, units, cuts), at_once)))
-        assert np.sort(places).tolist() == expected and len(expected) > 20
+        document_ids = np.concatenate(list(repeated(grouped(tmp_path, units, cuts), at_once)))
+        assert np.sort(document_ids).tolist() == expected and len(expected) > 20
     stems = [tmp_path / str(unit) for unit in range(6)]
-    write_dropped(stems, places)
+    write_dropped(stems, document_ids)
     assert [(unit, number) for unit in range(6) for number in sorted(dropped(stems[unit]))] == expected
 
 
