@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -19,32 +18,26 @@ from distill.checkpoint import State
 from distill.checks import check
 from distill.config import Config
 from distill.data.batches import Batches
-from distill.divergence import ruined_scores, weights_are_finite
-from distill.errors import Diverged, SettingError, first_line
+from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator
-from distill.export.folder import export
 from distill.identity import run_identity
-from distill.jsonl import read_lines
 from distill.memory import require_memory_for_step
-from distill.milestones import Milestones, check_within
+from distill.milestones import check_within
 from distill.monitor import Monitor
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.objective.vocabulary_parallel import sliced_loss
-from distill.pair import Models, load_models, load_twin
+from distill.outcome import make_milestones, results_of, write_outputs
+from distill.pair import Models, load_models
 from distill.progress import configure_logging
 from distill.rank_identity import refuse_differing_settings
 from distill.redaction import redacted
-from distill.report import report, results, summary
-from distill.report.use import origin_of
+from distill.report import results
 from distill.run_folder import RunFolder
 from distill.schedule import Schedule, length_in_steps, make_schedule, total_steps
 from distill.setup import choose_precision, setup_student
-from distill.sharding.shard import plain_class
-from distill.storage import storage_failure
 from distill.tasks import Prepared, Task, find_task
-from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
 from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
@@ -202,52 +195,6 @@ def announce(
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
 
-def make_milestones(
-    config: Config,
-    folder: RunFolder,
-    facts: dict[str, Any],
-    models: Models,
-    text: Prepared,
-    objective: Objective,
-    backend: Backend,
-) -> Milestones:
-    """What keeps the student after the steps that the settings name, with a model card of the run so far.
-
-    Args:
-        facts: what the card says besides, by the names of results.json.
-    """
-    student = results.model_block(plain_class(models.student).__name__, models.student, {}, None)
-    student["origin"] = origin_block(config, models)
-    teacher = results.model_block(title_of(models.teachers), models.teacher, {}, None) if models.teachers else None
-    known = facts | {
-        "scale": config.scale,
-        "corpus": results.corpus_block(text.tokens, text.batches),
-        "student": student,
-        "teacher": teacher if objective.needs_teacher else None,
-        "environment": results.environment(backend.device),
-    }
-
-    def write(path: Path, state: State) -> None:
-        note = f"This is the student after step {state.step}; the run went on, and its report has the scores."
-        content = known | {
-            "notes": [note, *known["notes"]],
-            "training": results.training_block(state, text.batches, [], []),
-            "backend": results.backend_block(backend, config, state, text.batches),
-        }
-        whole = models.whole_student(backend)
-        if folder.writes:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            export(whole, models.tokenizer, path, report.model_card(content), durable=True)
-
-    wanted = frozenset(config.train.milestones or [])
-
-    def exists(path: Path) -> bool:
-        there: bool = backend.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
-        return there
-
-    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists)
-
-
 def train_profiled(config: Config, training: Training, monitor: Monitor, facts: dict[str, Any]) -> dict[str, Any]:
     """Train, and say what ended it, and the limits that it had; `facts` gets where the time went."""
     batches, backend, path = training.batches, training.backend, monitor.folder.path
@@ -256,133 +203,3 @@ def train_profiled(config: Config, training: Training, monitor: Monitor, facts: 
     monitor.close()
     facts["profile"] = profiling.gathered(training.profile, config, batches, backend, facts["identity"])
     return ending
-
-
-def origin_block(config: Config, models: Models) -> dict[str, Any]:
-    """Where the student's class comes from, for its model card."""
-    made_by = config.student.custom.path if config.student.custom is not None else None
-    return origin_of(models.student, made_by, models.kind.causal)._asdict()
-
-
-def results_of(
-    config: Config,
-    models: Models,
-    text: Prepared,
-    training: Training,
-    ending: dict[str, Any],
-    monitor: Monitor,
-    twin: dict[str, Any] | None,
-    caches: dict[str, Cache],
-) -> dict[str, Any]:
-    """Everything that results.json records of a training that has ended; all ranks score.
-
-    Args:
-        ending: what ended it, and the limits that it had.
-    """
-    compared = compare_models(config, models, training, monitor, twin)
-    for name, cache in caches.items():
-        block = compared["teacher"]
-        (block["members"][name] if name else block)["cache"] = cache.facts()
-    metrics = read_lines(monitor.folder.metrics_path)
-    return {
-        "scale": config.scale,
-        "finished": True,
-        "corpus": results.corpus_block(text.tokens, text.batches),
-        **compared,
-        "objective": results.objective_block(training.objective),
-        "optimizer": results.optimizer_block(config, text.batches),
-        "measures": results.measures_block(monitor.evaluator.measures),
-        "training": results.training_block(training.state, text.batches, monitor.history(), metrics) | ending,
-        "precision": asdict(config.precision),
-        "backend": results.backend_block(training.backend, config, training.state, text.batches),
-        "environment": results.environment(training.backend.device),
-        "history_by": "epoch" if monitor.points.every_steps is None else "step",
-        "history": monitor.history(),
-        "milestones": training.milestones.found() if training.milestones else [],
-    }
-
-
-def compare_models(
-    config: Config, models: Models, training: Training, monitor: Monitor, twin: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Teacher, student and, where `evaluate.twin` names its run, the no-teacher twin, side by side.
-
-    Several teachers stand there as the one that they are together, with each of them in its `members`.
-    """
-    evaluator, sets = monitor.evaluator, monitor.sets
-    # A twin only starts from its teacher's layers, and is not compared with it.
-    teachers = models.teachers if training.objective.needs_teacher else []
-    # A teacher with a tokenizer of its own has no score on the student's tokens.
-    scored = teachers if models.tokenizers is None else []
-    teacher = models.teacher if scored else None
-    members = {f"teacher {member.name}": member for member in scored if member.name}
-    named = {
-        "teacher": (title_of(teachers), teacher),
-        **{label: (member.title, member.model) for label, member in members.items()},
-        "student": (plain_class(models.student).__name__, models.student),
-    }
-    if twin is not None:
-        model = load_twin(config, models).to(training.backend.device)
-        named["twin"] = (type(model).__name__, model)
-    named = {label: pair for label, pair in named.items() if pair[1] is not None}
-    speeds = (
-        evaluator.tokens_per_second([model for _, model in named.values()], sets[0]) if sets else [0.0] * len(named)
-    )
-    blocks: dict[str, Any] = {"teacher": None, "student": None, "twin": None}
-    measured = [measure.name for measure in evaluator.measures]
-    for (label, (name, model)), speed in zip(named.items(), speeds, strict=True):
-        known = monitor.last_scores() if label == "student" else None
-        blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
-    refuse_ruined(training, models, {name: blocks["student"].get(name, {}) for name in measured})
-    blocks["student"]["origin"] = origin_block(config, models)
-    if teachers and not scored:
-        blocks["teacher"] = results.model_block(title_of(teachers), models.teacher, {}, None)
-    if members:
-        blocks["teacher"]["members"] = {member.name: blocks.pop(label) for label, member in members.items()}
-    if twin is not None:
-        steps, history = twin["training"]["steps"], twin["history"]
-        blocks["twin"] |= {"folder": config.evaluate.twin, "steps": steps, "history": history}
-        blocks["twin"]["objective"] = twin.get("objective")
-    return {
-        **blocks,
-        "agreement": evaluator.agree(models.student, teacher, sets)
-        if teacher is not None and models.kind.vocabulary
-        else None,
-        "evaluation": {data.name: evaluator.describe(data) for data in sets},
-    }
-
-
-def refuse_ruined(training: Training, models: Models, scores: dict[str, dict[str, float | None]]) -> None:
-    """Raises Diverged where the student's weights or scores are those of a ruined one, so that nothing is published.
-
-    The checkpoints that may be ruined are set aside, so that the same command goes on from one before them.
-    """
-    ruined = ruined_scores(scores, len(models.tokenizer), training.settings.max_loss_ratio)
-    finite = weights_are_finite(dict(models.student.named_parameters()))
-    if float(training.backend.sum(torch.tensor(float(not finite)))):
-        ruined = ["weights that are not finite"]
-    if not ruined:
-        return
-    if training.backend.rank == 0:
-        training.checkpoints.set_ruined_aside(training.state.level.sane_step)
-    raise Diverged(
-        f"the student is ruined ({', '.join(ruined)}), so it is not published; lower optimizer.lr, in another folder "
-        "(hydra.run.dir=DIR)"
-    )
-
-
-def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, resolved: str, backend: Backend) -> None:
-    """Write student, report and, last of all, results.json, which makes the run a finished one; rank 0 does."""
-    student = models.whole_student(backend)
-    if not folder.writes:
-        return
-    path = folder.path
-    export(student, models.tokenizer, path / "student", report.model_card(content))
-    written = f"Report: {path / 'report.html'}"
-    try:
-        report.write(path, content, read_lines(folder.metrics_path), resolved)
-    except Exception as error:  # the student is there, and the report can be made at any time
-        failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
-        written = f"No report ({failure}): `python -m distill.report {path}` writes it."
-    folder.write_results(content)
-    logger.info(f"{summary.findings(content)}\n{written}   Student: {path / 'student'}")
