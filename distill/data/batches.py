@@ -159,7 +159,11 @@ class Batches:
         count = ThreadCount(self.threads, self.most_threads)
         try:
             for window in Prefetch(watched, steps, count) if self.threads else map(watched, steps):
-                yield [batch.to(device) for batch in window]
+                # What gives up Python's lock here, as moving and freeing tensors do, gets it back when the thread that
+                # prepares the next window no longer needs it. So nothing is moved that need not be, and a window is
+                # freed before the next one begins: else the loop would seem to wait for data that it has already.
+                yield window if device.type == "cpu" else [batch.to(device) for batch in window]
+                del window
         finally:
             expect(self.rows, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
 

@@ -127,6 +127,7 @@ class Prefetch(Generic[Window]):
                     self.count.note(taken - last, taken - waiting, prepared, computed)
                     self._fill(pool)
                     yield window
+                    del window  # see `Batches.stream`
             finally:
                 with self._lock:
                     self._closed = True
