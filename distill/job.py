@@ -41,6 +41,7 @@ from distill.tasks import Prepared, Task, find_task
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
 from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
+from distill.twin import find_twin
 
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
@@ -63,8 +64,6 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         Diverged, Interrupted: training ended early with a usable last checkpoint.
     """
     check(config)
-    transformers_logging.disable_progress_bar()  # its bars would garble the progress line
-    twin = results.read(Path(config.evaluate.twin), "evaluate.twin") if config.evaluate.twin else None
     with ExitStack() as held:
         backend = join_ranks(config, held)
         terms = make_terms(config.objective)
@@ -74,6 +73,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         steps = num_steps(config, text.batches)
         schedule = choose_schedule(config, text.batches)
         identity = run_identity(config, {**models.digests, "corpus": text.tokens.digest}, text.batches, steps)
+        twin = find_twin(config, identity, steps, terms)
         folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend))
         if (finished := folder.finished(steps, config.train.length)) is not None:
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
@@ -89,7 +89,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
         optimizer = optim.build(trainable, config.optimizer)
         state = folder.begin(trainable, optimizer, resolved)
-        notes = [*results.notes(config, text.tokens), *text.left_out, *[OTHER_TOKENIZER] * bool(models.tokenizers)]
+        notes = make_notes(config, recipe, models, text, objective, twin)
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
         notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
@@ -115,6 +115,7 @@ def join_ranks(config: Config, held: ExitStack) -> Backend:
     """The ranks of the run, which have the same settings; of them rank 0 alone speaks."""
     backend = held.enter_context(backends.build(config.backend))
     configure_logging(backend.rank)
+    transformers_logging.disable_progress_bar()  # its bars would garble the progress line
     refuse_differing_settings(config.given, backend)
     return backend
 
@@ -179,13 +180,25 @@ def make_evaluator(config: Config, task: Task, models: Models, text: Prepared, b
     return evaluator
 
 
+def make_notes(
+    config: Config, recipe: str, models: Models, text: Prepared, objective: Objective, twin: dict[str, Any] | None
+) -> list[str]:
+    """What the report says besides the numbers, as far as it is known before the first step."""
+    other = [OTHER_TOKENIZER] if models.tokenizers and objective.needs_teacher else []
+    remarks = twin["remarks"] if twin else []
+    return [*results.notes(config, recipe, text.tokens, objective.needs_teacher), *text.left_out, *other, *remarks]
+
+
 def announce(
     config: Config, recipe: str, models: Models, text: Prepared, objective: Objective, notes: list[str], state: State
 ) -> None:
     """Say what is about to be trained, on what, and from where."""
     shown = {" ".join(filter(None, ["teacher", member.name])): member.model for member in models.teachers}
     shown["student"] = models.student
-    logger.info(results.banner(config, recipe, text.tokens, text.batches, shown, title_of(models.teachers), notes))
+    teacher = title_of(models.teachers)
+    if teacher and not objective.needs_teacher:
+        teacher += " (the student does not learn from it)"
+    logger.info(results.banner(config, recipe, text.tokens, text.batches, shown, teacher, notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
     if event := os.environ.get(EVENT):

@@ -15,11 +15,14 @@ from distill.errors import Diverged, first_line
 from distill.export.folder import export
 from distill.jsonl import read_lines
 from distill.milestones import Milestones
+from distill.models.layer_choice import choose_layers
 from distill.monitor import Monitor
 from distill.objective.objective import Objective
 from distill.pair import Models, load_twin
+from distill.redaction import redacted
 from distill.report import report, results, summary
-from distill.report.use import origin_of
+from distill.report.model_card import model_card
+from distill.report.use import call_of, origin_of
 from distill.run_folder import RunFolder
 from distill.sharding.shard import plain_class
 from distill.storage import storage_failure
@@ -46,7 +49,7 @@ def make_milestones(
         facts: what the card says besides, by the names of results.json.
     """
     student = results.model_block(plain_class(models.student).__name__, models.student, {}, None)
-    student["origin"] = origin_block(config, models)
+    student |= {"origin": origin_block(config, models), "start": start_block(config, models)}
     teacher = results.model_block(title_of(models.teachers), models.teacher, {}, None) if models.teachers else None
     known = facts | {
         "scale": config.scale,
@@ -59,6 +62,7 @@ def make_milestones(
     def write(path: Path, state: State) -> None:
         note = f"This is the student after step {state.step}; the run went on, and its report has the scores."
         content = known | {
+            "milestone": state.step,
             "notes": [note, *known["notes"]],
             "training": results.training_block(state, text.batches, [], []),
             "backend": results.backend_block(backend, config, state, text.batches),
@@ -66,7 +70,7 @@ def make_milestones(
         whole = models.whole_student(backend)
         if folder.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-            export(whole, models.tokenizer, path, report.model_card(content), durable=True)
+            export(whole, models.tokenizer, path, model_card(redacted(content)), durable=True)
 
     wanted = frozenset(config.train.milestones or [])
 
@@ -79,8 +83,21 @@ def make_milestones(
 
 def origin_block(config: Config, models: Models) -> dict[str, Any]:
     """Where the student's class comes from, for its model card."""
-    made_by = config.student.custom.path if config.student.custom is not None else None
-    return origin_of(models.student, made_by, models.kind.causal)._asdict()
+    if (make := config.student.custom) is None:
+        return origin_of(models.student, None, models.kind.causal)._asdict()
+    call = call_of(make, config.corpus.tokens.sequence_length)
+    return origin_of(models.student, make.path, models.kind.causal, call)._asdict()
+
+
+def start_block(config: Config, models: Models) -> dict[str, Any]:
+    """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
+    settings = config.student
+    found: dict[str, Any] = {"kind": settings.kind, "from": settings.path}
+    if settings.kind == "layers":
+        first = models.teachers[0]
+        layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)
+        found |= {"from": first.title, "layers": layers}
+    return found
 
 
 def results_of(
@@ -153,15 +170,15 @@ def compare_models(
         known = monitor.last_scores() if label == "student" else None
         blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
     refuse_ruined(training, models, {name: blocks["student"].get(name, {}) for name in measured})
-    blocks["student"]["origin"] = origin_block(config, models)
+    blocks["student"] |= {"origin": origin_block(config, models), "start": start_block(config, models)}
     if teachers and not scored:
         blocks["teacher"] = results.model_block(title_of(teachers), models.teacher, {}, None)
     if members:
         blocks["teacher"]["members"] = {member.name: blocks.pop(label) for label, member in members.items()}
     if twin is not None:
-        steps, history = twin["training"]["steps"], twin["history"]
-        blocks["twin"] |= {"folder": config.evaluate.twin, "steps": steps, "history": history}
-        blocks["twin"]["objective"] = twin.get("objective")
+        steps, remarks = (twin.get("training") or {}).get("steps"), twin["remarks"]
+        blocks["twin"] |= {"folder": config.evaluate.twin, "steps": steps, "history": twin.get("history") or []}
+        blocks["twin"] |= {"objective": twin.get("objective"), "remarks": remarks}
     return {
         **blocks,
         "agreement": evaluator.agree(models.student, teacher, sets)
@@ -196,7 +213,7 @@ def write_outputs(folder: RunFolder, content: dict[str, Any], models: Models, re
     if not folder.writes:
         return
     path = folder.path
-    export(student, models.tokenizer, path / "student", report.model_card(content))
+    export(student, models.tokenizer, path / "student", model_card(content))
     written = f"Report: {path / 'report.html'}"
     try:
         report.write(path, content, read_lines(folder.metrics_path), resolved)

@@ -24,6 +24,10 @@ def shifted_bert(layers: int = 2) -> ShiftedBert:
     return ShiftedBert(BertConfig(**HIDDEN, num_hidden_layers=layers, vocab_size=VOCAB, pad_token_id=PAD))
 
 
+def of_a_teacher(teacher: Any, tokenizer: Any, sequence_length: int, name: str = "") -> "Convolutions":
+    return Convolutions()
+
+
 class Convolutions(nn.Module):
     """Hidden states from the words around, without attention; no configuration."""
 

@@ -156,3 +156,14 @@ def test_a_run_ends_by_the_clock(shelf: Shelf) -> None:
     assert shelf.run(folder, "train.epochs=null", "train.minutes=0.002") == 0
     content = results(folder)
     assert content["training"]["ended_by"] == "minutes" and content["student"]["perplexity"]["heldout"] > 1
+
+
+def test_a_run_that_had_a_teacher_is_no_twin(
+    shelf: Shelf, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """It is refused before anything is trained."""
+    assert results(done)["teacher"] is not None
+    assert shelf.run(tmp_path / "run", f"evaluate.twin={done}") == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"distill: evaluate.twin={done} is no twin of this run: it learned from a teacher (")
+    assert not (tmp_path / "run" / "config.yaml").exists()

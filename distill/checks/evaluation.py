@@ -1,11 +1,15 @@
 """Refuses settings of the corpus and of the evaluation that no run can have."""
 
+from pathlib import Path
+
 from distill.component import Component
 from distill.config import Config
 from distill.errors import SettingError
 from distill.evaluation.own_measures import check_measures
 from distill.mixture_settings import EXAMPLE, MIXTURE
 from distill.nearest import did_you_mean
+from distill.objective.build import make_terms
+from distill.report.results import read
 from distill.tasks import find_task
 
 COMPRESSIONS = (None, "zstd")  # of prepared rows
@@ -32,6 +36,19 @@ def check_evaluation(config: Config) -> None:
     if "heldout" in settings.sets and config.corpus.tokens.heldout == 0:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
     check_measures(settings.measures)
+    _check_twin(config)
+
+
+def _check_twin(config: Config) -> None:
+    """Refuse a twin that is no finished run, or that stands beside a run which has no teacher either."""
+    if (path := config.evaluate.twin) is None or not Path(path).expanduser().is_dir():
+        return  # a path that leads nowhere is refused with all others
+    if not any(term.needs_teacher for term in make_terms(config.objective).values()):
+        raise SettingError(
+            f"evaluate.twin={path} is to show what a teacher was worth, but no term of this objective learns from one: "
+            "leave it out (python -m distill.compare lays any runs beside each other)"
+        )
+    read(Path(path), "evaluate.twin")
 
 
 def check_corpus(config: Config) -> None:

@@ -28,6 +28,11 @@ def label_of(results: dict[str, Any], name: str) -> str:
     return str(value_at(results, "evaluation", name, "name") or name)
 
 
+def is_scored(results: dict[str, Any], name: str) -> bool:
+    """Whether an evaluation set has positions to score, as far as is known; without any its scores mean nothing."""
+    return value_at(results, "evaluation", name, "positions") != 0
+
+
 def axis_of(results: dict[str, Any]) -> str:
     """What the lines of the history are shown by, which is also their key for it: step or epoch."""
     return "step" if results.get("history_by") == "step" else "epoch"
@@ -45,10 +50,15 @@ def measures_of(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def sets_of(results: dict[str, Any], measure: str) -> list[str]:
-    """Evaluation sets for which any model or epoch has a number, in the order of results["evaluation"]."""
+    """Evaluation sets for which any model or epoch has a number, in the order of results["evaluation"].
+
+    One without a scored position has none, whatever stands there.
+    """
     given = [value_at(results, name, measure) or {} for name in MODELS]
     given += [line.get(measure) or {} for line in results.get("history") or []]
-    named = dict.fromkeys(key for values in given for key, value in values.items() if value is not None)
+    named = dict.fromkeys(
+        key for values in given for key, value in values.items() if value is not None and is_scored(results, key)
+    )
     order = list(results.get("evaluation") or {})
     return sorted(named, key=lambda key: order.index(key) if key in order else len(order))
 

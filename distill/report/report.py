@@ -1,6 +1,5 @@
-"""Writes what a run did for people to read: report.html, its twin report.md, and the student's model card."""
+"""Writes what a run did for people to read: report.html and report.md, the same as Markdown."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,13 @@ from distill.data.duplicates import described
 from distill.files import atomic
 from distill.progress import duration
 from distill.report import page, plots
+from distill.report.facts import facts_table as _facts
+from distill.report.facts import rows_of_step as _rows
 from distill.report.lookup import axis_of, label_of, measures_of, models_of, sets_of, titles_of_terms, usable, value_at
 from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, short
 from distill.report.plots import Picture
 from distill.report.profile import profile_blocks
 from distill.report.summary import comparison, findings, setting, tiles
-from distill.report.use import Use, use_of_student
 
 MOST_NAMED = 5  # left-out files that are listed by name
 MOST_LINES = 40  # of a history in a table; the figures show all
@@ -62,13 +62,17 @@ def _models(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block
     )
     if results.get("agreement"):
         table.note += " First choice and KL divergence compare student and teacher wherever a token is to be predicted."
-    names = [f"{model.capitalize()}: {name}." for model in models_of(results) if (name := _name(results, model))]
-    folder = value_at(results, "twin", "folder")
+    titles = {"student": "Student" if results.get("teacher") else "Model"}
+    names = [
+        f"{titles.get(model, model.capitalize())}: {name}."
+        for model in models_of(results)
+        if (name := _name(results, model))
+    ]
+    folder, remarks = value_at(results, "twin", "folder"), value_at(results, "twin", "remarks")
     if results.get("twin"):
-        names.append(
-            "The twin is the same student, with the same beginning and the same data, trained without a teacher"
-            + (f" (run folder {folder})." if folder else ".")
-        )
+        alike = "" if remarks else ", with the same beginning and the same data,"
+        where = f" (run folder {folder})." if folder else "."
+        names += [f"The twin is the same student{alike} trained without a teacher{where}", *(remarks or [])]
     picture = [pictures["comparison"]] if "comparison" in pictures else []
     return [*([" ".join(names)] if names else []), table, *picture]
 
@@ -224,19 +228,6 @@ def _milestones(steps: Any) -> str | None:
     return f"milestones/step-N for N = {', '.join(map(str, steps))}" if steps else None
 
 
-def _rows(backend: dict[str, Any]) -> str | None:
-    rows, accumulate, ranks = (backend.get(key) for key in ("batch_size", "accumulate", "ranks"))
-    if rows is None or accumulate is None or ranks is None:
-        return None
-    in_all = backend.get("rows_per_step", rows * accumulate * ranks)  # results of older releases have none
-    return f"{number(in_all)} ({rows} in a micro-batch, {accumulate} accumulated, {ranks} rank(s))"
-
-
-def _facts(title: str, facts: list[tuple[str, Any]]) -> list[Block]:
-    rows = [[label, str(value)] for label, value in facts if value not in (None, "", NONE)]
-    return [Table(["", ""], rows, title=title, text=True)] if rows else []
-
-
 def _data(results: dict[str, Any]) -> list[Block]:
     corpus = results.get("corpus") or {}
     skipped = [str(item) for item in corpus.get("skipped") or []]
@@ -257,10 +248,13 @@ def _data(results: dict[str, Any]) -> list[Block]:
         ("Duplicates", described(corpus["duplicates"]) if corpus.get("duplicates") else None),
     ]
     sets = results.get("evaluation") or {}
-    keys = ("documents", "rows", "tokens", "positions", "pseudo_positions")
+    keys, head = ["documents", "rows", "tokens", "positions"], ["", "Documents", "Rows", "Tokens", "Scored"]
+    note = "The last column counts what is scored: next tokens of a causal model, rows of labelled examples."
+    if "pseudo_perplexity" in measures_of(results):
+        keys, head = [*keys, "pseudo_positions"], [*head[:-1], "Masked", "Masked singly"]
+        note = "The last two columns count the scored positions."
     rows = [[label_of(results, key), *(number((of or {}).get(k)) for k in keys)] for key, of in sets.items()]
-    head = ["", "Documents", "Rows", "Tokens", "Masked", "Masked singly"]
-    tested = Table(head, rows, "The last two columns count the scored positions.", "Evaluation sets")
+    tested = Table(head, rows, note, "Evaluation sets")
     return [*_facts("Corpus", facts), *_sources(results), *([tested] if rows else [])]
 
 
@@ -287,54 +281,3 @@ def _again(results: dict[str, Any], config_yaml: str) -> list[Block]:
 
 def _command(results: dict[str, Any]) -> list[Block]:
     return [Code(str(results["command"]), language="bash")] if results.get("command") else []
-
-
-def model_card(results: dict[str, Any]) -> str:
-    """README.md of the exported student: front matter of the Hugging Face Hub, use, evaluation, training, limits."""
-    name = str(value_at(results, "student", "name") or results.get("recipe") or "student")
-    use = use_of_student(value_at(results, "student", "origin"), name)
-    tags = ["distill", use.task, "distillation" if results.get("teacher") else use.training]
-    library = "pytorch" if use.own_code else "transformers"
-    front = ["---", f"library_name: {library}", f"pipeline_tag: {use.task}", "tags:", *(f"- {tag}" for tag in tags)]
-    # JSON strings are YAML strings, whatever the name holds.
-    front += ["metrics:", "- perplexity", f"model_name: {json.dumps(name)}", "---", ""]
-    notes: list[Block] = [[str(note) for note in results["notes"]]] if results.get("notes") else []
-    opening: list[Block] = [findings(results), setting(results)]
-    sections = [
-        Section("", [block for block in opening if block]),
-        Section("Use", [Code(use.code, language="python")]),
-        Section("Evaluation", [comparison(results)]),
-        Section("Training", [*_command(results), *_facts("", _card_facts(results)), *notes]),
-        Section("Limits", [_limits(results, use)]),
-    ]
-    return "\n".join(front) + "\n" + page.markdown(name, sections)
-
-
-def _card_facts(results: dict[str, Any]) -> list[tuple[str, Any]]:
-    environment = results.get("environment") or {}
-    versions = [f"{key} {environment[key]}" for key in ("distill", "torch", "transformers") if environment.get(key)]
-    return [
-        ("Corpus", value_at(results, "corpus", "name")),
-        ("Teacher", value_at(results, "teacher", "name")),
-        ("Steps", number(value_at(results, "training", "steps"))),
-        ("Tokens", number(value_at(results, "training", "tokens"))),
-        ("Rows per step", _rows(results.get("backend") or {})),
-        ("Sequence length", number(value_at(results, "corpus", "sequence_length"))),
-        ("Software", ", ".join(versions)),
-        ("Revision", environment.get("git_revision")),
-    ]
-
-
-def _limits(results: dict[str, Any], use: Use) -> list[str]:
-    corpus = value_at(results, "corpus", "name")
-    length = value_at(results, "corpus", "sequence_length")
-    limits = [
-        f"This run showed it {corpus or 'one corpus'} and nothing else. "
-        "Expect higher perplexity on other kinds of text, and the corpus's views and words in what it predicts.",
-        f"{use.does} It has been tested on nothing but what the table above shows.",
-    ]
-    if usable(length):
-        limits.append(f"It was trained on rows of {length} tokens; longer inputs were not tested.")
-    if results.get("teacher"):
-        limits.append("It has learnt the teacher's mistakes too, and the teacher's licence applies to it.")
-    return limits

@@ -30,12 +30,17 @@ from distill.schedule import ENDLESS, total_steps
 from distill.teacher.members import settings_by_member
 
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
+BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_twin")  # recipes of which that is true
 
 
-def notes(config: Config, tokens: Tokens) -> list[str]:
-    """Notes for the report besides corpus, teacher and scale, which it names itself."""
-    lines = [PAPER] if config.scale == "embedded" else []
-    for name, own in settings_by_member(config).items():
+def notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> list[str]:
+    """Notes for the report besides corpus, teacher and scale, which it names itself.
+
+    Args:
+        needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
+    """
+    lines = [PAPER] if config.scale == "embedded" and recipe in BENCHMARK else []
+    for name, own in settings_by_member(config).items() if needs_teacher else ():
         if own.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
     skipped = tokens.unread.skipped

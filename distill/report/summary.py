@@ -4,57 +4,83 @@ from collections.abc import Callable
 from typing import Any
 
 from distill.progress import duration
-from distill.report.lookup import label_of, measures_of, models_of, sets_of, usable, value_at
+from distill.report.lookup import is_scored, label_of, measures_of, models_of, sets_of, usable, value_at
 from distill.report.page import MINUS, NONE, TIMES, Table, number, percent, short
+
+NO_RECIPE, NO_SCALE = "default", "custom"  # what results call the lack of either
+SAME = "the same"
+NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep their capital
 
 
 def findings(results: dict[str, Any]) -> str:
     """Size and speed, quality against the teacher, and against the twin: one sentence each, where there are numbers."""
-    return " ".join(filter(None, [_size(results), _quality(results), _against_twin(results)]))
+    parts = [_size(results), _quality(results), against_twin(results), _unscored(results)]
+    return " ".join(filter(None, parts))
 
 
 def setting(results: dict[str, Any]) -> str:
-    """Which recipe, scale, corpus and teacher were used, and how long training took."""
+    """Which recipe, scale, corpus, teacher and start were used, and how long training took."""
     corpus, training = results.get("corpus") or {}, results.get("training") or {}
-    scale = results.get("scale")
-    sentences = [
-        f"This is the recipe {results.get('recipe') or NONE}" + (f" at the scale “{scale}”." if scale else ".")
-    ]
+    recipe, scale = results.get("recipe"), results.get("scale")
+    named = f"the recipe {recipe}" if recipe and recipe != NO_RECIPE else "a run without a recipe"
+    sentences = [f"This is {named}" + (f" at the scale “{scale}”." if scale and scale != NO_SCALE else ".")]
     counts = [f"{number(corpus[key])} {key}" for key in ("documents", "tokens") if usable(corpus.get(key))]
     if corpus.get("name"):
         sentences.append(f"Corpus: {corpus['name']}" + (f" ({', '.join(counts)})." if counts else "."))
     if value_at(results, "teacher", "name"):
         sentences.append(f"Teacher: {results['teacher']['name']}.")
+    sentences += [_start(results)]
     if usable(training.get("steps")):
         epochs = f" ({training['epochs']:.3g} epochs)" if usable(training.get("epochs")) else ""
         time = f" in {duration(training['seconds'])}" if usable(training.get("seconds")) else ""
         device = value_at(results, "environment", "device")
         where = f" on {device}" if device else ""
         sentences.append(f"Training took {number(training['steps'])} steps{epochs}{time}{where}.")
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
+
+
+def _start(results: dict[str, Any]) -> str:
+    """What the student was before its first step, where the results say so."""
+    start = value_at(results, "student", "start") or {}
+    what = "The student" if results.get("teacher") else "The model"
+    layers = start.get("layers") or []
+    match start.get("kind"):
+        case "layers":
+            which = f"layer{'s' * (len(layers) > 1)} {_listed([str(layer) for layer in layers])} of " if layers else ""
+            without = "" if results.get("teacher") else ", and learned without it"
+            return f"{what} started from {which}{start.get('from') or 'a teacher'}{without}."
+        case "config":
+            return f"{what} started from new weights."
+        case "pretrained":
+            return f"{what} started from {start.get('from') or 'a saved model'}."
+        case _:
+            return ""
 
 
 def tiles(results: dict[str, Any]) -> list[tuple[str, str]]:
     """The few numbers to see first, each with its meaning; quality is that of the first evaluation set."""
     student, teacher, twin = (results.get(name) or {} for name in ("student", "teacher", "twin"))
     measure, *others = measures_of(results)
-    title = measures_of(results)[measure]["title"].lower()
+    title = in_a_sentence(measures_of(results)[measure]["title"])
     first = next(iter(sets_of(results, measure)), "")
     value = value_at(student, measure, first)
     size = _ratio(student.get("parameters"), teacher.get("parameters"))
     speed = _ratio(student.get("tokens_per_second"), teacher.get("tokens_per_second"))
-    top1 = value_at(results, "agreement", first, "top1")
-    shown = [(percent(size), "of the teacher's parameters")] if size else []
+    top1 = value_at(results, "agreement", first, "top1") if is_scored(results, first) else None
+    whose = "teachers'" if teacher.get("members") else "teacher's"  # several are compared as they are together
+    shown = [(percent(size), f"of the {whose} parameters")] if size else []
     if not teacher and usable(student.get("parameters")):
         shown = [(short(student["parameters"]), "parameters")]
-    shown += [(f"{speed:.2f}{TIMES}", "the teacher's speed")] if speed else []
+    shown += [(f"{speed:.2f}{TIMES}", f"the {whose} speed")] if speed else []
     shown += [(number(value), f"{title} on {label_of(results, first)}")] if usable(value) else []
     for other in others if not teacher else ():
         own = value_at(student, other, first)
         shown += (
-            [(number(own), f"{measures_of(results)[other]['title'].lower()}, the same text")] if usable(own) else []
+            [(number(own), f"{in_a_sentence(measures_of(results)[other]['title'])}, the same text")]
+            if usable(own)
+            else []
         )
-    for name, model in (("teacher's", teacher), ("twin's (no teacher)", twin)):
+    for name, model in ((whose, teacher), ("twin's (no teacher)", twin)):
         share = _ratio(value, value_at(model, measure, first))
         shown += [(_signed(share), f"{title} against the {name}")] if share else []
     return shown + ([(percent(top1), "same first choice as the teacher")] if usable(top1) else [])
@@ -102,7 +128,7 @@ def _agreement(results: dict[str, Any], columns: list[tuple[str, ...]], both: bo
         ("KL divergence from the teacher (nats)", "kl", number),
     ):
         given = {name: (value or {}).get(key) for name, value in (results.get("agreement") or {}).items()}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in given.items() if value is not None and is_scored(results, name)}
         rows += [[title]] if given else []
         for name, value in given.items():
             cells = [form(value) if model == ("student",) else "" for model in columns]
@@ -117,16 +143,16 @@ def _size(results: dict[str, Any]) -> str:
         name = value_at(results, "student", "name") or "the model"
         return f"{name[:1].upper()}{name[1:]} has {short(student)} parameters." if usable(student) else ""
     speed = _ratio(value_at(results, "student", "tokens_per_second"), value_at(results, "teacher", "tokens_per_second"))
-    times = f" and is {speed:.2f} times as fast" if speed else ""
-    return (
-        f"The student has {percent(share)} of its teacher's parameters ({short(student)} of {short(teacher)}){times}."
-    )
+    members = value_at(results, "teacher", "members")
+    whose, than = ("its teachers'", " as all of them together") if members else ("its teacher's", "")
+    times = f" and is {speed:.2f} times as fast{than}" if speed else ""
+    return f"The student has {percent(share)} of {whose} parameters ({short(student)} of {short(teacher)}){times}."
 
 
 def _quality(results: dict[str, Any]) -> str:
     """The first measure on every set, against the teacher's where there is one."""
     measure, described = next(iter(measures_of(results).items()))
-    title = described["title"].lower()
+    title = in_a_sentence(described["title"])
     relative, alone = [], []
     for key in sets_of(results, measure):
         student, teacher = (value_at(results, name, measure, key) for name in ("student", "teacher"))
@@ -134,47 +160,80 @@ def _quality(results: dict[str, Any]) -> str:
         if share is not None:
             relative.append(f"{_change(share)} on {where} ({number(student)}, teacher {number(teacher)})")
         elif usable(student):
-            alone.append(f"{number(student)} on {where}")
-    sentences = [f"Against the teacher's, its {title} is {_listed(relative)}."] if relative else []
+            alone.append(f"{number(student)} on {where}" + (f" (teacher {number(teacher)})" * usable(teacher)))
+    whose = "teachers'" if value_at(results, "teacher", "members") else "teacher's"
+    sentences = [f"Against the {whose}, its {title} is {_listed(relative)}."] if relative else []
     sentences += [f"Its {title} is {_listed(alone)}."] if alone else []
     return " ".join(sentences)
 
 
-def _against_twin(results: dict[str, Any]) -> str:
+def against_twin(results: dict[str, Any]) -> str:
+    """The first measure against the twin's, and what that says of the teacher, where nothing else differs.
+
+    Differences that round to nothing count as none. With other steps, or settings of its own (`remarks`), a twin shows
+    numbers and no verdict.
+    """
     measure, described = next(iter(measures_of(results).items()))
-    shares = [
-        _ratio(value_at(results, "student", measure, key), value_at(results, "twin", measure, key))
+    pairs = [
+        tuple(value_at(results, name, measure, key) for name in ("student", "twin"))
         for key in sets_of(results, measure)
     ]
-    known = [share for share in shares if share is not None]
+    known = [(student, twin) for student, twin in pairs if usable(student) and usable(twin)]
     if not known:
         return ""
-    steps, twin_steps = value_at(results, "training", "steps"), value_at(results, "twin", "steps")
-    if steps == twin_steps:
-        after = f"for the same {number(steps)} steps" if usable(steps) else ""
-    else:
-        after = f"for {number(twin_steps)} steps instead of {number(steps)}"
-    better = [share < 1 if described.get("lower_is_better", True) else share > 1 for share in known]
-    if all(better):
-        verdict = "Learning from the teacher helped"
-    elif not any(better):
-        verdict = "Learning from the teacher did not help"
-    else:
-        verdict = "Learning from the teacher helped on some sets only"
-    return (
-        f"{verdict}: against its twin, the same student trained without a teacher {after}".rstrip()
-        + f", its {described['title'].lower()} is {_changes(known)}."
+    ratios = [_ratio(student, twin) for student, twin in known]
+    changes = [share for share in ratios if share is not None]
+    title = in_a_sentence(described["title"])
+    compared = (
+        f"its {title} is {_changes(changes)}"
+        if len(changes) == len(known)
+        else f"its {title} is {_listed([f'{number(student)} instead of {number(twin)}' for student, twin in known])}"
     )
+    steps, twin_steps = value_at(results, "training", "steps"), value_at(results, "twin", "steps")
+    same = usable(steps) and steps == twin_steps
+    after = f" for the same {number(steps)} steps" if same else ""
+    if usable(steps) and usable(twin_steps) and not same:
+        after = f" for {number(twin_steps)} steps instead of {number(steps)}"
+    if not same or value_at(results, "twin", "remarks"):
+        return f"Against its twin, trained without a teacher{after}, {compared}."
+    verdict = _verdict(known, ratios, bool(described.get("lower_is_better", True)))
+    return f"{verdict}: against its twin, the same student trained without a teacher{after}, {compared}."
+
+
+def _verdict(known: list[tuple[Any, ...]], ratios: list[float | None], lower_is_better: bool) -> str:
+    """What the pairs of scores of student and twin say of the teacher."""
+    same = [share is not None and _change(share) == SAME for share in ratios]
+    better = [(student < twin) == lower_is_better and student != twin for student, twin in known]
+    better = [each and not alike for each, alike in zip(better, same, strict=True)]
+    if all(same):
+        return "Learning from the teacher made no difference"
+    if all(better):
+        return "Learning from the teacher helped"
+    return f"Learning from the teacher {'helped on some sets only' if any(better) else 'did not help'}"
+
+
+def _unscored(results: dict[str, Any]) -> str:
+    """Sets of which no position was scored, so that they have no numbers."""
+    empty = [label_of(results, key) for key in results.get("evaluation") or {} if not is_scored(results, key)]
+    return f"Nothing was scored on {_listed(empty)}, where no token is to be predicted." if empty else ""
+
+
+def in_a_sentence(title: str) -> str:
+    """The title of a measure inside a sentence: `perplexity`, but `F1` and `Matthews correlation`."""
+    first, space, rest = title.partition(" ")
+    keeps = first in NAMES or any(each.isupper() or each.isdigit() for each in first[1:])
+    return title if keeps else f"{first.lower()}{space}{rest}"
 
 
 def _ratio(over: Any, under: Any) -> float | None:
-    return over / under if usable(over) and usable(under) and under else None
+    """How many times one number is another; None where one is missing or negative, or the other is 0."""
+    return over / under if usable(over) and usable(under) and over >= 0 and under > 0 else None
 
 
 def _change(share: float) -> str:
     """`12.5% higher`, `3.0% lower` or `the same`, for a ratio."""
     difference = round(100 * (share - 1), 1)
-    return "the same" if not difference else f"{abs(difference)}% {'higher' if difference > 0 else 'lower'}"
+    return SAME if not difference else f"{abs(difference)}% {'higher' if difference > 0 else 'lower'}"
 
 
 def _changes(shares: list[float]) -> str:

@@ -8,6 +8,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
+from distill.component import Component
 from distill.sharding.shard import plain_class
 
 FOLDER = "."  # the card lies in the model's folder
@@ -85,12 +86,24 @@ class Origin(NamedTuple):
     made_by: str | None  # the import path of the callable that made it; None: transformers
     causal: bool
     has_config: bool  # whether it was saved with a configuration, as transformers models are
+    call: str | None = None  # the arguments of that callable, as they are written; None: not known
 
 
-def origin_of(model: Any, made_by: str | None, causal: bool) -> Origin:
+def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> Origin:
     """What there is to know of a student to load it again."""
     kind = plain_class(model)
-    return Origin(f"{kind.__module__}.{kind.__qualname__}", made_by, causal, hasattr(model, "save_pretrained"))
+    return Origin(f"{kind.__module__}.{kind.__qualname__}", made_by, causal, hasattr(model, "save_pretrained"), call)
+
+
+def call_of(make: Component, length: int) -> str:
+    """The arguments of the callable that made a student, as its model card writes them behind a line with `tokenizer`.
+
+    Args:
+        length: tokens of a row. A teacher cannot be written down and stands as `...`.
+    """
+    context = {"teacher": "...", "tokenizer": "tokenizer", "sequence_length": str(length)}
+    _, found = make.bind(**context)
+    return ", ".join(f"{name}={context[name] if name in context else repr(value)}" for name, value in found.items())
 
 
 def use_of_student(origin: dict[str, Any] | None, name: str) -> Use:
@@ -104,19 +117,17 @@ def use_of_student(origin: dict[str, Any] | None, name: str) -> Use:
         return use_of(name)
     use = CAUSAL if origin["causal"] else MASKED
     module, _, attribute = str(origin["model_class"] if origin["has_config"] else origin["made_by"]).rpartition(".")
+    imports = [f"from {module} import {attribute}", "from transformers import PreTrainedTokenizerFast"]
+    lines = ["", f'tokenizer = PreTrainedTokenizerFast.from_pretrained("{FOLDER}")']
+    call = origin.get("call")
     if origin["has_config"]:
-        lines = [f"from {module} import {attribute}", "", f'model = {attribute}.from_pretrained("{FOLDER}")']
+        lines.append(f'model = {attribute}.from_pretrained("{FOLDER}")')
     else:
-        lines = [
-            "from safetensors.torch import load_model",
-            f"from {module} import {attribute}",
-            "",
-            f"model = {attribute}(...)  # with the settings of the run, see below",
-            f'load_model(model, "{FOLDER}/model.safetensors")',
-        ]
-    lines.insert(-1 if origin["has_config"] else 2, "from transformers import PreTrainedTokenizerFast")
-    lines.append(f'tokenizer = PreTrainedTokenizerFast.from_pretrained("{FOLDER}")')
-    return use._replace(own_code="\n".join(lines))
+        imports.insert(0, "from safetensors.torch import load_model")
+        made = f"model = {attribute}({'...' if call is None else call})"
+        lines.append(made + ("  # with the settings of the run, see below" if "..." in made else ""))
+        lines.append(f'load_model(model, "{FOLDER}/model.safetensors")')
+    return use._replace(own_code="\n".join([*imports, *lines]))
 
 
 def use_of(model_class: str) -> Use:

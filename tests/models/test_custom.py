@@ -1,6 +1,5 @@
 """Models by a callable of the user's: read, saved with what loads them, and refused by name where that cannot be."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from distill.models.load import load_pretrained
 from distill.models.protocol import depth_of
 from distill.models.shapes import hidden_widths
 from distill.models.teacher import load_teacher
-from distill.report.use import origin_of, use_of_student
+from distill.report.use import call_of, origin_of, use_of_student
 
 IDS = torch.from_numpy(make_rows(3).astype("int64"))
 
@@ -41,7 +40,8 @@ def saved(name: str, folder: Path) -> Any:
     """A student of the user's, saved as a run does; its card is README.md."""
     torch.manual_seed(4)
     model = custom_model(component(name, "student"), None).eval()
-    origin = origin_of(model, f"own_models.{name}", causal=False)._asdict()
+    made = component(name, "student")
+    origin = origin_of(model, made.path, causal=False, call=call_of(made, 12))._asdict()
     export(model, make_tokenizer(), folder, use_of_student(origin, type(model).__name__).code)
     return model
 
@@ -51,11 +51,23 @@ def test_the_card_loads_it(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     code = (tmp_path / "student" / "README.md").read_text()
     monkeypatch.chdir(tmp_path / "student")
     found: dict[str, Any] = {}
-    exec(re.sub(r"\(\.\.\.\).*", "()", code), found)
+    exec(code, found)
     with torch.no_grad():
         own, again = (getattr(out, "logits", out) for out in (model(IDS), found["model"].eval()(IDS)))
     torch.testing.assert_close(again, own)
     assert found["tokenizer"].get_vocab() == make_tokenizer().get_vocab()
+
+
+def test_the_card_writes_out_how_it_is_made() -> None:
+    made = component("Convolutions", "student", width=8, causal=True)
+    assert call_of(made, 12) == "width=8, causal=True"
+    assert call_of(Component("student", "own_models.of_a_teacher", {"name": "it's"}), 12) == (
+        'teacher=..., tokenizer=tokenizer, sequence_length=12, name="it\'s"'
+    )
+    origin = origin_of(own_models.Convolutions(), "own_models.of_a_teacher", causal=False, call="teacher=...")._asdict()
+    assert "model = of_a_teacher(teacher=...)  # with the settings" in use_of_student(origin, "Convolutions").code
+    del origin["call"]  # of an older release
+    assert "model = of_a_teacher(...)  # with the settings" in use_of_student(origin, "Convolutions").code
 
 
 def test_it_is_the_next_teacher(name: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import yaml
 from sample import CONFIG, parsed, sample_metrics, sample_results
 
 from distill.report import page, plots, report
+from distill.report.model_card import model_card
 from distill.report.results import data_wait
 
 
@@ -42,7 +43,7 @@ def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, mo
             broken = without(results, path, replacement)
             report.write(tmp_path, broken, [], CONFIG)
             parsed(tmp_path)
-            for text in (report.model_card(broken), (tmp_path / "report.md").read_text()):
+            for text in (model_card(broken), (tmp_path / "report.md").read_text()):
                 assert "None" not in text and "nan" not in text, path
 
 
@@ -55,7 +56,7 @@ def test_figures_survive_missing_parts(path: tuple[str, ...], tmp_path: Path, re
 def test_empty_results_still_give_a_page(tmp_path: Path) -> None:
     report.write(tmp_path, {}, [], "")
     assert "report" in "".join(parsed(tmp_path).itertext())
-    assert report.model_card({}).startswith("---\n")
+    assert model_card({}).startswith("---\n")
 
 
 def test_odd_numbers_are_drawn_and_written(tmp_path: Path, results: dict) -> None:
@@ -82,8 +83,8 @@ def test_names_are_escaped(tmp_path: Path, results: dict, metrics: list) -> None
     report.write(tmp_path, results, metrics, "a: </pre>\n```\n")
     text = "".join(parsed(tmp_path).itertext())
     assert evil in text and "<script" not in (tmp_path / "report.html").read_text()
-    card = report.model_card(results)
-    assert yaml.safe_load(card.split("---\n")[1])["model_name"] == evil
+    card = model_card(results)
+    assert yaml.safe_load(card.split("---\n")[1])["model_name"].startswith(f"{evil} distilled from ")
     for markdown in ((tmp_path / "report.md").read_text(), card.split("---\n", 2)[2]):
         outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
         assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(http|^# no", outside, flags=re.MULTILINE)
@@ -100,7 +101,7 @@ def test_tables_are_rectangular(written: Path) -> None:
 
 
 def test_model_card_has_front_matter_use_and_limits(results: dict) -> None:
-    card = report.model_card(results)
+    card = model_card(results)
     front = yaml.safe_load(card.split("---\n")[1])
     assert front["library_name"] == "transformers" and front["pipeline_tag"] == "fill-mask"
     assert "distillation" in front["tags"] and front["metrics"] == ["perplexity"]
@@ -112,7 +113,7 @@ def test_model_card_has_front_matter_use_and_limits(results: dict) -> None:
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "Qwen2ForCausalLM", "BertForMaskedLM", "DistilBertForMaskedLM"])
 def test_a_model_card_loads_and_asks_the_students_own_kind(results: dict, name: str) -> None:
     results["student"]["name"] = name
-    card = report.model_card(results)
+    card = model_card(results)
     causal = "Masked" not in name
     for part, expected in (
         ("AutoModelForCausalLM.from_pretrained", causal),

@@ -1,0 +1,138 @@
+"""The twin of a run: the same student, trained without a teacher, which `evaluate.twin` names to stand beside it.
+
+What the teacher was worth can be read off the two only where nothing else differs: rows, steps, start and seed. What
+must be the same is compared by the identities that results.json keeps (`distill/identity.py`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distill.config import Config
+from distill.errors import SettingError
+from distill.objective.terms import Term
+from distill.report.results import read
+
+# Parts of a run's identity that a twin shares with its student, with what they are called; the student's own settings
+# and the weights that it starts from come beside these.
+SHARED = {
+    "corpus.digest": "text",
+    "corpus.num_rows": "number of rows",
+    "corpus.order": "order of rows",
+    "train.rows_per_step": "rows a step",
+    "seed": "seed",
+    "objective.task": "task",
+}
+# An objective of labels alone, by the task; for the others it has the name of the task.
+WITHOUT_TEACHER = {"mlm_sop": "albert"}
+# Settings that a fair twin may have otherwise, since it was tuned for itself; the report names those that differ.
+TUNED = ("optimizer.", "schedule.", "objective.masking.")
+MOST_NAMED = 3  # differences in one line
+
+
+def find_twin(config: Config, identity: dict[str, Any], steps: int, terms: Mapping[str, Term]) -> dict[str, Any] | None:
+    """results.json of the run that `evaluate.twin` names, with the `remarks` of `check_twin`; None where it names none.
+
+    Raises:
+        SettingError: it is no finished run, or no twin.
+    """
+    if config.evaluate.twin is None:
+        return None
+    twin = read(Path(config.evaluate.twin), "evaluate.twin")
+    return twin | {"remarks": check_twin(config, twin, identity, steps, terms)}
+
+
+def check_twin(
+    config: Config, twin: Mapping[str, Any], identity: dict[str, Any], steps: int, terms: Mapping[str, Term]
+) -> list[str]:
+    """Refuse a run that is no twin of this one; give a sentence for the report on what else differs or is not known.
+
+    Args:
+        twin: the content of its results.json.
+        identity: of this run.
+        steps: of this run, wall-clock aside: one that ends by `train.minutes` may take any number of them.
+        terms: of this run's objective.
+
+    Raises:
+        SettingError: that run had a teacher, or other rows, steps, another seed, or a student that starts otherwise.
+    """
+    before = twin.get("identity") or {}
+    learned_from = ", ".join((twin.get("objective") or {}).get("terms") or {})
+    found = [f"it learned from a teacher ({learned_from})"] if twin.get("teacher") else []
+    found += [
+        f"its {words} {'are' if words.startswith('rows') else 'is'} {_pair(name, before.get(name), identity.get(name))}"
+        for name, words in SHARED.items()
+        if _known(name, before) and before.get(name) != identity.get(name)
+    ]
+    found += _other_start(before, identity)
+    taken = (twin.get("training") or {}).get("steps")
+    if taken is not None and config.train.minutes is None and taken != steps:
+        found.append(f"it took {taken:,} steps, and this run takes {steps:,}")
+    if found:
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        alone = WITHOUT_TEACHER.get(config.objective.task, config.objective.task)
+        raise SettingError(
+            f"evaluate.twin={config.evaluate.twin} is no twin of this run: {'; '.join(found[:MOST_NAMED])}{more}; name "
+            f"a run of these settings with objective={alone} in another folder, or leave evaluate.twin out"
+        )
+    return _remarks(before, identity, terms, twin)
+
+
+def _known(name: str, before: dict[str, Any]) -> bool:
+    """Whether an identity says this; rows without an order of their own are shuffled as a whole by the seed."""
+    return name in before or (name == "corpus.order" and "corpus.digest" in before)
+
+
+def _pair(name: str, before: Any, now: Any) -> str:
+    """Two values beside each other; of a digest or an order only that they differ."""
+    return "another one" if name in ("corpus.digest", "corpus.order") else f"{before}, and here {now}"
+
+
+def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """In what the two students, or the weights that they start from, differ."""
+    if "student.kind" not in before:
+        return []
+    names = [name for name in sorted({*before, *now}) if name.startswith("student.")]
+    names = [name for name in names if name not in ("student.digest", "student.config")]  # the latter stands for {}
+    # A setting that one of two releases does not know says nothing, but fields of a configuration are as given.
+    differing = [
+        name
+        for name in names
+        if before.get(name) != now.get(name)
+        if name.startswith("student.config") or (name in before and name in now)
+    ]
+    found = [f"{name} was {before.get(name)} and is {now.get(name)} here" for name in differing]
+    if (start := _start_digest(before)) is not None and start != _start_digest(now):
+        found.append("its student started from other weights")
+    return found
+
+
+def _start_digest(identity: dict[str, Any]) -> Any:
+    """The digest of what a student starts from; None where that is the seed alone."""
+    if identity.get("student.kind") != "layers":
+        return identity.get("student.digest")
+    members = identity.get("teacher.members") or []
+    return identity.get(f"teacher.members.{members[0]}.digest" if members else "teacher.digest")
+
+
+def _remarks(
+    before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Term], twin: Mapping[str, Any]
+) -> list[str]:
+    """What keeps the comparison from being about the teacher alone."""
+    remarks = []
+    if unknown := [words for name, words in SHARED.items() if name in now and not _known(name, before)]:
+        remarks.append(
+            f"Whether the twin had the same {', '.join(unknown)} is not known: its results are of an older release."
+        )
+    differing = [
+        f"{name} was {before[name]} and is {value} here"
+        for name, value in now.items()
+        if name.startswith(TUNED) and name in before and before[name] != value
+    ]
+    labels = [name for name, term in terms.items() if not term.needs_teacher]
+    own = list((twin.get("objective") or {}).get("terms") or {})
+    if labels and own and sorted(labels) != sorted(own):
+        differing.append(f"it learned from {', '.join(own)}, this student besides its teacher from {', '.join(labels)}")
+    if differing:
+        remarks.append(f"The twin differs in more than its teacher: {'; '.join(differing)}.")
+    return remarks

@@ -1,0 +1,157 @@
+"""What the report says in sentences holds for every kind of run: made-up results, word by word."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sample import CONFIG, objective
+
+from distill.config import Config, PrecisionConfig, TeacherConfig
+from distill.data.unread import Unread
+from distill.report import report, summary
+from distill.report.results import PAPER
+from distill.report.results import notes as notes_of
+
+
+def twin_scores(content: dict[str, Any], *scores: float) -> None:
+    content["twin"]["perplexity"] = dict(zip(("heldout", "wikitext2"), scores, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [
+        ((1000.0, 1000.0), "Learning from the teacher helped: against its twin"),
+        ((30.0, 100.0), "Learning from the teacher did not help: against its twin"),
+        ((1000.0, 100.0), "Learning from the teacher helped on some sets only: against its twin"),
+        ((39.047, 140.53), "Learning from the teacher made no difference: against its twin"),
+        ((39.047, 100.0), "Learning from the teacher did not help: against its twin"),
+        ((39.047, 1000.0), "Learning from the teacher helped on some sets only: against its twin"),
+    ],
+)
+def test_the_verdict_on_the_teacher(results: dict[str, Any], scores: tuple[float, ...], verdict: str) -> None:
+    twin_scores(results, *scores)
+    assert summary.against_twin(results).startswith(verdict)
+
+
+def test_a_twin_that_differs_otherwise_gives_no_verdict(results: dict[str, Any], tmp_path: Path) -> None:
+    results["twin"]["steps"] = 100
+    words = summary.against_twin(results)
+    assert words.startswith("Against its twin, trained without a teacher for 100 steps instead of 123, its perplexity")
+    results["twin"].update(steps=123, remarks=["The twin differs in more than its teacher: optimizer.lr."])
+    words = summary.findings(results)
+    assert "Learning from the teacher" not in words and "Against its twin" in words
+    report.write(tmp_path, results, [], CONFIG)
+    page = (tmp_path / "report.md").read_text()
+    assert "in more than its teacher: optimizer.lr." in page and "the same data" not in page
+    results["twin"].update(steps=None, remarks=[])
+    assert summary.against_twin(results).startswith("Against its twin, trained without a teacher, its perplexity")
+
+
+def test_scores_that_have_no_ratio_are_given_as_they_are(results: dict[str, Any]) -> None:
+    """A correlation may be negative or 0, where `150 % lower` would be wrong."""
+    results["measures"] = {"matthews": {"title": "Matthews correlation", "lower_is_better": False}}
+    for name, value in {"teacher": 4.0, "student": 6.0, "twin": -2.0}.items():
+        results[name]["matthews"] = {"heldout": value}
+    words = summary.findings(results)
+    assert "its Matthews correlation is 50.0% higher on heldout test (6.000, teacher 4.000)" in words
+    assert "Learning from the teacher helped" in words and "is 6.000 instead of -2.000" in words
+    results["teacher"]["matthews"]["heldout"] = -4.0
+    words = summary.findings(results)
+    assert "Its Matthews correlation is 6.000 on heldout test (teacher -4.000)" in words and "50.0%" not in words
+
+
+def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any], tmp_path: Path) -> None:
+    """As when no word of a text is in the vocabulary: zero of zero is neither 0 % nor a divergence of 0."""
+    results["evaluation"]["wikitext2"]["positions"] = 0
+    results["agreement"]["wikitext2"] = {"top1": 0.0, "kl": 0.0}
+    for model in ("teacher", "student", "twin"):
+        results[model]["perplexity"]["wikitext2"] = float("nan")
+    assert "Nothing was scored on wikitext2 test, where no token is to be predicted." in summary.findings(results)
+    report.write(tmp_path, results, [], CONFIG)
+    page = (tmp_path / "report.md").read_text()
+    assert "0.0%" not in page and "0.000" not in page and "63.1%" in page
+    results["evaluation"]["heldout"]["positions"] = 0
+    assert "same first choice" not in str(summary.tiles(results)) and "perplexity" not in str(summary.tiles(results))
+
+
+def test_several_teachers_are_compared_as_they_are_together(results: dict[str, Any]) -> None:
+    results["teacher"]["members"] = {name: dict(results["teacher"]) for name in ("one", "other")}
+    words = summary.findings(results)
+    assert "80% of its teachers' parameters" in words and "1.25 times as fast as all of them together" in words
+    assert "Against the teachers', its perplexity" in words
+    assert {"of the teachers' parameters", "the teachers' speed"} <= {text for _, text in summary.tiles(results)}
+
+
+@pytest.mark.parametrize(
+    ("start", "teacher", "expected"),
+    [
+        (
+            {"kind": "layers", "from": "runs/big", "layers": [0, 2, 5]},
+            True,
+            "student started from layers 0, 2 and 5 of",
+        ),
+        (
+            {"kind": "layers", "from": "runs/big", "layers": [0]},
+            False,
+            "model started from layer 0 of runs/big, and le",
+        ),
+        ({"kind": "pretrained", "from": "runs/small"}, False, "The model started from runs/small."),
+        ({"kind": "config", "from": None}, True, "The student started from new weights."),
+        ({"kind": "custom", "from": None}, False, ""),
+    ],
+)
+def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teacher: bool, expected: str) -> None:
+    results["student"]["start"] = start
+    if not teacher:
+        results.update(teacher=None, twin=None, agreement=None, objective=objective("mlm"))
+    words = summary.setting(results)
+    assert expected in words and ("started" in words) == bool(expected)
+    assert "Teacher:" in words or not teacher
+
+
+def test_a_run_without_recipe_and_scale(results: dict[str, Any]) -> None:
+    assert "This is the recipe distilbert_gutenberg at the scale “embedded”." in summary.setting(results)
+    results.update(recipe="default", scale="custom")
+    assert summary.setting(results).startswith("This is a run without a recipe. Corpus:")
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("Perplexity", "perplexity"),
+        ("Bits per byte", "bits per byte"),
+        ("F1, best threshold", "F1, best threshold"),
+        ("Pearson correlation", "Pearson correlation"),
+        ("Exact match", "exact match"),
+    ],
+)
+def test_titles_inside_a_sentence(title: str, words: str) -> None:
+    assert summary.in_a_sentence(title) == words
+
+
+def notes(recipe: str = "", scale: str = "embedded", int8: bool = False, needs_teacher: bool = True) -> list[str]:
+    tokens: Any = SimpleNamespace(unread=Unread(), duplicates=None)
+    precision = PrecisionConfig(teacher="int8" if int8 else "fp32")
+    config = Config(teacher=TeacherConfig("embedded"), precision=precision, scale=scale)
+    return notes_of(config, recipe, tokens, needs_teacher)
+
+
+def test_the_benchmarks_scale_is_named_in_its_own_recipe_alone() -> None:
+    for recipe in ("distilbert_gutenberg", "distilbert_gutenberg_twin"):
+        assert notes(recipe) == [PAPER] and notes(recipe, scale="paper") == []
+    assert notes("mixture") == notes("smoke") == notes("default", scale="custom") == []
+
+
+def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:
+    assert "int8" in notes(int8=True)[0] and notes(int8=True, needs_teacher=False) == []
+
+
+def test_what_is_counted_of_a_set(results: dict[str, Any], tmp_path: Path) -> None:
+    """Only words are masked: a causal model is scored at next tokens, fine-tuning by rows."""
+    report.write(tmp_path, results, [], CONFIG)
+    assert "| Masked | Masked singly |" in (tmp_path / "report.md").read_text()
+    results["measures"] = {"f1": {"title": "F1", "lower_is_better": False}}
+    report.write(tmp_path, results, [], CONFIG)
+    page = (tmp_path / "report.md").read_text()
+    assert "| Scored |" in page and "Masked |" not in page

@@ -1,0 +1,136 @@
+"""The model card: its title says what the run was, and its lines run as they stand in the student's folder."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import own_models
+import pytest
+import transformers
+import yaml
+from families import CAUSAL, make_family, tokenizer_of
+from tiny import HIDDEN, PAD, VOCAB, make_tokenizer
+from transformers import (
+    AlbertConfig,
+    AlbertForPreTraining,
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+)
+
+from distill.errors import SettingError
+from distill.export.folder import export
+from distill.onnx import load
+from distill.report.model_card import model_card, title_of_run
+from distill.report.use import origin_of
+
+SQUAD = "87,599 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context"
+MRPC = "3,667 examples of MRPC (train); 1 left out: no label"
+
+
+def run(name: str, teacher: str | None = None, start: dict[str, Any] | None = None, corpus: str = "146 books") -> Any:
+    return {
+        "recipe": "mine",
+        "corpus": {"name": corpus, "sequence_length": 128},
+        "student": {"name": name, "start": start or {"kind": "config", "from": None}},
+        "teacher": {"name": teacher} if teacher else None,
+    }
+
+
+LAYERS = {"kind": "layers", "from": "/home/me/runs/big/student", "layers": [0, 2]}
+SAVED = {"kind": "pretrained", "from": "runs/albert_pretrain"}
+
+
+@pytest.mark.parametrize(
+    ("content", "title"),
+    [
+        (
+            run("DistilBertForMaskedLM", "the embedded teacher", LAYERS),
+            "DistilBert distilled from the embedded teacher",
+        ),
+        (run("GPT2LMHeadModel", "/a/runs/big", LAYERS), "GPT2 distilled from big"),
+        (run("GPT2LMHeadModel", "runs/x/milestones/step-2000", LAYERS), "GPT2 distilled from x after step 2,000"),
+        (run("Qwen3ForCausalLM", "Qwen/Qwen3-0.6B", LAYERS), "Qwen3 distilled from Qwen/Qwen3-0.6B"),
+        (run("DistilBertForMaskedLM", None, LAYERS), "DistilBert, a twin without a teacher, from layers of big"),
+        (run("BertForMaskedLM"), "Bert pre-trained from scratch"),
+        (run("AlbertForPreTraining", None, SAVED), "Albert trained further from runs/albert_pretrain"),
+        (run("AlbertForQuestionAnswering", None, SAVED, SQUAD), "Albert fine-tuned on SQuAD v1.1"),
+        (run("AlbertForSequenceClassification", None, SAVED, MRPC), "Albert fine-tuned on MRPC (train)"),
+        (
+            run("AlbertForSequenceClassification", "runs/glue", SAVED, MRPC),
+            "Albert fine-tuned on MRPC (train), learning from runs/glue too",
+        ),
+        ({**run("BertForMaskedLM"), "milestone": 2000}, "Bert pre-trained from scratch, after step 2,000"),
+        ({**run("BertForMaskedLM"), "student": {"name": "BertForMaskedLM"}}, "BertForMaskedLM"),  # of an older release
+        ({}, "Student"),
+    ],
+)
+def test_it_is_titled_by_what_the_run_was(content: dict[str, Any], title: str) -> None:
+    assert title_of_run(content) == title
+    card = model_card(content)
+    assert yaml.safe_load(card.split("---\n")[1])["model_name"] == title
+    assert f"\n# {title}\n" in card
+
+
+def test_several_teachers_are_counted(results: dict[str, Any]) -> None:
+    results["teacher"]["members"] = {"one": {}, "other": {}}
+    assert title_of_run(results).endswith(" distilled from 2 teachers")
+
+
+def test_whose_licence_applies() -> None:
+    twin, own = (model_card(run("BertForMaskedLM", None, start)) for start in (LAYERS, None))
+    assert "weights of big, whose licence applies" in twin and "licence applies" not in own
+    distilled = model_card(run("BertForMaskedLM", "runs/big", {**LAYERS, "from": "runs/big"}))
+    assert "the teacher's licence applies to it" in distilled and "weights of" not in distilled
+
+
+def student(kind: str) -> tuple[Any, Any]:
+    """A small student of a kind, and its tokenizer."""
+    sizes = {**HIDDEN, "num_hidden_layers": 2, "vocab_size": VOCAB, "pad_token_id": PAD}
+    made = {
+        "spans": lambda: BertForQuestionAnswering(BertConfig(**sizes)),
+        "classes": lambda: BertForSequenceClassification(BertConfig(**sizes, id2label={0: "no", 1: "yes"})),
+        "order": lambda: AlbertForPreTraining(AlbertConfig(**sizes, embedding_size=16)),
+        "own": own_models.shifted_bert,
+    }
+    return (made[kind](), make_tokenizer()) if kind in made else (make_family(kind), tokenizer_of(kind))
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "gpt2", "llama", "spans", "classes", "order", "own"])
+def test_its_lines_run_as_they_stand(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Each block of Python in the card, one after the other in the student's folder; nothing is sent anywhere."""
+    model, tokenizer = student(kind)
+    folder, content = tmp_path / "student", run(type(model).__name__)
+    made_by = "own_models.shifted_bert" if kind == "own" else None
+    content["student"]["origin"] = origin_of(model, made_by, kind in CAUSAL)._asdict()
+    export(model, tokenizer, folder, model_card(content))
+    sent: list[tuple[str, str]] = []
+    for sender in (transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase):
+        monkeypatch.setattr(sender, "push_to_hub", lambda self, name: sent.append((type(self).__name__, name)))
+    monkeypatch.chdir(folder)
+    card, found = Path("README.md").read_text(), dict[str, Any]()
+    blocks = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, found)
+    assert capsys.readouterr().out or kind == "own"  # what the example prints
+    loaded = {"order": "AlbertForMaskedLM"}.get(kind, type(model).__name__)
+    assert type(found["model"]).__name__ == loaded
+    assert [name for _, name in sent] == ["YOUR_NAME/mine"] * 2 and sent[0][0] == loaded
+    assert "hf upload YOUR_NAME/mine ." in card
+    assert ("python -m distill.onnx ." in card) == (kind not in ("spans", "classes", "own"))
+    if kind in ("spans", "classes"):
+        with pytest.raises(SettingError):
+            load(".")
+    elif kind != "own":
+        assert type(load(".")[0]).__name__ == loaded
+
+
+def test_the_command_that_publishes_is_there() -> None:
+    """`hf` comes with huggingface_hub, which transformers needs."""
+    from importlib.metadata import entry_points
+
+    assert any(each.name == "hf" for each in entry_points(group="console_scripts")), sys.version
