@@ -52,7 +52,7 @@ def run_hydra(signals: "Signals") -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from distill.command_line import check_overrides, check_secrets, check_trust
+    from distill.command_line import check_overrides, check_secrets, check_trust, with_recipe
     from distill.compose import register
     from distill.config import CONF
 
@@ -77,6 +77,7 @@ def run_hydra(signals: "Signals") -> int:
 
     register()
     try:
+        sys.argv[1:] = with_recipe(sys.argv[1:])
         check_overrides(sys.argv[1:])
         check_secrets(sys.argv[1:])
         check_trust(sys.argv[1:])

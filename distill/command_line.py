@@ -15,18 +15,36 @@ WRITES = ("hydra.mode", "hydra.output_subdir", "override_dirname")
 # Parts of Hydra's configuration that run and change nothing: folders, and facts about the run.
 HARMLESS = ("run", "sweep", "overrides", "runtime", "job")
 HARMLESS_OF_JOB = ("name", "override_dirname", "id", "num", "config_name", "config")
+MAIN_RECIPE = "distilbert_gutenberg"  # of a command line that names none
+# Either of them says what the run is, and so does a configuration of the user's own, which need not know that recipe.
+SAYS_WHAT = ("recipe", "scale")
+
+
+def with_recipe(arguments: list[str]) -> list[str]:
+    """The same command line, with the main recipe where it names neither a recipe nor a scale.
+
+    So `python -m distill corpus.path=BOOKS` is the main job: without a scale the defaults of the groups do not fit each
+    other, and would want texts from the Hub. `scale=custom` gives these defaults alone.
+    """
+    flags = _flags(arguments)
+    own = (flags.config_name, flags.config_path, flags.experimental_rerun)
+    named = {each.key_or_group.partition("@")[0] for each in _parsed(arguments)}
+    if named.intersection(SAYS_WHAT) or any(own) or flags.shell_completion:
+        return arguments
+    return [f"+recipe={MAIN_RECIPE}", *arguments]
 
 
 def composed(arguments: list[str]) -> Config:
     """The settings of the one run that a command line names, for commands beside `python -m distill` itself.
 
     Args:
-        arguments: the command line: `+recipe=NAME`, NAME=VALUE, and --config-dir FOLDER.
+        arguments: the command line: `+recipe=NAME`, NAME=VALUE, and --config-dir FOLDER; see `with_recipe`.
 
     Raises:
         SettingError: bad input, or a chain or a sweep, which are several runs.
     """
     register()
+    arguments = with_recipe(arguments)
     check_overrides(arguments)
     check_secrets(arguments)
     check_trust(arguments)

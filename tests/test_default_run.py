@@ -1,0 +1,80 @@
+"""A command line without a recipe is the main job: offline, on any books, in the same folder as with the recipe."""
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import book, distill, results
+
+from distill.checks import check
+from distill.command_line import MAIN_RECIPE, composed, with_recipe
+
+RECIPE = f"+recipe={MAIN_RECIPE}"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["corpus.path=x"], ["objective=distilbert", "seed=3"], ["teacher.path=runs/a"]]
+)
+def test_it_is_the_main_recipe(arguments: list[str]) -> None:
+    assert composed(arguments) == composed([RECIPE, *arguments])
+    assert with_recipe(arguments) == [RECIPE, *arguments]
+
+
+def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
+    config = composed([f"corpus.path={tmp_path}"])
+    check(config)
+    assert config.scale == "embedded" and config.teacher.kind == "embedded"
+    assert config.evaluate.missing.value == "skip"
+    assert all(getattr(source, "hub", None) is None for source in config.evaluate.sources.values())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["+recipe=smoke"],
+        ["scale=custom"],
+        ["-m", "scale=embedded,custom"],
+        ["+recipe=smoke", "seed=1,2", "--multirun"],
+        ["--config-name", "mine"],
+        ["-cp", "somewhere"],
+        ["--shell-completion"],
+    ],
+)
+def test_a_command_line_that_says_what_to_run_stays_as_it_is(arguments: list[str]) -> None:
+    assert with_recipe(arguments) == arguments
+
+
+def test_flags_are_left_alone() -> None:
+    assert with_recipe(["--cfg", "job", "seed=1"]) == [RECIPE, "--cfg", "job", "seed=1"]
+    assert with_recipe(["--config-dir", "mine", "-m", "seed=1,2"])[0] == RECIPE
+
+
+def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    """Books, two steps, one process; a connection to anywhere would end it."""
+    books = tmp_path / "books"
+    books.mkdir()
+    for number in range(4):
+        (books / f"{number}.txt").write_text(book(number, 15))
+
+    def refuse(*arguments: Any, **_: Any) -> None:
+        raise AssertionError(f"a connection was tried: {arguments}")
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.delenv("DISTILL_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    small = ["train.steps=2", "corpus.heldout=0.2", "corpus.cache=cache", "corpus.workers=1", "evaluate.rows=4"]
+    before = sys.argv
+    assert distill(f"corpus.path={books}", *small, "corpus.sequence_length=32", "precision=fp32") == 0
+    assert sys.argv is before
+    content = results(tmp_path / "runs" / MAIN_RECIPE)
+    assert content["recipe"] == MAIN_RECIPE and list(content["evaluation"]) == ["heldout"]
+    assert content["command"].startswith(f"python -m distill {RECIPE} corpus.path=")
+    assert content["student"]["start"] == {"kind": "layers", "from": "the embedded teacher", "layers": [0, 1]}
+    assert sum("is left out: it lies neither" in note for note in content["notes"]) == 2
+    card = (tmp_path / "runs" / MAIN_RECIPE / "student" / "README.md").read_text()
+    assert "\n# DistilBert distilled from the embedded teacher\n" in card
+    assert any("scale    embedded" in line for line in lines)
