@@ -115,6 +115,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     from omegaconf.errors import OmegaConfBaseException
 
     _replace_dicts(composed, overrides or [])
+    _take_teacher_path(composed, overrides or [])
     try:
         container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -362,3 +363,20 @@ def _replace_dicts(composed: Any, overrides: list[str]) -> None:
         elif name.startswith(tuple(f"{each}." for each in replaced)):
             OmegaConf.update(composed, name, override.value())
     OmegaConf.set_struct(composed, struct)
+
+
+def _take_teacher_path(composed: Any, overrides: list[str]) -> None:
+    """Let `teacher.path=FOLDER` on the command line alone replace the embedded teacher, which would not read it.
+
+    Args:
+        composed: Hydra's configuration, changed in place.
+        overrides: of the command line.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    names = {override.key_or_group for override in OverridesParser.create().parse_overrides(overrides)}
+    chosen = OmegaConf.select(composed, "teacher.kind", throw_on_missing=False)
+    given = "teacher.path" in names and OmegaConf.select(composed, "teacher.path") is not None
+    if given and chosen == "embedded" and not names & {"teacher", "teacher.kind"}:
+        OmegaConf.update(composed, "teacher.kind", "pretrained")

@@ -1,5 +1,6 @@
 """What a trained student depends on: everything that must match to resume a run or to call it finished."""
 
+from pathlib import Path
 from typing import Any
 
 from distill.config import Config
@@ -106,8 +107,15 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], where: str) -> None:
-    """Raises SettingError when a run would be resumed with settings changed that its student depends on."""
+def refuse_other_settings(
+    before: dict[str, Any], now: dict[str, Any], where: str, finished: Path | None = None
+) -> None:
+    """Raises SettingError when a run would be resumed with settings changed that its student depends on.
+
+    Args:
+        where: what error lines call the earlier run.
+        finished: its folder, where it has a student that another run may begin from.
+    """
     names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if not names:
         return
@@ -116,9 +124,10 @@ def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], where: st
     cure = "go back to them"
     if set(names) <= set(LENGTH):
         cure = f"{_made_for_one_length(now)}: go back"
+    again = f" (with student=pretrained student.path={finished} it begins from this student)" if finished else ""
     raise SettingError(
         f"{where} belongs to other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another run with "
-        "hydra.run.dir=DIR"
+        f"hydra.run.dir=DIR{again}"
     )
 
 

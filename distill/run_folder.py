@@ -216,7 +216,10 @@ class RunFolder:
             return None
         if results is None:
             return None
-        refuse_other_settings(results["identity"], self.identity, f"hydra.run.dir={self.path}")
+        loads = (self.path / "student" / "config.json").is_file()  # without it, it is no model that a path names
+        refuse_other_settings(
+            results["identity"], self.identity, f"hydra.run.dir={self.path}", self.path if loads else None
+        )
         if results["training"].get("length") != length and results["training"]["steps"] < total_steps:
             return None
         try:

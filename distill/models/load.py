@@ -120,12 +120,27 @@ def _is_generic(folder: Path) -> bool:
     return generic and (folder / "tokenizer.json").is_file()
 
 
+def refuse_unfinished(setting: str, path: str) -> None:
+    """Raises SettingError for the folder of a run that has no student yet, with the newest milestone that it has."""
+    run = Path(path).expanduser()
+    begun = (run / "config.yaml").is_file() and ((run / "checkpoints").is_dir() or (run / "metrics.jsonl").is_file())
+    if not begun or (run / "student").is_dir() or (run / "config.json").is_file():
+        return
+    kept = sorted((run / "milestones").glob("step-*"), key=lambda each: (len(each.name), each.name))
+    other = f", or name its milestone {kept[-1]}" if kept else ""
+    raise SettingError(
+        f"{setting}={path} is a run that has not finished, so it has no student: give its command again, which goes on "
+        f"where it stopped{other}"
+    )
+
+
 def refuse_own_class(setting: str, path: str) -> None:
     """Refuse a folder of weights that does not say which class they belong to, as students of plain modules are saved.
 
     Raises:
-        SettingError: with what to do instead.
+        SettingError: with what to do instead; also for a run that has no student yet.
     """
+    refuse_unfinished(setting, path)
     folder = Path(model_folder(path))
     if (folder / "model.safetensors").is_file() and not (folder / "config.json").is_file():
         group = setting.partition(".")[0]
@@ -144,6 +159,7 @@ def load_tokenizer(
         SettingError: there is none at `path`; the message names `setting`.
     """
     folder = model_folder(path)
+    refuse_unfinished(setting, path)
     _refuse_no_files(setting, path, Path(folder))
     try:
         if _is_generic(Path(folder)):

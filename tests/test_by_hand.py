@@ -1,0 +1,78 @@
+"""Chaining by hand: a run is the teacher or the start of the next one, whichever of its folders is named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from job import Shelf, composed, distill, metrics, results, weights
+
+from distill.checks import check
+from distill.config import TeacherConfig
+from distill.errors import SettingError
+from distill.models.load import load_pretrained, load_tokenizer
+from distill.models.teacher import load_teacher
+
+
+@pytest.mark.parametrize("part", ["", "student"])  # of milestones: test_milestones.py
+def test_a_run_and_its_student_are_teachers(done: Path, part: str) -> None:
+    model, tokenizer, _ = load_teacher(TeacherConfig("pretrained", path=str(done / part)))
+    found = model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in weights(done).items())
+    assert tokenizer is not None and len(tokenizer) <= model.get_input_embeddings().weight.shape[0]
+
+
+def test_its_path_alone_makes_it_the_teacher(shelf: Shelf, done: Path, tmp_path: Path) -> None:
+    arguments = [each for each in shelf.arguments(tmp_path / "run") if not each.startswith("teacher")]
+
+    assert distill(*arguments, f"teacher.path={done}", "student.layers=[0]", "train.steps=2") == 0
+    content = results(tmp_path / "run")
+    assert content["teacher"]["name"] == str(done)
+    assert content["teacher"]["perplexity"] == pytest.approx(results(done)["student"]["perplexity"])
+    assert content["student"]["start"] == {"kind": "layers", "from": str(done), "layers": [0]}
+
+
+def test_what_the_path_stands_for_is_the_command_lines_to_say(tmp_path: Path) -> None:
+    main = "+recipe=distilbert_gutenberg"
+    assert composed(main, f"teacher.path={tmp_path}").teacher.kind == "pretrained"
+    assert composed(main, "teacher.path=null").teacher.kind == "embedded"
+    for chosen in ("teacher=embedded", "teacher.kind=embedded"):
+        with pytest.raises(SettingError, match=r"choose teacher\.kind=pretrained"):
+            check(composed(main, chosen, f"teacher.path={tmp_path}"))
+    assert composed(main, "teacher=none", "objective=mlm", f"teacher.path={tmp_path}").teacher.kind == "none"
+    with pytest.raises(SettingError, match=r"choose student\.kind=pretrained"):  # layers may be meant as well
+        check(composed(main, f"student.path={tmp_path}"))
+
+
+def test_a_run_that_has_not_finished_is_no_model_yet(done: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / "run"
+    (unfinished / "checkpoints").mkdir(parents=True)
+    shutil.copy(done / "config.yaml", unfinished)
+    with pytest.raises(SettingError, match=r"goes on where it stopped$"):
+        load_pretrained("student.path", str(unfinished))
+    for step in (50, 100):
+        (unfinished / "milestones" / f"step-{step}").mkdir(parents=True)
+    for load in (load_pretrained, load_tokenizer):
+        with pytest.raises(SettingError) as error:
+            load("teacher.path", str(unfinished))
+        text = str(error.value)
+        assert text.startswith(f"teacher.path={unfinished} is a run that has not finished") and "\n" not in text
+        assert text.endswith(f"or name its milestone {unfinished / 'milestones' / 'step-100'}")
+
+
+def test_a_run_that_cannot_be_continued_is_begun_from(
+    shelf: Shelf, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """What the refusal advises, word for word."""
+    assert shelf.run(done, "train.epochs=3") == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert "train.epochs was 2 and is now 3" in line and "the linear schedule is made for one length" in line
+    assert line.endswith(f"hydra.run.dir=DIR (with student=pretrained student.path={done} it begins from this student)")
+    advised = line.partition("(with ")[2].split()[:2]
+    lowest = "optimizer.lr=1e-12"  # so that the student stays where it begins
+    assert shelf.run(tmp_path / "run", "train.epochs=1", *advised, lowest) == 0
+    assert len(metrics(tmp_path / "run")) == 4
+    before, after = weights(done), weights(tmp_path / "run")
+    assert all(torch.allclose(before[name], after[name], atol=1e-8) for name in before)
+    start = results(tmp_path / "run")["student"]["start"]
+    assert start == {"kind": "pretrained", "from": str(done)}
