@@ -28,8 +28,14 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: list[int] = []
+        self.stopping: int | None = None  # the first signal that asked to stop; it stays when it was acted on
         self._usr1_stops = self._is_deferred = False
         self._on_signal: Callable[[int], None] | None = None
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether a signal that stops is noted only, as in the training loop."""
+        return self._is_deferred
 
     def on_usr1(self, stops: bool) -> None:
         """Whether SIGUSR1 ends the run (`train.on_usr1=stop`), also one that has come already."""
@@ -78,6 +84,16 @@ class Signals:
         finally:
             self._is_deferred = before
 
+    def end_waiting(self) -> None:
+        """Called again and again by a thread that waits for something which need not come when the process is to stop.
+
+        Raises:
+            Interrupted: a signal has asked for that, also where the main thread has put off acting on it.
+        """
+        if self.stopping is not None:
+            message = f"stopped by {signal.Signals(self.stopping).name}, nothing is lost; the same command goes on"
+            raise Interrupted(message, self.stopping)
+
     def handle(self, number: int, frame: object) -> None:
         """The handler of all signals."""
         self.received.append(number)
@@ -87,7 +103,10 @@ class Signals:
 
     def _act(self) -> None:
         stop = self.agreed_stop([float(number in self.received) for number in ALL])
-        if stop is None or self._is_deferred:
+        if stop is None:
+            return
+        self.stopping = self.stopping or stop
+        if self._is_deferred:
             return
         self.received.clear()  # raised once: what cleans up on the way out is not interrupted again
         name = signal.Signals(stop).name
@@ -95,6 +114,11 @@ class Signals:
 
 
 _in_force: Signals | None = None
+
+
+def in_force() -> Signals:
+    """Those that are handled now; where none are, some that never come. Any thread may keep and read them."""
+    return _in_force or Signals()
 
 
 @contextmanager
@@ -105,7 +129,7 @@ def handled() -> Iterator[Signals]:
     """
     global _in_force
     if _in_force is not None or threading.current_thread() is not threading.main_thread():
-        yield _in_force or Signals()
+        yield in_force()
         return
     signals = Signals()
     # Whoever started this process may ignore SIGUSR1 for it until it has come here.

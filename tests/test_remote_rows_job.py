@@ -88,7 +88,7 @@ def test_a_run_whose_storage_goes_away_goes_on_when_it_is_back(
     proxy.source = until_a_checkpoint
     assert shelf.run(folder, *stored(shelf, bucket)) == 74
     said = capfd.readouterr().err
-    assert "storage has failed 8 times, at last with" in said.splitlines()[-1] and "Traceback" not in said
+    assert "storage has failed 12 times, at last with" in said.splitlines()[-1] and "Traceback" not in said
     assert any(folder.glob("checkpoints/*"))
     proxy.source, proxy.last = source, 1 << 60
     assert shelf.run(folder, *stored(shelf, bucket)) == 0

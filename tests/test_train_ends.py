@@ -1,7 +1,11 @@
 """Steps that are not finite, and all the ways in which a training ends."""
 
 import math
+import os
 import signal
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,8 @@ import torch
 from tiny import Fit, make_model, make_rows, new_student, only, weights_of
 
 from distill.config import OnUsr1, TrainConfig
+from distill.data import remote
+from distill.data.remote import retried
 from distill.errors import Diverged, Interrupted
 from distill.schedule import ENDLESS, total_steps
 from distill.schedules.linear import Linear
@@ -220,6 +226,41 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
     again = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=5)).resume()
     assert again.run() == "epochs" and again.state.step == 15 and again.logs[0]["step"] == 5
+
+
+class OutOfOrder:
+    """Rows of which only some can be read."""
+
+    def __init__(self, rows: np.ndarray, readable: np.ndarray) -> None:
+        self.rows, self.readable, self.dtype, self.shape = rows, readable, rows.dtype, rows.shape
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
+        return retried(lambda: self.rows[numbers] if np.isin(numbers, self.readable).all() else self.fail(), "s3://a/b")
+
+    def fail(self) -> Any:
+        raise OSError("503")
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_signal_while_storage_is_out_of_order_keeps_all_steps(
+    tmp_path: Path, tokenizer: Any, rows: np.ndarray, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote.random, "uniform", lambda low, high: 30.0)
+    settings = TrainConfig(4, 2, epochs=1, save_every=100)
+    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
+    readable = fit.batches.order.numbers(0, np.arange(2 * fit.batches.rows_per_step))
+    fit.batches = replace(fit.batches, rows=OutOfOrder(rows, readable), threads=threads)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    fit.student.base_model.register_forward_pre_hook(lambda *_: timer.start() if not timer.ident else None)
+    begun = time.monotonic()
+    with pytest.raises(Interrupted) as error:
+        fit.run()
+    assert time.monotonic() - begun < 10 and error.value.status == 143
+    assert "stopped by SIGTERM at step 2, its checkpoint is written" in str(error.value)
+    assert newest_step(fit.checkpoints.newest() or Path("none")) == 2
 
 
 @pytest.mark.parametrize("answer", list(OnUsr1))

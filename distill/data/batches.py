@@ -15,7 +15,7 @@ import torch
 from distill.data.batch import Batch, as_filler
 from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, FullShuffle, Order
-from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount
+from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
 from distill.data.row_store import RowStore, expect
 from distill.seed import key
 
@@ -158,7 +158,8 @@ class Batches:
         watched = watch(prepare) if watch else prepare
         count = ThreadCount(self.threads, self.most_threads)
         try:
-            for window in Prefetch(watched, steps, count) if self.threads else map(watched, steps):
+            ahead = Prefetch(watched, steps, count) if self.threads else prepared_in_loop(watched, steps)
+            for window in ahead:
                 # What gives up Python's lock here, as moving and freeing tensors do, gets it back when the thread that
                 # prepares the next window no longer needs it. So nothing is moved that need not be, and a window is
                 # freed before the next one begins: else the loop would seem to wait for data that it has already.

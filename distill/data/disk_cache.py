@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from distill.config import CacheConfig
@@ -66,6 +66,9 @@ def num_processes(cache: CacheConfig) -> int:
 def workers(cache: CacheConfig, only_if: bool = True) -> Iterator[Executor | None]:
     """Processes that start when the first work comes; None where the work is to be done here.
 
+    When a signal stops this process they end in the middle of their work, which may take minutes: what is done is kept,
+    and what is half-written is written again.
+
     Raises:
         SettingError: one of them was killed.
     """
@@ -73,9 +76,14 @@ def workers(cache: CacheConfig, only_if: bool = True) -> Iterator[Executor | Non
     if count <= 1 or not only_if:
         yield None
         return
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    context = multiprocessing.get_context("spawn")
+    held, end = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(held,))
     try:
         yield pool
+    except KeyboardInterrupt:
+        end.close()
+        raise
     except BrokenProcessPool as error:
         raise SettingError(
             f"corpus.workers={cache.workers}: a process that prepares tokens was killed, perhaps for want of memory; "
@@ -83,17 +91,23 @@ def workers(cache: CacheConfig, only_if: bool = True) -> Iterator[Executor | Non
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+        end.close()
+        held.close()
 
 
-def _start_worker() -> None:
-    """Leaves signals to the parent, and ends this process when the parent is gone: a killed one cannot say so."""
+def _start_worker(held: Connection) -> None:
+    """Leaves signals to the parent, and ends this process when the parent is gone: a killed one cannot say so.
+
+    Args:
+        held: its other end is held by the parent, which lets it go when it wants this process to end at once.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):  # which come to a group of processes
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def end_with_parent() -> None:
-        wait([parent.sentinel])
+        wait([parent.sentinel, held])
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

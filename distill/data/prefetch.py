@@ -8,11 +8,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
 
+from distill.errors import Interrupted
+from distill.signals import in_force
 from distill.thread_time import computed_seconds
 
 WINDOWS_AHEAD = 4  # or one for each thread, where those are more
@@ -21,9 +23,11 @@ PERIOD = 4  # windows between two choices, or one for each thread, where those a
 WAITED = 0.05  # share of its time that the loop may wait for windows before threads are added
 SPARE = 1.25  # times the threads that would do if every window took equally long
 GAIN = 0.1  # share of the waiting that added threads have to save, or they are given up again
+NAP = 0.25  # seconds between two looks, while the loop waits, whether the process is to stop
 
 logger = logging.getLogger(__name__)
 Window = TypeVar("Window")
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -105,6 +109,9 @@ class Prefetch(Generic[Window]):
     """Calls `prepare` for each of the steps in threads, and gives its results in the order of the steps.
 
     At most one window for each thread, or `WINDOWS_AHEAD` where that is more, are in preparation or wait for the loop.
+
+    Where a signal has asked the process to stop, a loop that would have to wait gets no further window: the step under
+    way is the last one in any case, and storage that is out of order may keep a window back for minutes.
     """
 
     def __init__(self, prepare: Callable[[int], Window], steps: range, count: ThreadCount) -> None:
@@ -122,7 +129,9 @@ class Prefetch(Generic[Window]):
                 for _ in self.steps:
                     self._fill(pool)
                     waiting = time.perf_counter()
-                    window, prepared, computed = self._ahead.popleft().result()
+                    if (coming := _result(self._ahead.popleft())) is None:
+                        return
+                    window, prepared, computed = coming
                     last, taken = taken, time.perf_counter()
                     self.count.note(taken - last, taken - waiting, prepared, computed)
                     self._fill(pool)
@@ -152,3 +161,30 @@ class Prefetch(Generic[Window]):
             with self._lock:
                 self._running -= 1
             self._fill(pool)
+
+
+def prepared_in_loop(prepare: Callable[[int], Window], steps: range) -> Iterator[Window]:
+    """The same without threads: each window when it is asked for."""
+    for step in steps:
+        try:
+            window = prepare(step)
+        except Interrupted:
+            if not in_force().is_deferred:
+                raise
+            return
+        yield window
+
+
+def _result(coming: Future[Result]) -> Result | None:
+    """What has been prepared, once it is there; None where the process is to stop before.
+
+    Outside of the loop a signal raises here, as anywhere else.
+    """
+    signals = in_force()
+    while not wait([coming], NAP).done:
+        if signals.stopping is not None:
+            return None
+    try:
+        return coming.result()
+    except Interrupted:  # in the thread that prepared it, which does not act on signals
+        return None

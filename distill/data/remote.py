@@ -18,15 +18,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
+from distill.data.s3_options import limit_attempts, s3_options
 from distill.errors import SettingError, StorageFailed, first_line
+from distill.signals import Signals, in_force
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}  # by protocol
 WEB = ("http", "https")  # which know no folders but pages with links
 # Bytes of a file that one request asks for, and that are in memory. More would be faster by itself, but text is turned
 # into tokens at a tenth of the rate, and of a range of a file so much may be read beyond its end.
 BUFFER = 2 << 20
-ATTEMPTS = 8  # until storage that fails ends the run: about a minute and a half
+ATTEMPTS = 12  # until storage that fails ends the run: a minute and a half of pauses in the mean
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before the second attempt, and before any
+NAP = 0.25  # seconds of a pause between two looks whether the process is to stop
 THREADS = 16  # that ask for the sizes of files which no listing tells
 # Errors of libraries that need not be installed, which another attempt does not mend.
 NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ParamValidationError")
@@ -63,7 +66,8 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
 
     protocol = url.partition("://")[0]
     try:
-        found, path = url_to_fs(url)
+        options = s3_options(protocol)
+        found, path = url_to_fs(url, **options)
     except ImportError as error:
         extra = EXTRAS.get(protocol)
         cure = f"pip install 'distill[{extra}]'" if extra else "install it"
@@ -72,6 +76,8 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
         raise SettingError(
             f"{setting}={url}: {first_line(error)}: give a local path, or s3://, gs://, hf:// or https://"
         ) from error
+    if options:
+        limit_attempts(found)
     return found, path
 
 
@@ -112,7 +118,9 @@ def retried(
     Raises:
         StorageFailed: every attempt has failed.
         OSError: of a kind that does not pass, such as FileNotFoundError and PermissionError.
+        Interrupted: an attempt has failed, and a signal has asked the process to stop.
     """
+    signals = in_force()
     for attempt in range(1, attempts + 1):
         try:
             return call()
@@ -121,6 +129,7 @@ def retried(
                 raise
             if isinstance(error, OSError) and error.errno == errno.ENOSYS:  # the service has no such operation
                 raise
+            signals.end_waiting()
             reason = f"{type(error).__name__}: {first_line(error)}"
             if attempt == attempts:
                 raise StorageFailed(
@@ -130,8 +139,16 @@ def retried(
             logger.debug(f"{what}: {reason}; attempt {attempt + 1}")
             if failed is not None:
                 failed(reason)
-            time.sleep(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)))
+            pause(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)), signals)
     raise AssertionError("no attempt was made")
+
+
+def pause(seconds: float, signals: Signals) -> None:
+    """Wait for so long. Raises Interrupted soon after a signal has asked the process to stop, in any thread."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, NAP))
+        signals.end_waiting()
 
 
 class FileState(NamedTuple):

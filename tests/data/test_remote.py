@@ -44,7 +44,7 @@ def bucket() -> Iterator[str]:
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long a retry would have waited."""
     pauses: list[float] = []
-    monkeypatch.setattr(remote.time, "sleep", pauses.append)
+    monkeypatch.setattr(remote, "pause", lambda seconds, signals: pauses.append(seconds))
     return pauses
 
 
@@ -229,7 +229,7 @@ def test_what_is_not_there_is_one_line(bucket: str, url: str, line: str) -> None
 def test_a_place_that_cannot_be_written_is_one_line(bucket: str, text: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^corpus\.tokens=s3://no-such-bucket/rows cannot be reached \("):
         prepare(text, "s3://no-such-bucket/rows", tmp_path / "scratch")
-    with pytest.raises(StorageFailed, match=r"^http://127\.0\.0\.1:1/rows/.* storage has failed 8 times"):
+    with pytest.raises(StorageFailed, match=r"^http://127\.0\.0\.1:1/rows/.* storage has failed 12 times"):
         prepare(text, "http://127.0.0.1:1/rows", tmp_path / "scratch")
 
 
@@ -265,7 +265,7 @@ def test_what_keeps_failing_ends_the_run_and_what_is_not_there_is_not_asked_for_
     def fail(error: Exception) -> Any:
         raise error
 
-    with pytest.raises(StorageFailed, match=r"^s3://a/b: storage has failed 8 times, at last with OSError: 503"):
+    with pytest.raises(StorageFailed, match=r"^s3://a/b: storage has failed 12 times, at last with OSError: 503"):
         retried(lambda: fail(OSError("503")), "s3://a/b")
     assert len(no_pauses) == remote.ATTEMPTS - 1 and max(no_pauses) <= remote.LONGEST_PAUSE
     no_pauses.clear()
@@ -308,7 +308,7 @@ def test_storage_that_fails_in_the_middle_of_a_text_does_not_leave_text_out(
         raise OSError("503")
 
     monkeypatch.setattr(system, "cat_file", fail)
-    with pytest.raises(StorageFailed, match=r"fails/text/.*storage has failed 8 times"):
+    with pytest.raises(StorageFailed, match=r"fails/text/.*storage has failed 12 times"):
         prepare(source, tmp_path / "place", tmp_path / "scratch")
 
 

@@ -15,10 +15,12 @@ from secrets import token_hex
 from typing import Self
 
 from distill.data.shards.destination import WORK, Destination
-from distill.errors import StorageFailed
+from distill.errors import Interrupted
+from distill.files import atomic
 
 STALE = 60.0  # seconds without a change, after which a claim is that of a host which is gone
 RENEWALS = 4  # in that time
+GIVING_BACK = 1.0  # seconds that this may take where the work has ended early; what stays is soon stale
 
 logger = logging.getLogger(__name__)
 
@@ -78,22 +80,23 @@ class Claims:
         return json.dumps({"owner": self.owner, "renewed": self._beats, "mark": token_hex(4)}).encode()
 
     def _renew(self) -> None:
+        """Renews the claims until the work has ended, and then gives back those that are left."""
         while not self._ended.wait(STALE / RENEWALS):
-            # Where storage fails for good, the process that does the work says so.
-            with self._lock, suppress(OSError, StorageFailed):
+            # Where storage fails for good, whoever does the work says so.
+            with self._lock, suppress(Exception, Interrupted):
                 for number in self.held:
                     self.folder.write(_name(number), self._content())
+        with suppress(Exception, Interrupted):
+            for number in list(self.held):
+                self.release(number)
 
     def __enter__(self) -> Self:
         self._renewing.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._ended.set()
-        self._renewing.join()
-        with suppress(OSError, StorageFailed):
-            for number in list(self.held):
-                self.release(number)
+        self._renewing.join(None if kind is None else GIVING_BACK)
 
 
 def _name(number: int) -> str:
@@ -104,5 +107,6 @@ def owner_of(scratch: Path) -> str:
     """The name of whoever works in this folder of a host: the same for all processes that do so one after the other."""
     path = scratch / "owner"
     if not path.exists():
-        path.write_text(token_hex(8))
+        with atomic(path) as new:
+            new.write_text(token_hex(8))
     return path.read_text()

@@ -2,14 +2,17 @@
 
 import logging
 import time
+from asyncio import run_coroutine_threadsafe
+from concurrent.futures import wait
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from distill.data.remote import ATTEMPTS, NoRanges, file_system, is_url, retried
+from distill.data.remote import ATTEMPTS, NAP, NoRanges, file_system, is_url, retried
 from distill.data.shards.index import Block, Layout
 from distill.errors import SettingError, StorageFailed, first_line
+from distill.signals import in_force
 
 SECONDS = 60.0  # that one attempt may take, where the library can be stopped
 SAY_EVERY = 10.0  # seconds between two lines about storage that fails
@@ -102,14 +105,26 @@ def read_range(name: str, start: int, stop: int) -> bytes:
 
 
 def _within(seconds: float, system: Any, path: str, start: int, stop: int) -> bytes:
-    """Of libraries that can be interrupted an attempt ends after so many seconds, with TimeoutError."""
+    """The bytes [start, stop) of a file; of libraries that can be interrupted the attempt ends after so many seconds.
+
+    Raises:
+        TimeoutError: they are over.
+        Interrupted: a signal has asked the process to stop.
+    """
     if not system.async_impl:
         data: bytes = system.cat_file(path, start=start, end=stop)
         return data
-    from fsspec.asyn import sync
-
-    data = sync(system.loop, system._cat_file, path, start=start, end=stop, timeout=seconds)
-    return data
+    signals, until = in_force(), time.monotonic() + seconds
+    coming = run_coroutine_threadsafe(system._cat_file(path, start=start, end=stop), system.loop)
+    try:
+        while not wait([coming], NAP).done:
+            signals.end_waiting()
+            if time.monotonic() > until:
+                raise TimeoutError(f"no answer in {seconds:.0f} s")
+        data = coming.result()
+        return data
+    finally:
+        coming.cancel()
 
 
 def read_whole(name: str) -> bytes:
