@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from distill.data.disk_cache import folder_of
+from distill.data.shards.in_flight import InFlight, bytes_in_flight
 from distill.data.shards.index import DIGEST_BYTES, Block, Layout
 from distill.errors import StorageFailed
 from distill.files import atomic
@@ -48,22 +49,25 @@ class BlockCache:
         """
         self.folder = folder_of(cache, "blocks", "files", setting)
         self.most_bytes, self.setting = most_bytes, f"{setting}={cache}"
+        self._in_flight = InFlight()
         self.folder.mkdir(exist_ok=True)
         (self.folder.parent / "locks").mkdir(exist_ok=True)
 
-    def get(self, block: Block, layout: Layout, fetch: Callable[[Block], bytes]) -> memoryview:
+    def get(self, block: Block, layout: Layout, fetch: Callable[[Block], bytes], ahead: bool = False) -> memoryview:
         """The plain bytes of a block, mapped; fetched unless they are here, while others of this node wait for that.
 
         Args:
             fetch: gives the plain bytes of a block.
+            ahead: nobody waits for it yet.
         """
         if (plain := self._open(block, layout)) is not None:
             return plain
         with self._lock(f"{block.digest[0]:02x}"):  # of one block in 256: few wait for another one
             if (plain := self._open(block, layout)) is None:
-                self._add(block, fetch(block))
+                with self._in_flight.room_for(bytes_in_flight(block, layout), ahead):
+                    self._add(block, fetch(block))
                 plain = self._open(block, layout, check=False)
-        return self.get(block, layout, fetch) if plain is None else plain  # None: evicted in between
+        return self.get(block, layout, fetch, ahead) if plain is None else plain  # None: evicted in between
 
     def digests(self) -> set[str]:
         """Of the blocks that are here, in hexadecimal digits."""

@@ -3,19 +3,20 @@
 import logging
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from functools import partial
 from threading import Lock
 
 import numpy as np
 
-from distill.data.remote import ATTEMPTS
+from distill.data.remote import ATTEMPTS, NAP
 from distill.data.row_store import gather
 from distill.data.shards.block_cache import BlockCache
 from distill.data.shards.fetch import Blocks
-from distill.data.shards.index import ShardIndex
+from distill.data.shards.index import Block, ShardIndex
+from distill.data.shards.rows import ShardRows
 from distill.errors import StorageFailed
+from distill.signals import Signals, in_force
 
-FETCHING = 8  # blocks at once that somebody waits for
+FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
 AHEAD = 4  # and that are fetched ahead
 ATTEMPTS_AHEAD = 2  # to fetch such a block; whoever needs it tries more often
 SAY_EVERY = 10.0  # seconds between two lines about a block that somebody waits for
@@ -23,32 +24,23 @@ SAY_EVERY = 10.0  # seconds between two lines about a block that somebody waits 
 logger = logging.getLogger(__name__)
 
 
-class BlockStore:
+class BlockStore(ShardRows):
     """The rows of shards in object storage, or of compressed ones, through the cache of the node.
 
-    Any thread may read. N rows of S positions in B blocks.
+    Any thread may read.
     """
 
     def __init__(self, index: ShardIndex, blocks: Blocks, cache: BlockCache) -> None:
-        self.index, self.blocks, self.cache = index, blocks, cache
-        self.dtype = np.dtype(index.layout.dtype)
-        self.shape = (index.num_rows, index.layout.sequence_length)
+        super().__init__(index)
+        self.blocks, self.cache = blocks, cache
         self._open: dict[int, memoryview] = {}  # mapped blocks
         self._waited: dict[int, Future[memoryview]] = {}  # that somebody waits for
         self._expected: dict[int, Future[memoryview]] = {}  # that are fetched ahead
-        self._asked: np.ndarray | None = None  # what `expect` was last asked for, until a part of it fails
+        self._last_expected: np.ndarray | None = None  # what `expect` was last asked for, until a part of it fails
         self._failures = 0  # how often reading was given up: what was asked for before that concerns nobody any more
         self._lock = Lock()  # of all these
         self._now = ThreadPoolExecutor(FETCHING, thread_name_prefix="blocks")
         self._ahead = ThreadPoolExecutor(AHEAD, thread_name_prefix="blocks-ahead")
-
-    @property
-    def starts(self) -> np.ndarray:
-        """[B + 1] int64: the first row of each block, then N."""
-        return self.index.first
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
         """Raises StorageFailed where a block cannot be had."""
@@ -62,9 +54,9 @@ class BlockStore:
 
     def expect(self, numbers: np.ndarray) -> None:
         """Fetch the blocks of these rows in the background, in this order; those of earlier calls are forgotten."""
-        if numbers is self._asked:
+        if numbers is self._last_expected:
             return
-        self._asked = numbers
+        self._last_expected = numbers
         wanted = dict.fromkeys(self.index.block_of(np.asarray(numbers)).tolist())
         with self._lock:
             for block in self._expected.keys() - wanted.keys():
@@ -98,33 +90,42 @@ class BlockStore:
         return self._waited[block]
 
     def _wait(self, block: int, future: "Future[memoryview]") -> memoryview:
-        name, begun = self.blocks.name(self.index.block(block)), time.monotonic()
-        while not future.done():
-            wait([future], SAY_EVERY)
-            if not future.done():
-                logger.info(f"waiting for storage since {time.monotonic() - begun:.0f} s: {name}")
+        name, begun, signals = self.blocks.name(self.index.block(block)), time.monotonic(), in_force()
+        said = begun
+        while not wait([future], NAP).done:
+            signals.end_waiting()
+            if (now := time.monotonic()) - said >= SAY_EVERY:
+                said = now
+                logger.info(f"waiting for storage since {now - begun:.0f} s: {name}")
         try:
             return future.result()
         except CancelledError as error:
+            signals.end_waiting()
             raise self.blocks.given_up or StorageFailed(f"{name}: not read, as another block could not be") from error
 
     def _submit(
         self, pool: ThreadPoolExecutor, block: int, coming: dict[int, "Future[memoryview]"]
     ) -> "Future[memoryview]":
-        return pool.submit(self._fetch, block, coming, self._failures)
+        return pool.submit(self._fetch, block, coming, self._failures, in_force())
 
-    def _fetch(self, block: int, coming: dict[int, "Future[memoryview]"], failures: int) -> memoryview:
+    def _fetch(
+        self, block: int, coming: dict[int, "Future[memoryview]"], failures: int, signals: Signals
+    ) -> memoryview:
         """Map a block, and have it fetched where it is not here.
 
         Args:
             coming: which of the two holds its future.
             failures: how many there were when it was asked for.
+            signals: in force at that time; the process may end before this block's turn comes.
         """
-        attempts = ATTEMPTS if coming is self._waited else ATTEMPTS_AHEAD
+        ahead = coming is self._expected
+
+        def fetch(wanted: Block) -> bytes:
+            signals.end_waiting()
+            return self.blocks.plain(wanted, ATTEMPTS_AHEAD if ahead else ATTEMPTS)
+
         try:
-            view = self.cache.get(
-                self.index.block(block), self.index.layout, partial(self.blocks.plain, attempts=attempts)
-            )
+            view = self.cache.get(self.index.block(block), self.index.layout, fetch, ahead)
             before = list(self._open)  # blocks that come while others are listed are none that have gone
             kept = self.cache.digests()
         except BaseException as error:
@@ -146,7 +147,7 @@ class BlockStore:
             if failures != self._failures:  # whoever waited knows already, and may be asking anew
                 return
             coming.pop(block, None)
-            self._asked = None
+            self._last_expected = None
             if coming is self._waited:
                 self._failures += 1
                 if isinstance(error, StorageFailed):

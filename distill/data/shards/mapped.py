@@ -6,28 +6,20 @@ import numpy as np
 
 from distill.data.row_store import bytes_of, gather
 from distill.data.shards.index import ShardIndex
+from distill.data.shards.rows import ShardRows
 from distill.errors import StorageFailed
 
 
-class MappedShards:
+class MappedShards(ShardRows):
     """The rows of shards that are not compressed. Each file is mapped when a row of it is first read."""
 
     def __init__(self, folder: Path, index: ShardIndex) -> None:
-        self.folder, self.index = folder, index
-        self.dtype = np.dtype(index.layout.dtype)
-        self.shape = (index.num_rows, index.layout.sequence_length)
+        super().__init__(index)
+        self.folder = folder
         blocks = np.searchsorted(index.shard, np.arange(index.num_shards + 1))
         self._first = index.first[blocks]  # [K + 1] the first row of each shard
         self._maps: dict[int, np.ndarray] = {}
         self._bytes: dict[int, memoryview] = {}  # of the same files
-
-    @property
-    def starts(self) -> np.ndarray:
-        """[B + 1] int64: the first row of each block, then N."""
-        return self.index.first
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
         numbers = np.asarray(numbers)

@@ -1,0 +1,42 @@
+"""Bounds what blocks take of a process's memory between storage and the disk of the node."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
+
+from distill.data.shards.index import Block, Layout
+
+BYTES = 128 << 20  # of all blocks on their way: four of 16 MiB, each twice, or more smaller ones
+AHEAD = 0.75  # share of that which blocks may take that nobody waits for yet
+
+
+class InFlight:
+    """The bytes of the blocks that are on their way; whoever would add too many waits until others have arrived."""
+
+    def __init__(self, most_bytes: int = BYTES) -> None:
+        self.most_bytes, self.taken = most_bytes, 0
+        self._changed = Condition()
+
+    @contextmanager
+    def room_for(self, num_bytes: int, ahead: bool) -> Iterator[None]:
+        """A context that begins when there is room for so many bytes; for more than all of it, when there is nothing.
+
+        Args:
+            ahead: nobody waits for these yet, so that they leave a part of the room to what somebody waits for.
+        """
+        most = self.most_bytes * (AHEAD if ahead else 1)
+        with self._changed:
+            self._changed.wait_for(lambda: not self.taken or self.taken + num_bytes <= most)
+            self.taken += num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.taken -= num_bytes
+                self._changed.notify_all()
+
+
+def bytes_in_flight(block: Block, layout: Layout) -> int:
+    """The most that a block takes of memory: all of its parts as they come, and then joined, or decompressed."""
+    plain = 0 if layout.compression is None else block.rows * layout.row_bytes
+    return block.size + max(block.size, plain)
