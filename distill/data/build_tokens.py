@@ -7,6 +7,7 @@ is published needs nobody any more; of a group that was begun, the units that ar
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def build(
             raise
         meta = json.loads(folder.read(META))  # another host did the rest in the meantime
     folder.remove(WORK)
-    remove(scratch)
+    with suppress(FileNotFoundError):  # a host that shares the cache may have taken this one for gone
+        remove(scratch)
     _announce(meta, packing)
 
 

@@ -204,6 +204,20 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     return done
 
 
+def packed_before(stem: str, packing: Packing) -> dict[str, Any] | None:
+    """What `pack` has returned for this stem; None where it is not there, or not whole.
+
+    A machine that went down may have kept the name of a file and not its content.
+    """
+    width = packing.sequence_length * packing.dtype.itemsize
+    try:
+        done: dict[str, Any] = json.loads(Path(f"{stem}.json").read_bytes())
+        whole = all(Path(f"{stem}.{part}").stat().st_size == done[part]["rows"] * width for part in PARTS)
+    except (FileNotFoundError, ValueError):
+        return None
+    return done if whole else None
+
+
 def _writer(file: IO[bytes], packing: Packing) -> RowWriter | PairWriter:
     if packing.format.pairs:
         return PairWriter(file, packing.format, packing.sequence_length, packing.dtype)

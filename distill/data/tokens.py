@@ -10,6 +10,7 @@ import json
 import logging
 import socket
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import described
 from distill.data.heldout import HeldOut
+from distill.data.left_behind import remove_left_behind, scratch_name
 from distill.data.local_copy import local_copy
 from distill.data.packing import PARTS, Packing
 from distill.data.remote import reachable
@@ -213,14 +215,15 @@ def _build_once(folder: Destination, text: Text, packing: Packing, cache: CacheC
 
     Several hosts may share the cache, so the name of that folder has the host's in it.
     """
-    with reachable("corpus.tokens", folder.place):
-        if folder.exists(META):
-            return
     key = folder.place.rpartition("/")[2]
-    scratch = folder_of(cache.cache, "tokens", f"{key}.{socket.gethostname()}.build")
-    with once(scratch, lambda: folder.exists(META)) as missing:
-        if missing:
-            build(folder, text.describe(), text.sources, packing, cache, scratch)
+    with reachable("corpus.tokens", folder.place):
+        is_there = folder.exists(META)
+    if not is_there:
+        scratch = folder_of(cache.cache, "tokens", scratch_name(key, socket.gethostname()))
+        with once(scratch, lambda: folder.exists(META)) as missing:
+            if missing:
+                build(folder, text.describe(), text.sources, packing, cache, scratch)
+    remove_left_behind(folder, Path(cache.cache).expanduser() / "tokens", key)
 
 
 def _packing(

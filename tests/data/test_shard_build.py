@@ -291,6 +291,25 @@ def test_units_that_are_packed_are_not_packed_again(text: Path, plain: Path, tmp
     assert_same_rows(tmp_path / "place", plain)
 
 
+@pytest.mark.parametrize("loss", [("000000.train", b""), ("000001.json", b""), ("000000.heldout", None)])
+def test_files_that_a_crash_of_the_machine_has_emptied_are_made_again(
+    text: Path, plain: Path, tmp_path: Path, monkeypatch: Any, loss: tuple[str, bytes | None]
+) -> None:
+    """Names are kept without contents; rows would be missing, and nothing would say so."""
+
+    def killed(*_: Any) -> None:
+        raise OSError("the machine goes down")
+
+    monkeypatch.setattr(host, "publish", killed)
+    with pytest.raises(OSError, match="goes down"):
+        prepare(text, tmp_path / "place", tmp_path / "scratch")
+    monkeypatch.setattr(host, "publish", publish.publish)
+    (file,) = (tmp_path / "scratch").rglob(loss[0])
+    file.unlink() if loss[1] is None else file.write_bytes(loss[1])
+    prepare(text, tmp_path / "place", tmp_path / "scratch")
+    assert_same_rows(tmp_path / "place", plain)
+
+
 def test_who_comes_late_finds_what_others_have_finished(
     text: Path, plain: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:

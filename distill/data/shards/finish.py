@@ -6,7 +6,7 @@ Any host that finds all records may do it, and two that do write the same. No te
 import io
 import json
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 from distill.data.packing import COUNTS, PARTS, Packing
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, ShardIndex
-from distill.data.shards.publish import counts_name, header, layout_of, record_name
+from distill.data.shards.publish import header, layout_of, record_name
+from distill.data.shards.token_counts import total_counts
 from distill.data.unread import Unread
 
 META = "meta.json"
@@ -40,9 +41,8 @@ def finish(
         FileNotFoundError: another host has finished in the meantime, and removed the records.
     """
     with ThreadPoolExecutor(THREADS) as pool:
-        numbers = range(num_groups)
-        records = list(pool.map(lambda number: json.loads(folder.read(record_name(number))), numbers))
-        counts = {part: _counts(pool, folder, part, numbers) for part in PARTS}
+        records = list(pool.map(lambda number: json.loads(folder.read(record_name(number))), range(num_groups)))
+    counts = total_counts(folder, num_groups)
     units = [unit for record in records for unit in record["units"]]
     meta: dict[str, Any] = {**_unread(units).as_dict(), **plan, "duplicates": duplicates}
     meta["seconds"] = sum(record["seconds"] for record in records)
@@ -58,20 +58,6 @@ def finish(
     folder.write(META, json.dumps(meta).encode())
     folder.remove(WORK)
     return meta
-
-
-def _counts(pool: Executor, folder: Destination, part: str, numbers: Sequence[int]) -> np.ndarray:
-    """The sum of the counts [V] of these groups, of which some are in memory at the same time."""
-
-    def read(number: int) -> np.ndarray:
-        found: np.ndarray = np.load(io.BytesIO(folder.read(counts_name(number, part))), allow_pickle=False)
-        return found
-
-    total = read(numbers[0])
-    for begin in range(1, len(numbers), 4 * THREADS):
-        for counts in pool.map(read, numbers[begin : begin + 4 * THREADS]):
-            total += counts
-    return total
 
 
 def _unread(units: Sequence[dict[str, Any]]) -> Unread:

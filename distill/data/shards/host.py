@@ -1,6 +1,5 @@
 """What one host does to prepare a text: it takes groups, packs and publishes them, until all are done by somebody."""
 
-import json
 import logging
 import time
 from collections import deque
@@ -11,17 +10,19 @@ from typing import Any
 
 from distill.config import CacheConfig
 from distill.data.disk_cache import num_processes, workers
-from distill.data.packing import PARTS, Packing, pack
+from distill.data.packing import PARTS, Packing, pack, packed_before
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, unit_stem
 from distill.data.shards.publish import Publication, publish, record_name
+from distill.data.shards.token_counts import fold_counts, fold_of, groups_of
 from distill.files import remove
 from distill.progress import Progress
 
 FEW_BYTES = 4 << 20  # stored bytes up to which starting other processes costs more than it gains
 POLL = 2.0  # seconds between two looks at what other hosts have done
+LOOKING = 0.1  # share of its time that a host looks, where a look takes long
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +47,13 @@ class Host:
         self._sources = {source: number for number, source in enumerate(sources)}
         self._done: set[int] = set()  # groups that are published, by whichever host
         self._candidates: deque[int] = deque()  # groups that were free, or another's, at the last look
-        self._looked = float("-inf")
+        self._next_look = float("-inf")
         self._left: dict[int, int] = {}  # units of the groups of this host that are not packed yet
         self._packed: dict[int, int] = {}  # bytes of those that are
         self._spent: dict[int, float] = {}  # seconds that an earlier process took for units of them
         self._waiting: deque[tuple[int, int]] = deque()  # groups and units in them, for the next free process
         self._running: dict[Future[dict[str, Any]], tuple[int, int | None]] = {}  # group and unit; None: its end
+        self._unfolded: set[int] = set()  # folds of token counts that this host had a part in
         self._tokens, self._waited = 0, False
         self._timed = time.perf_counter()  # up to when the time of this host is put down to groups
 
@@ -77,6 +79,7 @@ class Host:
     def _step(self, pool: Executor, most: int) -> None:
         """Gives work to processes, up to so many units at once, and takes what one of them has done."""
         self._look()
+        self._fold_counts()
         while len(self._waiting) + len(self._running) < most and self._take_group(pool):
             pass
         while self._waiting and len(self._running) < most:
@@ -96,18 +99,18 @@ class Host:
                 self._end_unit(number, done_unit, future.result(), pool)
 
     def _wait_for_others(self) -> None:
-        self._look(POLL / 8)
         if (left := len(self.groups) - len(self._done)) and not self._waited:
             self._waited = True
             logger.info(f"waiting for other hosts, which are making the last {left:,} of {len(self.groups):,} shards")
         time.sleep(POLL / 8 if left else 0)
 
-    def _look(self, every: float = POLL) -> None:
-        """Sees, every so many seconds, which groups others have published, and which are free."""
-        if time.monotonic() - self._looked < every:
+    def _look(self) -> None:
+        """Sees, now and then, which groups others have published, and which are free."""
+        began = time.monotonic()
+        if began < self._next_look:
             return
-        self._looked = time.monotonic()
-        names = self.folder.names(WORK)
+        names = self.folder.names(WORK)  # of many thousand groups in object storage it takes seconds
+        self._next_look = time.monotonic() + max(POLL, (time.monotonic() - began) / LOOKING)
         if not names and self.folder.exists(META):
             self._done |= self.groups.keys()
         self._done |= {number for number in self.groups if record_name(number).rpartition("/")[2] in names}
@@ -136,8 +139,7 @@ class Host:
         self._folder_of(number).mkdir(exist_ok=True)
         self._left[number], self._packed[number], self._spent[number] = len(group.work), 0, 0.0
         for unit in range(len(group.work)):
-            if (record := Path(f"{self._stem(number, unit)}.json")).exists():
-                before = json.loads(record.read_text())
+            if (before := packed_before(self._stem(number, unit), self.packing)) is not None:
                 self._spent[number] += before["seconds"] / num_processes(self.cache)
                 self._end_unit(number, unit, before, pool)
             else:
@@ -170,7 +172,15 @@ class Host:
         self._done.add(number)
         self.claims.release(number)
         remove(self._folder_of(number))
+        if (fold := fold_of(number, len(self.groups))) is not None:
+            self._unfolded.add(fold)
         del self._left[number], self._packed[number], self._spent[number]
+
+    def _fold_counts(self) -> None:
+        """Folds the counts of groups that are all published, in which this host had a part."""
+        for fold in [each for each in self._unfolded if self._done.issuperset(groups_of(each))]:
+            fold_counts(self.folder, fold)
+            self._unfolded.remove(fold)
 
     def _stem(self, number: int, unit: int) -> str:
         return unit_stem(self.scratch, self.groups[number], unit)

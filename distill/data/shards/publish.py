@@ -3,7 +3,6 @@
 The record is written last, so whoever finds it finds the shards. N rows, S positions, V = length of the tokenizer.
 """
 
-import io
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from distill.data.packing import COUNTS, PARTS, Packing
 from distill.data.row_format import IDS
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, Layout
+from distill.data.shards.token_counts import write_counts
 
 BLOCK_BYTES = 16 << 20  # of rows that are not compressed
 LEVEL = 3  # of zstd
@@ -43,7 +43,7 @@ class WrittenShard(NamedTuple):
 
     blocks: list[Block]
     counts: np.ndarray  # [V] int64
-    digest: str  # sha256 of the rows, with what they are before them
+    digest: str  # sha256 of the rows, after a line that says what they are (`header`)
     compress_seconds: float
 
 
@@ -59,9 +59,7 @@ def publish(publication: Publication, packing: Packing) -> dict[str, Any]:
     for part in PARTS:
         files = [Path(f"{stem}.{part}") for stem in publication.stems]
         shard = _write_shard(publication, files, layout_of(part, packing, publication.compression), packing)
-        counts = io.BytesIO()
-        np.save(counts, shard.counts)
-        publication.folder.write(counts_name(publication.number, part), counts.getvalue())
+        write_counts(publication.folder, publication.number, part, shard.counts)
         record[part] = {name: sum(each[part][name] for each in done) for name in COUNTS}
         record[part] |= {"digest": shard.digest, "compress_seconds": shard.compress_seconds}
         record[part]["blocks"] = [[each.rows, each.offset, each.size, each.digest.hex()] for each in shard.blocks]
@@ -76,10 +74,6 @@ def publish(publication: Publication, packing: Packing) -> dict[str, Any]:
 
 def record_name(number: int) -> str:
     return f"{WORK}/{number:05d}.json"
-
-
-def counts_name(number: int, part: str) -> str:
-    return f"{WORK}/{number:05d}.{part}.counts.npy"
 
 
 def _unit(done: dict[str, Any], source: int) -> dict[str, Any]:
