@@ -10,12 +10,11 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from distill.__main__ import expected, say, until_interrupted
+from distill.ending import status_of
 
 if TYPE_CHECKING:
     from distill.config import Config
     from distill.data.tokens import Tokens
-    from distill.signals import Signals
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +24,14 @@ def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0
-    return until_interrupted(run_command)
+    return status_of(run_command)
 
 
-def run_command(signals: "Signals") -> int:
-    """Prepare what the command line names; gives the exit status."""
+def run_command() -> None:
+    """Prepare what the command line names."""
     from distill.command_line import composed
 
-    try:
-        prepare(composed(sys.argv[1:]))
-    except Exception as error:
-        if (failure := expected(error)) is None:
-            raise
-        say(failure)
-        return int(failure.status)
-    return 0
+    prepare(composed(sys.argv[1:]))
 
 
 def prepare(config: "Config") -> "dict[str, Tokens]":

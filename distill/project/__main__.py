@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distill.ending import status_of
 from distill.errors import SettingError
 
 USAGE = """usage: python -m distill.project +recipe=NAME [SETTING=VALUE ...] [--config-dir DIR]
@@ -127,20 +128,11 @@ def answer(request: Request) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 done, 2 bad input."""
-    from distill.__main__ import expected, say
-
+    """Exit status: 0 done, 2 bad input, 74 storage, 128 + a signal; else a bug."""
     if not arguments or {"--help", "-h"} & set(arguments):
         print(USAGE)
         return 0 if arguments else SettingError.status
-    try:
-        print(answer(parse(arguments)))
-    except Exception as error:
-        if (failure := expected(error)) is None:
-            raise
-        say(failure)
-        return int(failure.status)
-    return 0
+    return status_of(lambda: print(answer(parse(arguments))))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distill.errors import Interrupted, SettingError
+from distill.ending import status_of
+from distill.errors import SettingError
 from distill.nearest import did_you_mean
 from distill.progress import configure_logging
 from distill.tune.table import write
@@ -22,22 +23,22 @@ DROPPED = ("profile", "profile.enabled", "resume", "hydra.run.dir")
 
 
 def main() -> int:
-    """Exit status: 0 done, 2 bad input, 128 + a signal."""
+    """Exit status: 0 done, 2 bad input, 74 storage, 128 + a signal; else a bug."""
     configure_logging(0)
     if len(sys.argv) == 1 or "--help" in sys.argv:
         print(f"{__doc__}\ntune.changes is a list of {', '.join(KINDS)}; all of them by default")
         return 0
-    try:
-        plan = plan_of(sys.argv[1:])
-        tuning = Tuning(plan)
-        tuning.run()
-    except (SettingError, Interrupted) as error:
-        print(f"distill: {error}", file=sys.stderr)
-        return error.status
+    return status_of(tune)
+
+
+def tune() -> None:
+    """Try what the command line names, and print and write the table."""
+    plan = plan_of(sys.argv[1:])
+    tuning = Tuning(plan)
+    tuning.run()
     text = write(tuning)
     logging.getLogger("distill").info(f"Table: {plan.folder / 'tune.md'}")
     print(text)
-    return 0
 
 
 def plan_of(arguments: list[str]) -> Plan:
