@@ -126,18 +126,24 @@ def in_group(given: dict[str, Any]) -> None:
 
 
 def with_memory(given: dict[str, Any]) -> None:
-    """Leave this process a share of the memory that it takes after a few steps, from then on."""
+    """Leave this process a share of the memory that it takes after a few steps, from then on.
+
+    How much that was is written down by the first run, so that one which takes less gets as much.
+    """
     from distill import train
 
     work, steps = train.accumulate_gradients, []
-    group = Path(given["group"])
+    group, limit = Path(given["group"]), Path(given["limit"])
+    (group / "memory.limit_in_bytes").write_text("-1")  # that of an earlier run
     (group / "cgroup.procs").write_text(str(os.getpid()))
 
     def limited(*values: Any) -> Any:
         steps.append(True)
         if len(steps) == 3:
-            taken = int((group / "memory.usage_in_bytes").read_text())
-            (group / "memory.limit_in_bytes").write_text(str(int(given["share"] * taken)))
+            if not limit.exists():
+                taken = int((group / "memory.usage_in_bytes").read_text())
+                limit.write_text(str(int(given["share"] * taken)))
+            (group / "memory.limit_in_bytes").write_text(limit.read_text())
         return work(*values)
 
     train.accumulate_gradients = limited
@@ -239,7 +245,7 @@ def groups_for(case: Case, swap: Path) -> Iterator[None]:
         group = MEMORY_GROUPS / f"bench{os.getpid()}"
         group.mkdir()
         made.append(group)
-        case.how["memory"]["group"] = str(group)
+        case.how["memory"] |= {"group": str(group), "limit": str(swap.with_suffix(".limit"))}
         subprocess.run(["dd", "if=/dev/zero", f"of={swap}", "bs=1M", "count=2048", "status=none"], check=True)
         swap.chmod(0o600)
         subprocess.run(["mkswap", str(swap)], check=True, capture_output=True)
@@ -250,6 +256,7 @@ def groups_for(case: Case, swap: Path) -> Iterator[None]:
         if "memory" in case.how:
             subprocess.run(["swapoff", str(swap)], check=True)
             swap.unlink()
+            swap.with_suffix(".limit").unlink(missing_ok=True)
         for group in made:
             group.rmdir()
 
@@ -260,18 +267,23 @@ def relieved(case: Case) -> Case:
 
 
 def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """The broken run in turns with its relief: the change that its first profile advises, else without the break."""
+    """The broken run in turns with its relief: the change that its first profile advises, else without the break.
+
+    What is predicted for too little memory is the gain of memory enough, so there both are tried.
+    """
     broken: list[float] = []
     better: list[float] = []
+    advised: list[float] = []
     with groups_for(case, Path(tempfile.gettempdir()) / f"bench{os.getpid()}.swap"):
         seconds, summary = run(case, [], options)
         broken.append(seconds)
         first = (summary["findings"] or [{"change": {}, "gain": 1.0, "lost": 0.0}])[0]
         change = [f"{name}={value}" for name, value in first["change"].items()]
         for turn in range(options.turns):
-            # Less memory a micro-batch is advised as well, but what is predicted is memory enough.
             by_setting = change and case.name != "memory"
             better.append(run(case, change, options)[0] if by_setting else run(relieved(case), [], options)[0])
+            if change and not by_setting:
+                advised.append(run(case, change, options)[0])
             if turn + 1 < options.turns:
                 broken.append(run(case, [], options)[0])
     return {
@@ -283,8 +295,12 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         "change": change if by_setting else [],
         "predicted": first["gain"],
         "measured": statistics.median(broken) / statistics.median(better),
+        "advised": {"change": change, "measured": statistics.median(broken) / statistics.median(advised)}
+        if advised
+        else None,
         "broken": broken,
         "better": better,
+        "with_advice": advised,
         "conclusion": summary["conclusion"],
     }
 
@@ -301,14 +317,24 @@ def healthy(options: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def off(predicted: float, measured: float) -> str:
+    return f"{100 * (predicted / measured - 1):+.0f} %"
+
+
 def show(results: list[dict[str, Any]]) -> str:
     rows = []
     for each in results:
         cells = [each["case"], each["severity"], each["named"] or "none", "yes" if each["right"] else "no"]
         if "measured" in each:
             cells += [" ".join(each["change"]) or "without the break", f"{each['predicted']:.2f}"]
-            cells += [f"{each['measured']:.2f}", f"{100 * (each['predicted'] / each['measured'] - 1):+.0f} %"]
+            cells += [f"{each['measured']:.2f}", off(each["predicted"], each["measured"])]
         rows.append([*cells, *[""] * (8 - len(cells))])
+        if advised := each.get("advised"):
+            gain = advised["measured"]
+            relief = " ".join(advised["change"])
+            rows.append(
+                ["", "", "", "", relief, f"{each['predicted']:.2f}", f"{gain:.2f}", off(each["predicted"], gain)]
+            )
     return table(["broken", "how much", "named", "right", "relief", "predicted", "measured", "off by"], rows)
 
 

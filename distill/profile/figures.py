@@ -20,22 +20,22 @@ class Figures:
 
     def __init__(self, profile: RunProfile) -> None:
         self.profile, self.settings, self.ranks = profile, profile.settings, profile.ranks
-        count = min(len(rank.steps) for rank in self.ranks)
-        left_out = {place - len(rank.steps) + count for rank in self.ranks for place in rank.left_out}
-        self._places = [place for place in range(count) if place not in left_out] or list(range(count))
+        count = self._count = min(len(rank.steps) for rank in self.ranks)
+        left_out = {number - len(rank.steps) + count for rank in self.ranks for number in rank.left_out}
+        self._counted = [number for number in range(count) if number not in left_out] or list(range(count))
         self.times = np.array([self._of_steps(rank.steps, count) for rank in self.ranks]).reshape(
-            len(self.ranks), len(self._places), len(PHASES)
+            len(self.ranks), len(self._counted), len(PHASES)
         )
         exchanges = [self._of_steps(rank.exchanges, count) for rank in self.ranks]
         self._exchanges = np.array(exchanges) if all(exchanges) else np.empty(0)
 
     def _of_steps(self, values: list[Any], count: int) -> list[Any]:
         newest = values[len(values) - count :]
-        return [newest[place] for place in self._places] if len(newest) == count else []
+        return [newest[number] for number in self._counted] if len(newest) == count else []
 
     @property
     def num_steps(self) -> int:
-        return len(self._places)
+        return len(self._counted)
 
     @cached_property
     def with_checkpoints(self) -> np.ndarray:
@@ -94,7 +94,33 @@ class Figures:
         """Cores that a rank can use: its share of those of its host that other programs leave, one at least."""
         return max((rank.cores - self.foreign_cores(rank)) / rank.local_ranks, 1.0)
 
-    def sample(self, name: str, rank: RankProfile) -> float | None:
-        """The mean of a sampled quantity of a rank; None where it was not sampled."""
+    def sample(self, name: str, rank: RankProfile, outliers: bool = False) -> float | None:
+        """The mean of a sampled quantity of a rank over the time of the typical steps; None where it was not sampled.
+
+        The first steps of a short run, in which little may be wrong yet, would stand for a good part of it.
+
+        Args:
+            outliers: also over the steps that take far longer than the others.
+        """
         values = rank.samples.get(name)
-        return float(np.mean(values)) if values else None
+        if not values:
+            return None
+        weights = self._sampled_seconds(rank, outliers)
+        return float(np.average(values, weights=weights if len(weights) == len(values) and weights.any() else None))
+
+    def _sampled_seconds(self, rank: RankProfile, outliers: bool) -> np.ndarray:
+        """How much of the time of each sample of a rank, [samples], lies in the steps that count, without evaluation.
+
+        A sample covers the time since the one before it; steps and samples begin together.
+        """
+        seconds = np.array(rank.steps)  # [steps, P]
+        ends = sum(rank.totals.values()) - seconds.sum() + np.cumsum(seconds.sum(1))
+        steps = np.array(self._counted) + len(rank.steps) - self._count
+        steps = steps if outliers else steps[self.typical]
+        spans = seconds[steps].sum(1)
+        counted = spans - seconds[steps, PHASES.index(EVALUATION)]
+        begins = ends[steps] - spans
+        edges = np.stack([begins, begins + counted], 1).reshape(-1)
+        before = np.stack([np.cumsum(counted) - counted, np.cumsum(counted)], 1).reshape(-1)
+        found: np.ndarray = np.diff(np.interp([0.0, *rank.samples["seconds"]], edges, before))
+        return found

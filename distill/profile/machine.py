@@ -21,6 +21,9 @@ class Machine:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.threads_of_core = max(
+            1, (psutil.cpu_count() or 1) // (psutil.cpu_count(logical=False) or psutil.cpu_count() or 1)
+        )
 
     def counters(self) -> dict[str, float]:
         """What only grows: seconds of processors, bytes of disk and network, faults, seconds of waiting."""

@@ -9,6 +9,9 @@ from distill.profile.phases import DATA
 
 MOST_THREADS = 16
 ENOUGH = 1.03  # times the best: further threads are not worth their memory
+# What a second thread of a core adds to the first one's speed: 16 to 28 % were measured (Marr et al., "Hyper-Threading
+# Technology Architecture and Microarchitecture", Intel Technology Journal 6(1), 2002).
+SECOND_THREAD = 0.22
 
 
 @dataclass
@@ -21,8 +24,9 @@ class Preparation:
         prepared: from the beginning to the end of one window, in its thread.
         computed: of that computing, or ready to.
         processors: seconds of processors that the rank takes for a step, all its threads together.
-        cores: that the rank can use.
+        cores: that the rank can use, as the system counts them.
         threads: that prepare windows; 0: the loop does it.
+        threads_of_core: that the system counts as cores, though they share one.
     """
 
     step: float
@@ -32,6 +36,7 @@ class Preparation:
     processors: float
     cores: float
     threads: int
+    threads_of_core: int = 1
 
     @property
     def lost(self) -> float:
@@ -43,12 +48,21 @@ class Preparation:
         return self.computed / max(self.prepared, 1e-9)
 
     def seconds(self, threads: int) -> float:
-        """A step with so many threads: max(L, P / n, U / c).
+        """A step with so many threads: max(L, P / n, T X(U / T) / X(c)).
 
-        L is the step without its wait for data, P what a window takes, n the threads, U the seconds of processors and
+        L is the step T without its wait for data, P what a window takes, n the threads, U the seconds of processors and
         c the cores: n threads give a window every P / n seconds, and no step takes less than all cores together need.
+        X(k) is the speed of k busy cores in that of one. It is k, so that the last term is U / c, unless several
+        threads of a core count as cores: then each core gets one thread first, and a second one adds little.
         """
-        return max(self.step - self.waited, self.prepared / threads, self.processors / self.cores)
+        busy = min(self.processors / self.step, self.cores)
+        least = self.step * self._speed(busy) / self._speed(self.cores)
+        return max(self.step - self.waited, self.prepared / threads, least)
+
+    def _speed(self, busy: float) -> float:
+        """Of so many busy cores together, in that of one alone."""
+        whole = self.cores / self.threads_of_core
+        return min(busy, whole) + SECOND_THREAD * max(busy - whole, 0.0)
 
     def best_threads(self, most: int) -> int:
         """The fewest threads that are about as good as any number up to `most`."""
@@ -73,4 +87,5 @@ def preparation(figures: Figures) -> Preparation | None:
         processors=processors * figures.step,
         cores=figures.free_cores(rank),
         threads=0 if times.in_loop else times.most_at_once,
+        threads_of_core=rank.threads_of_core,
     )

@@ -37,6 +37,7 @@ class RankProfile:
     retries: int = 0
     host_cores: int = 0  # of the host, of which a process may be bound to a part
     threads: int = 0  # of torch, that compute on processors
+    threads_of_core: int = 1  # of the host's processors, that count as cores each
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Self:

@@ -119,6 +119,7 @@ class Recorder:
             cores=self._sampler.cores,
             host_cores=os.cpu_count() or 0,
             threads=torch.get_num_threads(),
+            threads_of_core=self._sampler.threads_of_core,
             local_ranks=backend.local_size,
             steps=[[round(seconds, 6) for seconds in step] for step in self._steps],
             exchanges=[round(seconds, 6) for seconds in list(self._exchanges)[:count]],

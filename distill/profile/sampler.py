@@ -31,7 +31,7 @@ class Sampler:
         self._retries = self._gpu.retries() if self._gpu else 0
         self._gpu_joules = self._gpu.joules() if self._gpu else None
         self.notes = [note for note in (self._processors.note, self._gpu.note if self._gpu else "") if note]
-        self.cores = self._machine.cores
+        self.cores, self.threads_of_core = self._machine.cores, self._machine.threads_of_core
 
     def start(self) -> None:
         """Begin; the first sample comes after one interval."""

@@ -1,8 +1,11 @@
 """The rules name what a made-up profile was made to have, with the gain that its numbers give, and nothing else."""
 
+from typing import Any
+
 import pytest
 from made_up_profile import STEPS, rank, run, step
 
+from distill.profile.figures import Figures
 from distill.profile.finding import Finding
 from distill.profile.loader import LoaderTimes
 from distill.profile.record import RunProfile
@@ -136,6 +139,53 @@ def test_a_run_that_swaps_gets_smaller_micro_batches() -> None:
     found = named(run(rank(samples={"seconds": [0.5, 1.0], **swapping}, threads=2)))
     assert found.rule == "memory" and found.change == {"train.batch_size": 4, "train.accumulate": 8}
     assert found.lost == pytest.approx(0.4) and found.gain == pytest.approx(1 / 0.6)
+
+
+def test_samples_of_the_first_steps_do_not_count() -> None:
+    """Three steps of 100 ms in which all was well, then ten of a second: u is 0.2, and 0.22 over the whole time."""
+    steps = [step()] * 3 + [step(forward=0.92)] * 10
+    times = [0.1 * number for number in range(1, 106)]
+    well = [each < 3 * 0.101 for each in times]
+    samples = {
+        "seconds": times,
+        "process_user": [1.0 if each else 0.2 for each in well],
+        "memory_stalled": [0.0 if each else 0.5 for each in well],
+        "major_faults": [0.0 if each else 900.0 for each in well],
+    }
+    found = named(run(rank(steps=steps, left_out=[0, 1, 2], samples=samples, threads=1)))
+    assert found.rule == "memory" and found.gain == pytest.approx(5.0, rel=0.01)
+
+
+def test_evaluation_and_outliers_are_left_out_of_what_is_sampled() -> None:
+    """One sample each of: five steps, a step, its evaluation, five steps, an outlier, five steps."""
+    steps = [step()] * 5 + [step(evaluation=1.0)] + [step()] * 5 + [step(forward=1.02)] + [step()] * 5
+    ends = [sum(map(sum, steps[: number + 1])) for number in range(len(steps))]
+    times = [ends[4], ends[4] + 0.101, ends[5], ends[10], ends[11], ends[-1]]
+    one = rank(steps=steps, samples={"seconds": times, "process_user": [1.0, 1.0, 50.0, 1.0, 0.0, 1.0]})
+    figures = Figures(run(one))
+    assert figures.sample("process_user", one) == pytest.approx(1.0)
+    counted = ends[-1] - 1.0
+    assert figures.sample("process_user", one, outliers=True) == pytest.approx((counted - 1.101) / counted)
+    assert figures.sample("machine_cpu", one) is None
+
+
+def test_a_rank_that_is_repaired_takes_cores_from_its_neighbour() -> None:
+    """On one host of two cores the ranks need 0.13 s of processors a step each: none takes less than 130 ms."""
+    for host, expected in (("host0", 0.162 / 0.13), ("host1", 0.162 / 0.102)):
+        known: dict[str, Any] = {
+            "samples": {"seconds": [6.5], "process_cpu": [0.13 / 0.162]}, "cores": 2, "local_ranks": 2
+        }  # fmt: skip
+        slow = rank(1, [step(backward=0.1, exchange=0.001)] * STEPS, **known | {"host": host})
+        found = named(run(rank(0, [step(exchange=0.061)] * STEPS, **known), slow))
+        assert found.rule == "load imbalance between ranks" and found.gain == pytest.approx(expected, rel=0.01)
+
+
+def test_threads_that_share_a_core_are_hardly_two() -> None:
+    """Two cores of two threads each: 3 threads are busy for 200 ms, which all four would need 200 * 2.22 / 2.44 for."""
+    busy = {"seconds": [20.0], "process_cpu": [3.0]}
+    plain = named(waiting(prepared=0.2, computed=0.19, samples=busy))
+    shared = named(waiting(prepared=0.2, computed=0.19, samples=busy, threads_of_core=2))
+    assert plain.gain == pytest.approx(4 / 3, rel=0.02) and shared.gain == pytest.approx(2.44 / 2.22, rel=0.02)
 
 
 def test_pressure_of_other_programs_is_not_this_runs() -> None:

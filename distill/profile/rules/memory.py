@@ -6,7 +6,9 @@ from distill.profile.figures import Figures
 from distill.profile.finding import Finding, percent
 
 NAME = "memory"
+MORE = "That is the gain where they fit: while pages still come from a disk, halve them again or give it more memory."
 STALLED = 0.03  # share of the time in which tasks stall for memory, that shows it to be short
+SAMPLED = ("memory_stalled", "major_faults", "process_user")
 FAULTS = 5.0  # pages a second that a rank has to wait for: fewer are its own files, read for the first time
 
 
@@ -14,28 +16,31 @@ def find(figures: Figures) -> Finding | None:
     """Lost is the time in which the threads of torch do not compute: 1 - u / n, on a rank that waits for memory.
 
     u are the seconds of processors a second that the process spends in its own code, without the system's, and n its
-    threads. A rank waits for memory where pages come from a disk and Linux counts tasks that stall for memory; that
-    count alone says far too little, as it leaves out the search for pages to give away. Prediction with memory
-    enough: T' = T (1 - lost), the more exact the better the threads share their work. Half the rows in a micro-batch,
-    and twice as many of these, are the same step. On a GPU, whose driver counts no such time, a memory that was found
-    full is said and its loss is not known.
+    threads; both over the time of the steps that count, however long each of them waits. A rank waits for memory where
+    pages come from a disk and Linux counts tasks that stall for memory; that count alone says far too little, as it
+    leaves out the search for pages to give away. Prediction with memory enough: T' = T (1 - lost), the more exact the
+    better the threads share their work. Half the rows in a micro-batch, and twice as many of these, are the same step;
+    whether they fit is not known, as a process does not say how much of its memory is there for the rows, so that the
+    prediction is the most that this advice can gain. On a GPU, whose driver counts no such time, a memory that was
+    found full is said and its loss is not known.
     """
-    lost, rank = 0.0, None
+    lost, waited_for, rank = 0.0, 0.0, None
     for each in figures.ranks:
-        stalled = figures.sample("memory_stalled", each) or 0.0
-        if (figures.sample("major_faults", each) or 0.0) >= FAULTS and stalled >= STALLED:
-            computing = (figures.sample("process_user", each) or 0.0) / max(each.threads, 1)
+        stalled, faults, user = (figures.sample(name, each, outliers=True) or 0.0 for name in SAMPLED)
+        if faults >= FAULTS and stalled >= STALLED:
+            computing = user / max(each.threads, 1)
             if (found := min(max(stalled, 1 - computing), 0.99)) > lost:
-                lost, rank = found, each
+                lost, waited_for, rank = found, faults, each
     if rank is None:
         return _on_gpu(figures)
     where = f" on {rank.host}" if len(figures.ranks) > 1 else ""
     sentence = (
-        f"The run waits for memory in {percent(lost)} of its time{where}: {figures.sample('major_faults', rank):,.0f} "
-        "pages a second come from a disk"
+        f"The run waits for memory in {percent(lost)} of its time{where}: {waited_for:,.0f} pages a second come from a "
+        "disk"
     )
-    advice = "" if figures.settings.batch_size > 1 else "The micro-batch is one row: it needs more memory."
-    return Finding(NAME, lost, sentence, advice, smaller(figures), gain=1 / (1 - lost))
+    change = smaller(figures)
+    advice = MORE if change else "The micro-batch cannot be halved: it needs more memory."
+    return Finding(NAME, lost, sentence, advice, change, gain=1 / (1 - lost))
 
 
 def _on_gpu(figures: Figures) -> Finding | None:
