@@ -10,7 +10,7 @@ from typing import Any
 from albert_host import Job
 from albert_published import PARAMETERS, cost_model
 from cluster import Cluster, Network
-from scaling import Model
+from cost_model import Model
 
 from distill.project.exchange import BYTES
 

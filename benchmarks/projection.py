@@ -19,11 +19,11 @@ from typing import Any
 
 import scaling
 from machine import save, table, title
+from step_models import layer_operations
 
 from distill.project import machines
 from distill.project.__main__ import check_settings, parse, settings
 from distill.project.choose import GPUS, project_all
-from distill.project.model_shape import layer_operations
 from distill.project.run import Projection, project
 from distill.project.table import HEAD, memory_lines, row
 from distill.project.workload import Workload, workload_of

@@ -19,7 +19,6 @@ from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
 from distill.data.row_format import RowFormat
-from distill.project.model_shape import layer_operations
 
 AfterStep = Callable[[], None]
 END = 0  # the token that ends a document
@@ -141,3 +140,13 @@ def operations(shape: Shape, rows: str) -> float:
     chosen = {"all": tokens, "masked": round(0.15 * tokens), "targets": shape.rows * (shape.tokens - shape.documents)}
     head = 2 * width * (shape.vocabulary + (0 if shape.documents else width))
     return float(tokens * layer * (shape.teacher_layers + 3 * shape.student_layers) + chosen[rows] * head * (1 + 3))
+
+
+def layer_operations(width: int, inner: int, seen: float) -> float:
+    """Matrix operations of a block for one token.
+
+    8 H^2 of the attention's products, 4 H I of the feed-forward layer, and 4 H for each position that the token sees.
+
+    The plain formula for encoders such as BERT.
+    """
+    return 8 * width**2 + 4 * width * inner + 4 * seen * width

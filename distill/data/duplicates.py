@@ -53,7 +53,7 @@ def document_ids_of(counts: Sequence[int], first: int) -> np.ndarray:
 
 
 def merged(stems: Sequence[str | Path], first: int) -> np.ndarray:
-    """The records [n] (`RECORD`) of the units of a group, sorted by digest and within it by place."""
+    """The records [n] (`RECORD`) of the units of a group, sorted by digest, equal ones by document id."""
     digests = [np.load(digests_path(stem)) for stem in stems]
     records = np.empty(sum(map(len, digests)), RECORD)
     records["document"] = document_ids_of([len(each) for each in digests], first)

@@ -148,8 +148,8 @@ class FirstPass:
             signatures = np.concatenate([empty, *(np.load(signatures_path(stem)) for stem in stems)])
             publish_array(self.folder, _signatures_name(group.number), signatures)
             publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held]))
-            counts = document_ids_of([len(each) for each in held], group.first)
-            publish_array(self.folder, _document_ids_name(group.number), counts)
+            document_ids = document_ids_of([len(each) for each in held], group.first)
+            publish_array(self.folder, _document_ids_name(group.number), document_ids)
         publish_array(self.folder, records_name(group.number), merged(stems, group.first))  # says that all is there
 
     def _candidates(self) -> list[Candidates]:

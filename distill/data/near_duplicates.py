@@ -126,7 +126,7 @@ def near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) 
 
 
 def _codes(document_ids: np.ndarray) -> np.ndarray:
-    """[n] uint64, one for each place."""
+    """The same ids as numbers, [n] uint64, which can be looked up in each other."""
     return document_ids["unit"].astype(np.uint64) << np.uint64(32) | document_ids["number"]
 
 

@@ -41,16 +41,6 @@ class ModelShape:
         return self.encoder_operations + positions * self.head_operations
 
 
-def layer_operations(width: int, inner: int, seen: float) -> float:
-    """Matrix operations of a block for one token.
-
-    8 H^2 of the attention's products, 4 H I of the feed-forward layer, and 4 H for each position that the token sees.
-
-    The plain formula for encoders such as BERT.
-    """
-    return 8 * width**2 + 4 * width * inner + 4 * seen * width
-
-
 def shape_of(model: Any, length: int, name: str) -> ModelShape:
     """The sizes of a model, and the matrix operations of its forward of a row of `length` tokens.
 

@@ -11,19 +11,18 @@ from families import FAMILIES, make_family
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForMaskedLM
 
-from distill.project.exchange import Fabric, Link, Model, exposed
+from distill.project.exchange import Fabric, Link, exposed
 from distill.project.memory import divided_student_bytes, divided_teacher_bytes
-from distill.project.model_shape import ModelShape, layer_operations, shape_of
+from distill.project.model_shape import ModelShape, shape_of
 from distill.project.stragglers import expected_maximum, waiting
 
 FAST, SLOW = Link(100e9, 5e-6), Link(10e9, 20e-6)
 
 
-def test_a_ring_of_hosts_is_the_model_of_the_benchmarks() -> None:
+def test_a_ring_passes_every_byte_twice_but_for_each_ranks_own_share() -> None:
     """Eight hosts, 40 MB: 2 x 7/8 x 40 MB / 10 GB/s and 14 messages after each other."""
     fabric = Fabric(8, 1, FAST, SLOW)
     assert fabric.all_reduce(40e6) == pytest.approx(2 * 7 / 8 * 40e6 / 10e9 + 14 * 20e-6)
-    assert fabric.all_reduce(40e6) == pytest.approx(Model(1.0, 20e-6, 2 * 40e6 / 10e9).exchange(8))
 
 
 def test_gathering_and_scattering_are_the_halves_of_a_sum() -> None:
@@ -92,7 +91,7 @@ def bert(**fields: Any) -> ModelShape:
 def test_operations_of_a_bert_are_those_of_the_formula() -> None:
     """A layer 8 H^2 + 4 H I + 4 S H a token; the head H^2 for its transform and H V, twice."""
     shape = bert()
-    assert shape.encoder_operations == 3 * 16 * layer_operations(32, 128, 16) == 3 * 16 * (24 * 32**2 + 4 * 16 * 32)
+    assert shape.encoder_operations == 3 * 16 * (24 * 32**2 + 4 * 16 * 32)
     assert shape.head_operations == 2 * 32 * (32 + 100)
     assert shape.operations(4) == shape.encoder_operations + 4 * shape.head_operations
     assert (shape.layers, shape.blocks, shape.width, shape.inner, shape.vocabulary) == (3, 3, 32, 128, 100)
