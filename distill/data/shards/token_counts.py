@@ -1,8 +1,8 @@
 """How often each token stands in the rows: counted by group, and folded as groups are finished.
 
 A group's counts are a file for each part. Of 10,000 groups these would be gigabytes until the end of a preparation, so
-that whoever finds `FOLD` consecutive groups published sums them up into one file and removes the others. Several hosts that
-do so at the same time write the same sums.
+that whoever finds `FOLD` consecutive groups published sums them up into one file and removes the others. Several hosts
+that do so at the same time write the same sums.
 
 V = length of the tokenizer, P parts.
 """
