@@ -42,9 +42,10 @@ def test_samples_of_a_long_run_are_averaged(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sampling, "MOST_SAMPLES", 8)
     sampler = Sampler(0.5, CPU)
     for number in range(64):
-        sampler._keep({"seconds": float(number)})
-    seconds = sampler.series()["seconds"]
-    assert len(seconds) < 8 and seconds[0] == pytest.approx(sum(range(16)) / 16)
+        sampler._keep({"seconds": float(number), "process_cpu": float(number)})
+    series = sampler.series()
+    assert len(series["seconds"]) < 8 and series["process_cpu"][0] == pytest.approx(sum(range(16)) / 16)
+    assert series["seconds"][0] == 15  # a sample covers the time up to there
 
 
 def test_the_energy_of_processors_follows_a_counter_that_begins_anew(tmp_path: Path) -> None:
