@@ -71,7 +71,7 @@ def _of_fold(pool: Executor, folder: Destination, fold: int) -> np.ndarray:
 
 def _of_groups(pool: Executor, folder: Destination, numbers: range) -> np.ndarray:
     """[P, V], summed up with `THREADS` files in memory at a time."""
-    return np.stack([sum(_read(pool, folder, numbers, part)) for part in PARTS])  # type: ignore[arg-type]
+    return np.stack([sum(_read(pool, folder, numbers, part)) for part in PARTS])
 
 
 def _read(pool: Executor, folder: Destination, numbers: range, part: str) -> Iterator[np.ndarray]:
