@@ -10,6 +10,8 @@ import pytest
 from stored import write_shards
 
 from distill.config import CacheConfig
+from distill.data import remote
+from distill.data.shards import fetch
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.in_flight import InFlight, bytes_in_flight
@@ -54,10 +56,29 @@ def test_room_comes_back_after_a_failure() -> None:
     assert room.taken == 0
 
 
-@pytest.mark.parametrize(("compression", "expected"), [(None, 2000), ("zstd", 1000 + 4096)])
+@pytest.mark.parametrize(("compression", "expected"), [(None, 3000), ("zstd", 1000 + 4096)])
 def test_a_block_counts_with_all_that_is_made_of_it(compression: str | None, expected: int) -> None:
     block = Block(0, 0, 64, 0, 1000, b"")
     assert bytes_in_flight(block, Layout("train", "uint16", 32, compression)) == expected
+
+
+def test_pieces_that_have_come_are_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that is cut short, then a wrong byte in the block, of which all pieces come anew."""
+    rows = np.arange(320, dtype=np.uint16).reshape(20, 16)
+    index = write_shards(tmp_path, rows, 20, 20)
+    asked: list[tuple[int, int]] = []
+
+    def faulty(name: str, start: int, stop: int) -> bytes:
+        asked.append((start, stop))
+        data = Path(name).read_bytes()[start:stop]
+        return {2: data[:5], 3: b"x" + data[1:]}.get(len(asked), data)
+
+    monkeypatch.setattr(fetch, "PIECE", 300)
+    monkeypatch.setattr(fetch, "read_range", faulty)
+    monkeypatch.setattr(remote, "pause", lambda seconds, signals: None)
+    blocks = Blocks(str(tmp_path), index.layout)
+    assert bytes(blocks.plain(index.block(0))) == rows.tobytes() and blocks.failures == 2
+    assert asked == [(0, 300), (300, 600), (300, 600), (600, 640), (0, 300), (300, 600), (600, 640)]
 
 
 def test_a_store_that_needs_many_blocks_fetches_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

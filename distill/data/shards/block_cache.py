@@ -53,7 +53,9 @@ class BlockCache:
         self.folder.mkdir(exist_ok=True)
         (self.folder.parent / "locks").mkdir(exist_ok=True)
 
-    def get(self, block: Block, layout: Layout, fetch: Callable[[Block], bytes], ahead: bool = False) -> memoryview:
+    def get(
+        self, block: Block, layout: Layout, fetch: Callable[[Block], bytes | bytearray], ahead: bool = False
+    ) -> memoryview:
         """The plain bytes of a block, mapped; fetched unless they are here, while others of this node wait for that.
 
         Args:
@@ -91,7 +93,7 @@ class BlockCache:
             os.utime(path)
         return memoryview(content)[: block.rows * layout.row_bytes]
 
-    def _add(self, block: Block, plain: bytes) -> None:
+    def _add(self, block: Block, plain: bytes | bytearray) -> None:
         """Write a block; one process of the node at a time, so that the bound holds."""
         with self._lock("write"):
             self._make_room(len(plain) + DIGEST_BYTES)

@@ -14,7 +14,8 @@ from distill.data.shards.index import Block, Layout
 from distill.errors import SettingError, StorageFailed, first_line
 from distill.signals import in_force
 
-SECONDS = 60.0  # that one attempt may take, where the library can be stopped
+SECONDS = 60.0  # that one request may take, where the library can be stopped
+PIECE = 4 << 20  # bytes of a block that one request asks for: libraries hold what they have received twice
 SAY_EVERY = 10.0  # seconds between two lines about storage that fails
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class Blocks:
         """The file that holds it."""
         return f"{self.place}/{self.layout.shard_name(block.shard)}"
 
-    def plain(self, block: Block, attempts: int = ATTEMPTS) -> bytes:
+    def plain(self, block: Block, attempts: int = ATTEMPTS) -> bytes | bytearray:
         """The rows of a block, decompressed.
 
         Raises:
@@ -56,23 +57,31 @@ class Blocks:
         plain: bytes = pyarrow.decompress(stored, size, codec=self.layout.compression, asbytes=True)
         return plain
 
-    def _stored(self, block: Block, attempts: int) -> bytes:
-        name = self.name(block)
+    def _stored(self, block: Block, attempts: int) -> bytearray:
+        """The bytes of a block as they are stored, piece by piece; what has come stays for the next attempt."""
+        name, data, arrived = self.name(block), bytearray(block.size), 0
+
+        def attempt() -> bytearray:
+            nonlocal arrived
+            while arrived < block.size:
+                end = min(arrived + PIECE, block.size)
+                piece = read_range(name, block.offset + arrived, block.offset + end)
+                if len(piece) != end - arrived:
+                    raise OSError(f"{arrived + len(piece):,} of {block.size:,} bytes came")
+                data[arrived:end] = piece
+                arrived = end
+            if sha256(data).digest() != block.digest:
+                arrived = 0
+                raise OSError(f"the {block.size:,} bytes from {block.offset:,} are not those that were written")
+            self.given_up = None
+            return data
+
         try:
-            return retried(lambda: self._attempt(name, block), name, attempts, lambda reason: self._note(name, reason))
+            return retried(attempt, name, attempts, lambda reason: self._note(name, reason))
         except (SettingError, StorageFailed):
             raise
         except Exception as error:  # of a kind that does not pass; each library has its own
             raise _failed(name, error) from error
-
-    def _attempt(self, name: str, block: Block) -> bytes:
-        data = read_range(name, block.offset, block.offset + block.size)
-        if len(data) != block.size:
-            raise OSError(f"{len(data):,} of {block.size:,} bytes came")
-        if sha256(data).digest() != block.digest:
-            raise OSError(f"the {block.size:,} bytes from {block.offset:,} are not those that were written")
-        self.given_up = None
-        return data
 
     def _note(self, name: str, reason: str) -> None:
         """Count a failure, and say so now and then. Raises StorageFailed where the run ends anyway."""

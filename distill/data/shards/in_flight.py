@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
 
+from distill.data.shards.fetch import PIECE
 from distill.data.shards.index import Block, Layout
 
-BYTES = 128 << 20  # of all blocks on their way: four of 16 MiB, each twice, or more smaller ones
+BYTES = 96 << 20  # of all blocks on their way: four of 16 MiB that are not compressed, or more smaller ones
 AHEAD = 0.75  # share of that which blocks may take that nobody waits for yet
 
 
@@ -37,6 +38,6 @@ class InFlight:
 
 
 def bytes_in_flight(block: Block, layout: Layout) -> int:
-    """The most that a block takes of memory: all of its parts as they come, and then joined, or decompressed."""
+    """The most that a block takes of memory: itself, and a piece of it twice while that comes, or its plain rows."""
     plain = 0 if layout.compression is None else block.rows * layout.row_bytes
-    return block.size + max(block.size, plain)
+    return block.size + max(2 * min(block.size, PIECE), plain)
