@@ -12,8 +12,22 @@ MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
 class TeacherCacheConfig:
     """The teacher's answers on disk, for runs that see the same masked rows several times."""
 
-    top_k: int | None = None  # keep this many of its probabilities per position; null: run the teacher live
+    top_k: int | None = None  # keep this many of its largest probabilities per position; null: none of them
+    sampled: int | None = None  # draw so many tokens from all others, without bias; both null: the teacher runs live
+    exponent: float = 1.0  # tokens are drawn in proportion to their probability to this power, and weighted by the rest
+    seed: int = 0  # of the draws
     gigabytes: float = 8.0  # largest size on disk; more is refused before the teacher runs
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a cache is read in place of a teacher that runs."""
+        return self.top_k is not None or self.sampled is not None
+
+    @property
+    def setting(self) -> str:
+        """What decides the size of a position, as error lines call it."""
+        found = {"top_k": self.top_k, "sampled": self.sampled}
+        return " with ".join(f"teacher.cache.{name}={value}" for name, value in found.items() if value is not None)
 
 
 @dataclass

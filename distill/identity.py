@@ -85,14 +85,23 @@ def _teachers(config: Config) -> dict[str, Any]:
     """What the student learns from besides the teachers' weights; the first of several is also read in its layers."""
     if config.teacher.kind != "several":
         int8 = config.precision.teacher == "int8"
-        return {"teacher.cache.top_k": config.teacher.cache.top_k, "precision.teacher.int8": int8}
+        return {**_cached(config, "teacher.cache"), "precision.teacher.int8": int8}
     found: dict[str, Any] = {"teacher.members": list(config.teacher.members)}
     for name, own in settings_by_member(config).items():
         found |= {
             f"teacher.members.{name}.weight": shares(config)[name],
-            f"teacher.members.{name}.cache.top_k": own.teacher.cache.top_k,
+            **_cached(own, f"teacher.members.{name}.cache"),
             f"teacher.members.{name}.precision.int8": own.precision.teacher == "int8",
         }
+    return found
+
+
+def _cached(config: Config, name: str) -> dict[str, Any]:
+    """What is kept of a teacher in its cache. Draws stand there only where there are any: before them nothing did."""
+    cache = config.teacher.cache
+    found: dict[str, Any] = {f"{name}.top_k": cache.top_k}
+    if cache.sampled is not None:
+        found |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}
     return found
 
 

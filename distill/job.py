@@ -163,7 +163,7 @@ def cache_origin(
     return {
         "tokens": text.tokens.digest,
         "masks": text.batches.collator.identity,
-        "seed": config.seed,
+        "seed": None if find_task(config.objective.task).kind.causal else config.seed,  # it draws masks
         "soft_positions": "all" if objective.visits_all_rows else "masked",
         "temperature": objective.top_k_temperature,
         "vocabulary": len(tokenizer),

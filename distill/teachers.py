@@ -31,9 +31,18 @@ def find_caches(
     found = {}
     for name, own in settings_by_member(config).items():
         with errors_of(name):
-            whole = {**origin, "teacher": digests[setting_of(name)], "precision": own.precision.teacher}
+            whole = {**origin, "teacher": digests[setting_of(name)], **arithmetic(own.precision.teacher)}
             found[name] = find_cache(own, whole, batches, objective.positions)
     return {name: cache for name, cache in found.items() if cache is not None}
+
+
+def arithmetic(precision: str) -> dict[str, Any]:
+    """What of a teacher's number format is part of a cache's key.
+
+    Floating-point formats differ by rounding alone, and machines choose among them: a cache that was made in bf16 on a
+    GPU is found by a run in fp32. Weights in int8 give other probabilities.
+    """
+    return {"int8": precision == "int8"}
 
 
 def setup_teachers(config: Config, members: list[Member], backend: Backend) -> dict[str, LanguageModel]:

@@ -14,12 +14,15 @@ from distill.objective.blocks import NO_TARGET
 from distill.objective.terms import VocabularyTerm
 from distill.objective.vocabulary import reference_loss, vocabulary_loss
 from distill.objective.vocabulary_parallel import sliced_loss
-from distill.teacher.signal import Mixture, TopK, top_k_log_probs
+from distill.teacher.layout import Layout
+from distill.teacher.sampling import as_samples, kept_entries
+from distill.teacher.signal import Mixture, Samples, TopK, rows_of, top_k_log_probs
 
 VOCAB, WIDTH, TEACHER_WIDTH = 53, 8, 12  # a prime: no number of ranks divides it
 ROWS = {2: (7, 4), 3: (5, 0, 6)}
 WEIGHTS = (0.5, 0.2, 0.3)
-LIVE, TOP_K, NONE, SEVERAL, SEVERAL_KINDS = "live", "top k", "none", "several", "several, one known by its top k"
+LIVE, TOP_K, NONE, SEVERAL, SEVERAL_KINDS = "live", "top k", "none", "several", "several, live and cached"
+SAMPLES = "samples"
 
 
 @dataclass
@@ -64,6 +67,11 @@ class Case:
         ids, log_probs = top_k_log_probs(exact, 30, 2.0)  # more than a slice of 3 holds in places
         return TopK(ids.short(), log_probs.half())
 
+    def drawn(self, head: Head) -> Samples:
+        exact = linear(*(None if each is None else each.double() for each in head[:3]))[:, :VOCAB]
+        layout, offsets = Layout(4, 40, 0.7, VOCAB), torch.rand(len(exact), generator=self.random)
+        return as_samples(kept_entries(exact, layout, 2.0, offsets.double()), layout)
+
     def make(self, size: int) -> None:
         self.counts = self.rows or ROWS[size]
         self.random = torch.Generator().manual_seed(7)
@@ -73,8 +81,9 @@ class Case:
             NONE: None,
             LIVE: members[0],
             TOP_K: self.known(members[0]),
+            SAMPLES: self.drawn(members[0]),
             SEVERAL: Mixture(tuple(members), WEIGHTS, 2.0),
-            SEVERAL_KINDS: Mixture((members[0], self.known(members[1]), members[2]), WEIGHTS, 2.0),
+            SEVERAL_KINDS: Mixture((members[0], self.known(members[1]), self.drawn(members[2])), WEIGHTS, 2.0),
         }[self.teacher]
         words = torch.randint(VOCAB, (sum(self.counts),), generator=self.random)
         on = torch.rand(len(words), generator=self.random) < self.masked
@@ -140,8 +149,8 @@ def _in_float64(source: Any) -> Any:
 def _of_rows(source: Any, rows: slice) -> Any:
     if isinstance(source, Mixture):
         return source._replace(members=tuple(_of_rows(each, rows) for each in source.members))
-    if isinstance(source, TopK):
-        return TopK(*(each[rows] for each in source))
+    if isinstance(source, TopK | Samples):
+        return rows_of(source, rows)
     return source and source._replace(rows=source.rows[rows])
 
 

@@ -125,6 +125,10 @@ BAD = [
     ("student.path", "my_student"),
     ("student.start", "neighbours"),
     ("teacher.cache.top_k", 0),
+    ("teacher.cache.sampled", 0),
+    ("teacher.cache.exponent", 0.0),
+    ("teacher.cache.exponent", 1.5),
+    ("teacher.cache.seed", -1),
     ("teacher.cache.gigabytes", 0.0),
     ("student.kind", "grown"),
     ("tracker.kind", "pigeon"),
@@ -269,6 +273,40 @@ def test_a_teacher_cache_and_what_it_cannot_hold(setting: str, value: Any, cure:
     assert "teacher.cache.top_k=8" in text and cure in text
     config.teacher.cache.top_k = None
     check(config)
+
+
+def test_draws_of_a_teacher_cache() -> None:
+    config = cached()
+    config.teacher.cache.top_k, config.teacher.cache.sampled, config.teacher.cache.exponent = None, 12, 0.8
+    check(config)
+    config.objective.masking.static = False
+    assert "teacher.cache.sampled=12 needs the same masks" in refused(config)
+    config.objective.masking.static = True
+    config.teacher.cache.top_k = 8
+    change(config, "objective.soft.weight", 0.0)
+    text = refused(config)
+    assert (
+        "teacher.cache.top_k=8 with teacher.cache.sampled=12, but no term" in text
+        and "top_k and sampled to null" in text
+    )
+
+
+@pytest.mark.parametrize(("name", "value", "default"), [("exponent", 0.8, "1.0"), ("seed", 3, "0")])
+def test_settings_of_draws_where_nothing_is_drawn(name: str, value: Any, default: str) -> None:
+    config = cached()
+    setattr(config.teacher.cache, name, value)
+    text = refused(config)
+    assert f"teacher.cache.{name}={value}" in text and "set teacher.cache.sampled" in text and f"to {default}" in text
+    config.teacher.cache.sampled = 12
+    check(config)
+
+
+def test_a_term_that_reads_no_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = cached()
+    monkeypatch.setattr(Soft, "reads_samples", False)
+    check(config)
+    config.teacher.cache.sampled = 12
+    assert "objective.soft reads the most probable tokens alone" in refused(config)
 
 
 def test_a_teacher_cache_is_at_one_temperature() -> None:

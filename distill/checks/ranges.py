@@ -69,7 +69,13 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "shuffle_bytes": Range(1, 1 << 40),
     },
     settings.CorpusFlags: {"rows": Range(0, 10**12), "unknown": SHARE},
-    settings.TeacherCacheConfig: {"top_k": Range(1, 4_000_000), "gigabytes": Range(0, 1e6, open_below=True)},
+    settings.TeacherCacheConfig: {
+        "top_k": Range(1, 4_000_000),
+        "sampled": Range(1, 65_536),
+        "exponent": SHARE_ABOVE_ZERO,  # with 0 all tokens would be drawn alike; above 1 weights have no bound
+        "seed": Range(0, 2**63 - 1),
+        "gigabytes": Range(0, 1e6, open_below=True),
+    },
     settings.MemberConfig: {"weight": Range(0, 1e6, open_below=True), "micro_batches": Range(1, 10_000)},
     settings.TeacherConfig: {"micro_batches": Range(1, 10_000)},
     settings.StudentConfig: {"num_layers": Range(1, 10_000), "dropout": BELOW_ONE},

@@ -1,6 +1,6 @@
 """Refuses settings of the teachers and of their caches that do not go together."""
 
-from distill.config import Config
+from distill.config import Config, TeacherCacheConfig
 from distill.errors import SettingError
 from distill.nearest import choose
 from distill.objective.build import make_terms
@@ -50,17 +50,36 @@ def check_teachers(config: Config) -> None:
                 )
 
 
+def _check_draws(settings: TeacherCacheConfig) -> None:
+    """Refuse settings of draws where nothing is drawn."""
+    if settings.sampled is not None:
+        return
+    for name, value, default in (("exponent", settings.exponent, 1.0), ("seed", settings.seed, 0)):
+        if value != default:
+            raise SettingError(
+                f"teacher.cache.{name}={value} is about tokens that are drawn, and none are: set teacher.cache.sampled "
+                f"to their number, or teacher.cache.{name} back to {default}"
+            )
+
+
+def _kept(settings: TeacherCacheConfig) -> str:
+    """The settings that make a cache, to be set to null."""
+    found = {"top_k": settings.top_k, "sampled": settings.sampled}
+    return " and ".join(name for name, value in found.items() if value is not None)
+
+
 def _check_teacher_cache(config: Config, first: bool) -> None:
     """`first`: whether this teacher is the one that losses on hidden states read."""
     settings = config.teacher.cache
-    if settings.top_k is None:
+    _check_draws(settings)
+    if not settings.wanted:
         return
-    where = f"teacher.cache.top_k={settings.top_k}"
+    where = settings.setting
     terms = {name: term for name, term in make_terms(config.objective).items() if term.needs_teacher}
     on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
     readers = {name: term for name, term in on_logits.items() if term.top_k_temperature is not None}
     if not readers:
-        raise SettingError(f"{where}, but no term of the objective wants soft targets: set top_k to null")
+        raise SettingError(f"{where}, but no term of the objective wants soft targets: set {_kept(settings)} to null")
     if not find_task(config.objective.task).kind.causal and not config.objective.masking.static:
         raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
     for name, term in terms.items():
@@ -69,12 +88,17 @@ def _check_teacher_cache(config: Config, first: bool) -> None:
                 f"{where}, but objective.{name} needs more of the teacher than its most probable tokens, which are "
                 f"all that is cached: set objective.{name}.weight=0"
             )
+        if settings.sampled is not None and name in readers and not readers[name].reads_samples:
+            raise SettingError(
+                f"{where}, but objective.{name} reads the most probable tokens alone and no draws: set "
+                f"teacher.cache.sampled to null, or reads_samples=True in its class where it takes `Samples`"
+            )
         if isinstance(term, Soft) and term.cutoff > 0:
             raise SettingError(f"{where} already cuts the teacher off: set objective.{name}.cutoff={term.cutoff} to 0")
         if (ramp := config.objective.terms[name].temperature) is not None:
             raise SettingError(
                 f"{where} is kept at one temperature, but objective.{name}.temperature goes from {ramp.start} to "
-                f"{ramp.end}: give it one number, or set top_k to null for a live teacher"
+                f"{ramp.end}: give it one number, or set {_kept(settings)} to null for a live teacher"
             )
     temperatures = {name: term.top_k_temperature for name, term in readers.items()}
     if len(set(temperatures.values())) > 1:

@@ -3,8 +3,8 @@
 Shapes: n rows of a block, V vocabulary, K kept entries, M terms. With T the temperature, z = student logits / T, q =
 softmax(z), p = softmax(teacher logits / T), the soft term T^2 * KL(p || q) has the gradient T * (q - p) with respect to
 the student's logits; entries in the tail bucket, of joint masses P and Q, have T * (q - P * q / Q) instead, whether the
-bucket is what a cut-off leaves or what a teacher's K largest entries leave. Masked words have softmax(logits) -
-one_hot(target).
+bucket is what a cut-off leaves or what a teacher's K largest entries leave. A teacher known by weights w of some
+entries, of sum W, has T * (W q - w). Masked words have softmax(logits) - one_hot(target).
 """
 
 import functools
@@ -17,26 +17,38 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from distill.objective.terms import ALL, VocabularyTerm
-from distill.teacher.signal import Mixture, TopK, mixed_logits
+from distill.teacher.signal import Mixture, Samples, Sparse, TopK, mixed_logits
 
 NO_TARGET = -100
 
 
 class TeacherBlock(NamedTuple):
-    """What a block of rows knows of the teacher: logits [n, V], or log-probabilities [n, K + 1] of its K entries.
+    """What a block of rows knows of the teacher: logits [n, V], or numbers of some of its entries.
 
-    Of several teachers it is the first, and `others` are the rest.
+    Those are log-probabilities [n, K + 1] of its K largest, or weights [n, J] as in `Samples`. Of several teachers it is
+    the first, and `others` are the rest.
     """
 
     values: Tensor
     bias: Tensor | None  # [V], still to be added to the logits: the product is spared a pass over memory
-    kept: Tensor | None  # [n, K]; None: all of them
+    kept: Tensor | None  # [n, K] or [n, J]; None: all of them
+    neg_entropy: Tensor | None = None  # [n, 1]; only where `values` are the weights of samples
     others: tuple["TeacherBlock", ...] = ()
 
     def rows(self, here: slice) -> "TeacherBlock":
         """Some of the rows."""
-        kept = None if self.kept is None else self.kept[here]
-        return TeacherBlock(self.values[here], self.bias, kept, tuple(other.rows(here) for other in self.others))
+        kept, neg_entropy = (None if each is None else each[here] for each in (self.kept, self.neg_entropy))
+        others = tuple(other.rows(here) for other in self.others)
+        return TeacherBlock(self.values[here], self.bias, kept, neg_entropy, others)
+
+    @property
+    def sparse(self) -> Sparse | None:
+        """The entries that are known; None where all logits are."""
+        if self.kept is None:
+            return None
+        if self.neg_entropy is None:
+            return TopK(self.kept, self.values)
+        return Samples(self.kept, self.values, self.neg_entropy)
 
 
 class Block(Protocol):
@@ -82,11 +94,9 @@ class AutogradBlock:
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
     ) -> Tensor:
         z = biased(logits, bias, scales.dtype).detach().requires_grad_()
-        y: Tensor | TopK | None = None
-        if teacher is not None and teacher.kept is not None:
-            y = TopK(teacher.kept, teacher.values)
-        elif teacher is not None:
-            y = biased(teacher.values, teacher.bias, scales.dtype)
+        y: Tensor | Sparse | None = None
+        if teacher is not None:
+            y = teacher.sparse or biased(teacher.values, teacher.bias, scales.dtype)
         if targets is None:
             targets = torch.full((len(z),), NO_TARGET, device=z.device)
         with torch.enable_grad():
@@ -179,9 +189,10 @@ class SoftMlmBlock:
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
     ) -> Tensor:
-        values, teacher_bias, kept = (None, None, None) if teacher is None else teacher[:3]
+        values, teacher_bias, kept, neg_entropy = (None,) * 4 if teacher is None else teacher[:4]
         column = None if targets is None else targets[:, None]
-        return self.function(logits, bias, values, teacher_bias, kept, column, scales, self.temperature, self.cutoff)
+        known = (values, teacher_bias, kept)
+        return self.function(logits, bias, *known, column, scales, self.temperature, self.cutoff, neg_entropy)
 
 
 def loss_and_grad_block(
@@ -194,18 +205,21 @@ def loss_and_grad_block(
     scale: Tensor,
     temperature: float,
     cutoff: float,
+    neg_entropy: Tensor | None = None,
 ) -> Tensor:
     """Both losses [2, n] of a block's rows; `logits` [n, V] is overwritten with the gradient of the scaled loss.
 
     bias, teacher_bias [V]: of either head, still to be added to its logits.
-    teacher: its logits [n, V], or log-probabilities [n, K + 1] of the entries `kept` [n, K]; targets [n, 1]. Each is
-    None where the block has no such term. The sums over the rows are left to the caller: with them inside, inductor's
+    teacher: its logits [n, V], or log-probabilities [n, K + 1] of the entries `kept` [n, K], or, with `neg_entropy`
+    [n, 1], the weights [n, J] of the entries `kept` [n, J]; targets [n, 1]. Each is None where the block has no such
+    term. The sums over the rows are left to the caller: with them inside, inductor's
     CPU code generation fails (torch 2.13).
     """
     z = biased(logits, bias, scale.dtype) / temperature
     top = z.amax(-1, keepdim=True)
-    # Exponentials are the cost: both terms share these. Kept entries need their own; then soft rows alone want no more.
-    v = (z - top).exp() if kept is None or targets is not None else z
+    # Exponentials are the cost: both terms share these. The largest entries need their own; then soft rows alone want
+    # no more.
+    v = z if kept is not None and neg_entropy is None and targets is None else (z - top).exp()
     soft = mlm = torch.zeros_like(top)
     gradient = torch.zeros_like(top)
     if teacher is not None:
@@ -213,6 +227,8 @@ def loss_and_grad_block(
         weight = scale[0] * temperature
         if kept is None:
             loss, gradient = _soft(z, top, v, y / temperature, weight, cutoff)
+        elif neg_entropy is not None:
+            loss, gradient = _soft_sampled(z, top, v, y, kept.long(), neg_entropy.to(scale.dtype), weight)
         else:
             loss, gradient = _soft_topk(z, y.log_softmax(-1), kept.long(), weight)
         soft = temperature**2 * loss
@@ -276,6 +292,16 @@ def _soft_topk(z: Tensor, log_p: Tensor, ids: Tensor, weight: Tensor) -> tuple[T
     p, difference = log_p.exp(), weight * (log_q.exp() - log_p.exp())
     loss = (p * (log_p - log_q)).sum(-1, keepdim=True)
     return loss, (u * (difference[:, -1:] / mass_u)).scatter(1, ids, difference[:, :-1])
+
+
+def _soft_sampled(
+    z: Tensor, top: Tensor, v: Tensor, w: Tensor, ids: Tensor, neg_entropy: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for a teacher known by the weights w [n, J] of the entries ids [n, J]; ids may repeat."""
+    mass = v.sum(-1, keepdim=True)
+    log_q = z.gather(1, ids) - (top + mass.log())
+    loss = neg_entropy - (w * log_q).sum(-1, keepdim=True)
+    return loss, (v * (weight * w.sum(-1, keepdim=True) / mass)).scatter_add(1, ids, -weight * w)
 
 
 def _mlm(x: Tensor, top: Tensor, w: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from distill.models.language_model import Head
 from distill.objective.blocks import NO_TARGET, Block, SoftMlmBlock, TeacherBlock, of_several, pieces, rows_at_once
-from distill.teacher.signal import Mixture, TopK
+from distill.teacher.signal import Mixture, Sparse, TopK, rows_of
 
 BUDGET = 64 << 20  # bytes of logits that exist at once
 # On the CPU products with the vocabulary are made in pieces of it.
@@ -24,7 +24,7 @@ GRADIENT_ROWS = 1024  # of the weight's gradient: a piece in bf16 is widened whi
 
 def soft_and_mlm(
     student: Head,
-    teacher: Head | TopK | None,
+    teacher: Head | Sparse | None,
     targets: Tensor | None,
     *,
     soft_scale: float | Tensor = 1.0,
@@ -37,7 +37,8 @@ def soft_and_mlm(
 ) -> tuple[Tensor, Tensor]:
     """soft_scale * sum of `losses.soft` + mlm_scale * sum of `losses.mlm`, and both unscaled sums.
 
-    With a `TopK` teacher the soft term is `losses.soft_topk`, which knows no cut-off. Without `teacher` there is no
+    With a `TopK` teacher the soft term is `losses.soft_topk`, with `Samples` it is `losses.soft_sampled`; neither knows
+    a cut-off. Without `teacher` there is no
     soft term, without `targets` (int64 [N], -100: no target) no mlm term.
 
     Args:
@@ -55,7 +56,7 @@ def soft_and_mlm(
 
 def chunked_loss(
     student: Head,
-    teacher: Head | TopK | Mixture | None,
+    teacher: Head | Sparse | Mixture | None,
     targets: Tensor | None,
     block: Block,
     scales: Tensor,
@@ -120,7 +121,7 @@ class Plan:
         foreign: bool [N], rows whose losses are not to be among the sums; None: none.
     """
 
-    teacher: Head | TopK | Mixture | None
+    teacher: Head | Sparse | Mixture | None
     targets: Tensor | None
     block: Block
     scales: Tensor
@@ -208,20 +209,23 @@ class _Logits:
 
 
 class _TeacherChunks:
-    """What a block wants to know of the teacher for a chunk of rows: logits, or log-probabilities and their ids."""
+    """What a block wants to know of the teacher for a chunk of rows: logits, or some entries and their ids."""
 
-    def __init__(self, teacher: Head | TopK | None, order: Tensor | None, plan: Plan, chunk: int) -> None:
+    def __init__(self, teacher: Head | Sparse | None, order: Tensor | None, plan: Plan, chunk: int) -> None:
         self.logits = _Logits(teacher, order, plan, chunk) if isinstance(teacher, Head) else None
-        self.top_k = None
-        if isinstance(teacher, TopK):
-            self.top_k = teacher if order is None else TopK(teacher.ids[order], teacher.log_probs[order])
+        self.sparse = None if teacher is None or isinstance(teacher, Head) else teacher
+        if self.sparse is not None and order is not None:
+            self.sparse = rows_of(self.sparse, order)
 
     def __call__(self, start: int, stop: int) -> TeacherBlock | None:
         if self.logits is not None:
             return TeacherBlock(self.logits(start, stop), self.logits.bias, None)
-        if self.top_k is not None:
-            return TeacherBlock(self.top_k.log_probs[start:stop], None, self.top_k.ids[start:stop])
-        return None
+        if self.sparse is None:
+            return None
+        here = rows_of(self.sparse, slice(start, stop))
+        if isinstance(here, TopK):
+            return TeacherBlock(here.log_probs, None, here.ids)
+        return TeacherBlock(here.weights, None, here.ids, here.neg_entropy)
 
 
 def _together(teachers: list[TeacherBlock | None]) -> TeacherBlock | None:
@@ -288,7 +292,7 @@ def _pick(values: Tensor | None, order: Tensor | None) -> Tensor | None:
     return values if values is None or order is None else values[order]
 
 
-def with_dtype(teacher: Head | TopK | Mixture | None) -> Any:
+def with_dtype(teacher: Head | Sparse | Mixture | None) -> Any:
     """The same with the format of each matrix product in its head, as autocast is off while chunks are visited."""
     if isinstance(teacher, Mixture):
         return teacher._replace(members=tuple(map(with_dtype, teacher.members)))

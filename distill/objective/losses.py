@@ -1,7 +1,7 @@
 """The formulas of the losses, one value per position and no reduction.
 
-Shape legend: N positions, V vocabulary, K kept teacher entries, H width of the hidden states. Everything is computed in
-fp32, in float64 where an input is float64. Sums, weights and counts belong to `distill.objective.objective`;
+Shape legend: N positions, V vocabulary, K or J kept teacher entries, H width of the hidden states. Everything is computed
+in fp32, in float64 where an input is float64. Sums, weights and counts belong to `distill.objective.objective`;
 `distill.objective.fused` computes those over the vocabulary without keeping [N, V] and is tested against this file.
 """
 
@@ -43,6 +43,21 @@ def soft_topk(student_logits: Tensor, ids: Tensor, log_probs: Tensor, temperatur
     log_q = torch.cat([student.gather(1, ids), rest], 1).log_softmax(-1)
     log_p = log_probs.to(log_q.dtype).log_softmax(-1)
     return temperature**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+
+
+def soft_sampled(
+    student_logits: Tensor, ids: Tensor, weights: Tensor, neg_entropy: Tensor, temperature: float
+) -> Tensor:
+    """Soft targets from an unbiased estimate w of the teacher's distribution p: [N, V] -> [N], in nats.
+
+    T^2 * (sum of p log p - sum over J of w_j log q(x_j)), q = softmax(student / T), with the gradient T * (W q - w), W
+    the sum of the weights. Both are linear in w: where E w = p they have the mean of `soft` and of its gradient. W need
+    not be 1; dividing by it would make the estimate biased. A single value may be below 0. `ids` and `weights` [N, J]
+    and `neg_entropy` [N, 1] are those of `teacher.signal.Samples`; an id that stands there twice counts twice.
+    """
+    log_q = (_at_least_fp32(student_logits) / temperature).log_softmax(-1)
+    cross = (weights.to(log_q.dtype) * log_q.gather(1, ids.long())).sum(-1)
+    return temperature**2 * (neg_entropy[:, 0].to(log_q.dtype) - cross)
 
 
 def reverse_kl(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Losses on slices of the vocabulary: the ranks of a group have the same rows, each with the logits of its own slice.
 
 Both blocks here do the same in the same order on all ranks of the group. Shapes: n rows of a chunk, V vocabulary, w
-columns of one rank's slice, T ranks, K kept entries, M terms.
+columns of one rank's slice, T ranks, K or J kept entries, M terms.
 """
 
 from collections.abc import Callable, Sequence
@@ -111,7 +111,7 @@ class WholeRows:
         found = []
         for member in (teacher, *teacher.others):
             if member.kept is not None:
-                found.append(TeacherBlock(member.values[own], None, member.kept[own]))
+                found.append(member.rows(own)._replace(others=()))
             else:
                 head, bias = next(heads)
                 found.append(TeacherBlock(head.whole_rows(member.values, shares), bias, None))
@@ -140,9 +140,9 @@ class SlicedPair:
         self, logits: Tensor, bias: Tensor | None, teacher: TeacherBlock | None, targets: Tensor | None, scales: Tensor
     ) -> Tensor:
         def operands(rows: slice) -> tuple[Any, ...]:
-            values, teacher_bias, kept = (None, None, None) if teacher is None else teacher.rows(rows)[:3]
-            column = None if targets is None else targets[rows, None]
-            return logits[rows], bias, values, teacher_bias, kept, column, scales, self.temperature, self.slices.start
+            *known, neg_entropy = (None,) * 4 if teacher is None else teacher.rows(rows)[:4]
+            column, sampled = None if targets is None else targets[rows, None], neg_entropy is not None
+            return logits[rows], bias, *known, column, scales, self.temperature, self.slices.start, sampled
 
         piece = rows_at_once(PIECE, self.slices.width, scales)
         parts = [slice(low, high) for low, high in pieces(0, len(logits), piece)]
@@ -184,26 +184,30 @@ def slice_numbers(
     scale: Tensor,
     temperature: float,
     start: int,
+    sampled: bool = False,
 ) -> dict[str, Tensor]:
     """What a slice adds to the numbers of its rows, [n, k] by name; the arguments are `loss_and_grad_block`'s.
 
-    start: the entry of the vocabulary that the slice begins with.
+    start: the entry of the vocabulary that the slice begins with; sampled: whether `teacher` are weights of samples.
     """
     z = biased(logits, bias, scale.dtype) / temperature
     top = _largest(z)
     found = {"top": top}
     live = teacher is not None and kept is None
-    v = (z - top).exp() if live or targets is not None else z
+    v = (z - top).exp() if live or sampled or targets is not None else z
+    if sampled:
+        found["mass"] = v.sum(1, keepdim=True)
     if teacher is not None and kept is None:
         y = biased(teacher, teacher_bias, scale.dtype) / temperature
         teacher_top = _largest(y)
         u = (y - teacher_top).exp()
         found |= {"mass": v.sum(1, keepdim=True), "teacher_top": teacher_top, "teacher_mass": u.sum(1, keepdim=True)}
         found["cross"] = ((y - z) * u).sum(1, keepdim=True)
-    if kept is not None:
+    if kept is not None and not sampled:
         rest = _without(z, kept.long() - start)
         rest_top = _largest(rest)
         found |= {"rest_top": rest_top, "rest_mass": (rest - rest_top).exp().sum(1, keepdim=True)}
+    if kept is not None:
         found["kept"] = _at(z, kept.long() - start)
     if targets is not None:
         found["word_mass"] = at_temperature_one(v, z, top, temperature).sum(1, keepdim=True)
@@ -222,14 +226,18 @@ def write_slice_gradient(
     scale: Tensor,
     temperature: float,
     start: int,
+    sampled: bool = False,
 ) -> None:
     """The gradient of the scaled losses, over the logits, from the numbers of whole rows by name."""
     z, weight = biased(logits, bias, scale.dtype) / temperature, scale[0] * temperature
     gradient = torch.zeros_like(z)
-    v = (z - row["top"]).exp() if (teacher is not None and kept is None) or targets is not None else z
+    v = z if targets is None and not sampled and (teacher is None or kept is not None) else (z - row["top"]).exp()
     if teacher is not None and kept is None:
         u = (biased(teacher, teacher_bias, scale.dtype) / temperature - row["teacher_top"]).exp()
         gradient = v * (weight / row["mass"]) - u * (weight / row["teacher_mass"])
+    elif teacher is not None and kept is not None and sampled:
+        w = weight * teacher.to(scale.dtype)
+        gradient = _add_at(v * (w.sum(1, keepdim=True) / row["mass"]), kept.long() - start, -w)
     elif teacher is not None and kept is not None:
         difference = weight * (_log_q(row).exp() - teacher.to(scale.dtype).softmax(-1))
         rest = (_without(z, kept.long() - start) - row["rest_top"]).exp()
@@ -250,6 +258,10 @@ def _losses(row: dict[str, Tensor], teacher: TeacherBlock | None, targets: Tenso
     if teacher is not None and teacher.kept is None:
         shift = (row["mass"] / row["teacher_mass"]).log() + (row["top"] - row["teacher_top"])
         soft = temperature**2 * (row["cross"] / row["teacher_mass"] + shift)
+    elif teacher is not None and teacher.neg_entropy is not None:
+        log_q = row["kept"] - (row["top"] + row["mass"].log())
+        cross = (teacher.values.to(soft.dtype) * log_q).sum(1, keepdim=True)
+        soft = temperature**2 * (teacher.neg_entropy.to(soft.dtype) - cross)
     elif teacher is not None:
         log_p = teacher.values.to(soft.dtype).log_softmax(-1)
         soft = temperature**2 * (log_p.exp() * (log_p - _log_q(row))).sum(1, keepdim=True)

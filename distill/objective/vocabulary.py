@@ -17,13 +17,13 @@ from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms.clm import Clm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
-from distill.teacher.signal import Mixture, TopK, mixed_logits
+from distill.teacher.signal import Mixture, Sparse, mixed_logits
 
 
 def vocabulary_loss(
     terms: Sequence[VocabularyTerm],
     student: Head,
-    teacher: Head | TopK | Mixture | None,
+    teacher: Head | Sparse | Mixture | None,
     targets: Tensor,
     scales: Tensor,
     vocab: int,
@@ -102,13 +102,13 @@ def _split(terms: Sequence[VocabularyTerm]) -> tuple[Soft | None, Mlm | Clm | No
 def reference_loss(
     terms: Sequence[VocabularyTerm],
     student: Head,
-    teacher: Head | TopK | Mixture | None,
+    teacher: Head | Sparse | Mixture | None,
     targets: Tensor,
     scales: Tensor,
     vocab: int,
 ) -> tuple[Tensor, Tensor]:
     """The same as `vocabulary_loss`, as one would write it: all logits of both models, then each term's formula."""
-    known: Tensor | TopK | None
+    known: Tensor | Sparse | None
     if isinstance(teacher, Mixture) and not teacher.live:
         parts = [reference_loss(terms, student, member, targets, scales, vocab) for member in teacher.members]
         return _mean([loss for loss, _ in parts], teacher.weights), _mean([own for _, own in parts], teacher.weights)

@@ -16,12 +16,12 @@ from distill.models.row_exchange import RowExchange
 from distill.objective.blocks import Block, SoftMlmBlock, of_several
 from distill.objective.fused import BUDGET, Plan, differentiable, fit, visit_chunks, with_dtype
 from distill.objective.sliced_blocks import SlicedPair, Slices, WholeRows
-from distill.teacher.signal import Mixture, TopK
+from distill.teacher.signal import Mixture, Samples, Sparse, TopK
 
 
 def sliced_loss(
     student: Head,
-    teacher: Head | TopK | Mixture | None,
+    teacher: Head | Sparse | Mixture | None,
     targets: Tensor | None,
     block: Block,
     scales: Tensor,
@@ -92,7 +92,7 @@ def _bits(scales: Tensor) -> list[int]:
     return scales.double().view(torch.int64).tolist() if scales.device.type == "cpu" else []
 
 
-def _members(teacher: Head | TopK | Mixture | None) -> tuple[Head | TopK | None, ...]:
+def _members(teacher: Head | Sparse | Mixture | None) -> tuple[Head | Sparse | None, ...]:
     return teacher.members if isinstance(teacher, Mixture) else (teacher,)
 
 
@@ -119,15 +119,16 @@ def _gathered_head(head: Head, width: int, exchange: RowExchange) -> Head:
 
 
 def _gathered(
-    teacher: Head | TopK | Mixture | None, heads: Sequence[Head], exchange: RowExchange
-) -> Head | TopK | Mixture | None:
+    teacher: Head | Sparse | Mixture | None, heads: Sequence[Head], exchange: RowExchange
+) -> Head | Sparse | Mixture | None:
     """What the teachers say of the rows of all ranks; `heads`: of the live ones, with these rows."""
     live = iter(heads)
 
-    def one(each: Head | TopK) -> Head | TopK:
+    def one(each: Head | Sparse) -> Head | Sparse:
         if isinstance(each, Head):
             return next(live)
-        return TopK(exchange.gathered(each.ids.int()), exchange.gathered(each.log_probs))  # NCCL: no 16-bit integers
+        ids, *numbers = exchange.gathered(each.ids.int()), *map(exchange.gathered, each[1:])  # NCCL: no 16-bit integers
+        return TopK(ids, *numbers) if isinstance(each, TopK) else Samples(ids, *numbers)
 
     if isinstance(teacher, Mixture):
         return teacher._replace(members=tuple(one(each) for each in teacher.members))

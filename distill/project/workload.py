@@ -10,6 +10,7 @@ from distill.objective.build import make_terms
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.project.model_shape import ModelShape, shape_of
 from distill.project.pair import empty_models
+from distill.teacher.layout import SMALL_VOCABULARY, layout_of
 from distill.teacher.members import settings_by_member
 
 MOST_RINGS = 4  # that `backend.rings=auto` tries
@@ -26,7 +27,7 @@ class Frozen:
     shape: ModelShape
     precision: str
     micro_batches: int  # that one forward takes
-    cached: int | None  # probabilities a position that are read instead; None: it runs
+    cached: int | None  # bytes a position that are read instead; None: it runs
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ def _teachers(config: Config, models: dict[str, object], terms: dict[str, Term],
         own = settings[name]
         shape = shape_of(model, length, f"teacher {name}".strip())
         precision, cache = own.precision.teacher, own.teacher.cache
-        found.append(Frozen(shape, precision, max(1, own.teacher.micro_batches), cache.top_k))
+        cached = layout_of(cache, shape.vocabulary).position_bytes if cache.wanted else None
+        found.append(Frozen(shape, precision, max(1, own.teacher.micro_batches), cached))
     return tuple(found)
 
 
@@ -176,10 +178,9 @@ def _positions(config: Config, terms: list[VocabularyTerm], length: int) -> floa
 
 
 def _row_bytes(length: int, positions: float, vocabulary: int, teachers: tuple[Frozen, ...]) -> float:
-    """Ids of a row, and the teacher's kept probabilities where they are read: an id and a 16-bit number each."""
-    small = vocabulary <= 1 << 16
-    kept = sum(each.cached * ((2 if small else 4) + 2) + 2 for each in teachers if each.cached is not None)
-    return (2 if small else 4) * length + positions * kept
+    """Ids of a row, and what was kept of the teachers where that is read."""
+    kept = sum(each.cached for each in teachers if each.cached is not None)
+    return (2 if vocabulary <= SMALL_VOCABULARY else 4) * length + positions * kept
 
 
 def _scores_epochs(settings: EvaluateConfig) -> bool:

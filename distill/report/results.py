@@ -60,10 +60,20 @@ def whose(name: str) -> str:
 
 def cache_note(facts: dict[str, Any], name: str) -> str:
     """A note for the report on soft targets that were read from a cache of the teacher with this name."""
+    size = f"({facts['bytes_per_token']:.1f} bytes a token, {facts['bytes'] / 1e6:,.1f} MB)"
+    most = (
+        f"{facts['top_k']} most probable tokens at each position, which hold {facts['kept_mass']:.1%} of its "
+        "probability at the temperature"
+    )
+    if "sampled" not in facts:
+        return f"Soft targets were read from a cache of {whose(name)} {most}; all others share one entry {size}."
+    power = "" if facts["exponent"] == 1 else f" to the power {facts['exponent']:g}, and weighted"
+    whom = f"{whose(name)} {most}, and of {facts['sampled']} draws from all others"
+    if not facts["top_k"]:
+        whom = f"{facts['sampled']} draws from {whose(name)} distribution at each position, at the temperature"
     return (
-        f"Soft targets were read from a cache of {whose(name)} {facts['top_k']} most probable tokens at each position, "
-        f"which hold {facts['kept_mass']:.1%} of its probability at the temperature; all others share one entry "
-        f"({facts['bytes_per_token']:.1f} bytes a token, {facts['bytes'] / 1e6:,.1f} MB)."
+        f"Soft targets were read from a cache of {whom} (by probability{power}), which estimate that distribution "
+        f"without bias {size}."
     )
 
 

@@ -26,12 +26,11 @@ from distill.files import atomic
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.progress import Progress
 from distill.sharding.shard import is_sharded
-from distill.teacher.cache import FILES, Cache, Positions
-from distill.teacher.signal import top_k_log_probs
+from distill.teacher.cache import Cache, Positions
+from distill.teacher.sampling import kept_entries, offsets_of, stored
 
 FORWARD_TOKENS = 4096  # of one forward: the teacher keeps no activations
 LOGITS_BYTES = 64 << 20  # that exist at once
-LOWEST = -6e4  # log-probability: float16 ends at -65504
 WAIT = 0.2  # seconds between two looks at the parts that others have in hand
 
 
@@ -57,7 +56,7 @@ def build(
                     _fill_together(builder, backend)
                 else:
                     _fill_all(builder, backend.rank * cache.num_parts // backend.size)
-            _finish(cache)
+            _finish(cache, teacher.precision)
         except OSError as error:
             raise SettingError(
                 f"corpus.cache: {cache.folder} cannot be written ({error.strerror}); give another folder"
@@ -68,7 +67,7 @@ def build(
 
 @dataclass
 class CacheBuilder:
-    """Runs the teacher over the parts of a cache and writes its largest entries down."""
+    """Runs the teacher over the parts of a cache and writes down what is kept of it."""
 
     cache: Cache
     teacher: LanguageModel
@@ -84,33 +83,42 @@ class CacheBuilder:
         at_once = max(1, FORWARD_TOKENS // self.batches.rows.shape[1])
         pieces = []
         for start in range(rows.start, rows.stop, at_once):
-            pieces.append(self.top_k(np.arange(start, min(start + at_once, rows.stop))))
-            self.progress.update(self.progress.done + len(pieces[-1][0]))
-        ids, log_probs = (np.concatenate(values) for values in zip(*pieces, strict=True))
-        assert len(ids) == span.stop - span.start
-        for name, values in zip(FILES, (ids, log_probs), strict=True):
+            numbers = np.arange(start, min(start + at_once, rows.stop))
+            pieces.append(self.entries(numbers))
+            self.progress.update(self.progress.done + int(self._counts(numbers).sum()))
+        kept = 0.0
+        for name, column in self.cache.layout.columns.items():
+            values = np.concatenate([piece[name] for piece in pieces])
+            assert values.shape == (span.stop - span.start, column.width)
             with (self.cache.folder / name).open("r+b") as file:
-                file.seek(span.start * self.cache.stride(name))
-                file.write(values.astype(self.cache.dtype(name)).tobytes())
+                file.seek(span.start * column.stride)
+                file.write(values.astype(column.dtype).tobytes())
                 file.flush()
                 os.fsync(file.fileno())
-        kept = float(-np.expm1(log_probs[:, -1].astype(np.float64)).sum())
+            if name == "log_probs":
+                kept = float(-np.expm1(values[:, -1].astype(np.float64)).sum())
         with atomic(_record_of(self.cache, part)) as new:
             new.write_text(json.dumps({"kept": kept, "seconds": time.monotonic() - began}), encoding="utf-8")
 
     @torch.no_grad()
-    def top_k(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ids [n, K] int64 and log_probs [n, K + 1] float16 at the positions of these rows."""
-        vocab = self.cache.origin["vocabulary"]
+    def entries(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns of the cache by name, at the positions of these rows; ids as int64."""
+        layout = self.cache.layout
         batch = self.batches.batch(numbers, 0).to(self.device)
         outputs = self.teacher(batch.inputs, batch.documents, OutputSpec(True, self.positions(batch)))
         assert outputs.head_rows is not None
-        pieces = [
-            top_k_log_probs(self.teacher.logits(rows, vocab), self.cache.top_k, self.temperature)
-            for rows in outputs.head_rows.split(max(1, LOGITS_BYTES // (4 * vocab)))
-        ]
-        ids, log_probs = (torch.cat(values) for values in zip(*pieces, strict=True))
-        return ids.cpu().numpy(), log_probs.clamp(min=LOWEST).half().cpu().numpy()
+        size = max(1, LOGITS_BYTES // (4 * layout.vocabulary))
+        # The draws of a position depend on the cache and on where the position stands, not on who computes them.
+        offsets = torch.from_numpy(offsets_of(numbers, self._counts(numbers), f"teacher sample {self.cache.key}"))
+        pieces = []
+        for rows, own in zip(outputs.head_rows.split(size), offsets.to(self.device).split(size), strict=True):
+            logits = self.teacher.logits(rows, layout.vocabulary)
+            pieces.append(stored(kept_entries(logits, layout, self.temperature, own), layout))
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in layout.columns}
+
+    def _counts(self, numbers: np.ndarray) -> np.ndarray:
+        """How many positions each of these rows has."""
+        return self.cache.offsets[numbers + 1] - self.cache.offsets[numbers]
 
 
 def _fill_all(builder: CacheBuilder, first: int) -> None:
@@ -148,8 +156,8 @@ def _fill_together(builder: CacheBuilder, backend: Backend) -> None:
         backend.barrier()
 
 
-def _finish(cache: Cache) -> None:
-    """Put offsets and meta.json beside the parts; one process does, the others wait."""
+def _finish(cache: Cache, precision: str) -> None:
+    """Put offsets and meta.json beside the parts; one process does, the others wait. `precision`: of the teacher."""
     with once(cache.meta_path, quiet=True) as missing:
         if not missing:
             return
@@ -159,6 +167,7 @@ def _finish(cache: Cache) -> None:
             "origin": cache.origin,
             "kept_mass": sum(part["kept"] for part in parts) / cache.num_positions,
             "seconds": sum(part["seconds"] for part in parts),
+            "precision": precision,
             "sha256": [cache.digest(part) for part in range(cache.num_parts)],
         }
         with atomic(cache.meta_path) as new:
@@ -168,7 +177,7 @@ def _finish(cache: Cache) -> None:
 def _make_room(cache: Cache) -> None:
     """Raises SettingError where the disk has no room for what is still to be written."""
     (cache.folder / "parts").mkdir(parents=True, exist_ok=True)
-    files = [cache.folder / name for name in FILES]
+    files = [cache.folder / name for name in cache.layout.columns]
     for file in files:
         file.touch()
     missing = cache.num_bytes - sum(file.stat().st_blocks * 512 for file in files)
@@ -176,7 +185,7 @@ def _make_room(cache: Cache) -> None:
     if missing > free:
         raise SettingError(
             f"corpus.cache: the teacher cache {cache.folder} takes {missing / 1e9:.3g} GB more and there is room for "
-            f"{free / 1e9:.3g} GB; give another folder, or lower teacher.cache.top_k"
+            f"{free / 1e9:.3g} GB; give another folder, or lower {cache.layout.largest}"
         )
 
 

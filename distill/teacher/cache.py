@@ -1,14 +1,22 @@
-"""The teacher's top-k on disk: where a cache lies, what it was made from, whether it is whole, and how it is read.
+"""What is kept of a teacher on disk: where a cache lies, what it was made from, whether it is whole, how it is read.
 
-Shapes: R training rows, N positions with soft targets in all of them, n in some, K kept entries, V vocabulary.
+Shapes: R training rows, N positions with soft targets in all of them, n in some, M entries kept exactly, K draws, V
+vocabulary.
 
 A cache is a folder `<corpus.cache>/teacher/<key>`:
 
-    ids          [N, K] uint16, or int32 for V > 65536: the teacher's largest entries, largest first
-    log_probs    [N, K + 1] float16, at the run's temperature; the last column is the joint mass of all other entries
+    ids          [N, M] uint16, or int32 for V > 65536: the teacher's largest entries, largest first
+    log_probs    [N, M + 1] float16, at the run's temperature; the last column is the joint mass of all other entries
+    draws        [N, K] as ids: tokens drawn from all others, as `sampling` describes
+    log_weights  [N, K] float16: log of the probability that each draw stands for; only where draws differ in it
+    neg_entropy  [N, 1] float16: the sum of p log p, where there are draws
     offsets.npy  [R + 1] int64: the positions of row r lie at offsets[r] to offsets[r + 1], in their order
     meta.json    what the cache was made from, and checksums; written last: without it the cache is unfinished
     parts/       what is known of the parts that are done, so that an interrupted `build_cache` goes on
+
+Files of width 0 are left out. The key is a digest of contents: of the teacher's weights and tokenizer, of the rows and
+masks, and of the settings that decide what is kept. No path, device or number format is part of it (but for int8, which
+gives other probabilities), so that the folder can be copied to another machine's `corpus.cache` and is found there.
 """
 
 import hashlib
@@ -27,12 +35,12 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
 from distill.errors import SettingError
+from distill.teacher.layout import Layout, layout_from, layout_of
 
 FORMAT = 2  # raise it when the same teacher, rows and settings would give other files
 MOST_PARTS = 1000
 FEWEST_ROWS = 128  # of a part
 COUNTED_ROWS = 1024  # at once
-FILES = ("ids", "log_probs")
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,15 @@ class Cache:
     offsets: np.ndarray  # [R + 1] int64
     ready: bool  # complete and checked; else still to be made
 
+    @cached_property
+    def layout(self) -> Layout:
+        """What is kept of a position."""
+        return layout_from(self.origin)
+
     @property
-    def top_k(self) -> int:
-        return int(self.origin["top_k"])
+    def key(self) -> str:
+        """Its name among the caches of any machine."""
+        return self.folder.name
 
     @property
     def num_rows(self) -> int:
@@ -58,28 +72,36 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """Of the three files that are read in training."""
-        return self.offsets.nbytes + sum(self.num_positions * self.stride(name) for name in FILES)
+        """Of the files that are read in training."""
+        return self.offsets.nbytes + self.num_positions * self.layout.position_bytes
 
     @property
     def meta_path(self) -> Path:
         return self.folder / "meta.json"
 
-    def read(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ids [n, K] int32 and log_probs [n, K + 1] float16 at the positions of these rows, row by row."""
+    def read(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns by name at the positions of these rows, row by row; token ids as int32."""
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in numbers]
         positions = np.concatenate(spans or [np.arange(0)])
-        ids, log_probs = self._maps
-        return ids[positions].astype(np.int32), log_probs[positions]
+        values = {name: column[positions] for name, column in self._maps.items()}
+        return {name: each if each.dtype == np.float16 else each.astype(np.int32) for name, each in values.items()}
 
     def facts(self) -> dict[str, Any]:
-        """For results.json. kept_mass: the mean share of the teacher's probability that the kept entries hold."""
+        """For results.json.
+
+        kept_mass: the mean share of the teacher's probability that the entries hold which are kept exactly.
+        bytes_per_token: of a position with soft targets, the share of `offsets.npy` included.
+        precision: the number format that the teacher ran in when the cache was made.
+        """
+        drawn = {name: self.origin[name] for name in ("sampled", "exponent", "sample_seed") if self.layout.sampled}
         return {
-            "top_k": self.top_k,
+            "key": self.key,
+            "top_k": self.layout.top_k,
+            **drawn,
             "positions": self.num_positions,
             "bytes": self.num_bytes,
             "bytes_per_token": self.num_bytes / self.num_positions,
-            **{name: self._meta[name] for name in ("kept_mass", "seconds")},
+            **{name: self._meta[name] for name in ("kept_mass", "seconds", "precision")},
         }
 
     def check(self) -> None:
@@ -87,8 +109,8 @@ class Cache:
         try:
             if self._meta["origin"] != self.origin:
                 raise self.refusal("made from something else than its name stands for")
-            for name in FILES:
-                if (self.folder / name).stat().st_size != self.num_positions * self.stride(name):
+            for name, column in self.layout.columns.items():
+                if (self.folder / name).stat().st_size != self.num_positions * column.stride:
                     raise self.refusal(f"damaged ({name} has the wrong size)")
             if self._meta["sha256"] != [self.digest(part) for part in range(self.num_parts)]:
                 raise self.refusal("damaged (its content has changed)")
@@ -97,8 +119,8 @@ class Cache:
 
     def refusal(self, what: str) -> SettingError:
         return SettingError(
-            f"teacher.cache.top_k={self.top_k}: the cache {self.folder} is {what}; delete that folder, and it is made "
-            "anew"
+            f"teacher.cache.{self.layout.title}: the cache {self.folder} is {what}; delete that folder, and it is "
+            "made anew"
         )
 
     # The rows are made and checked in parts.
@@ -121,32 +143,19 @@ class Cache:
         return slice(int(self.offsets[rows.start]), int(self.offsets[rows.stop]))
 
     def digest(self, part: int) -> str:
-        """sha256 of what the three files hold of a part."""
+        """sha256 of what the files hold of a part."""
         rows, span = self.rows_of(part), self.span_of(part)
         digest = hashlib.sha256(self.offsets[rows.start : rows.stop + 1].tobytes())
-        for values in self._maps:
+        for values in self._maps.values():
             digest.update(values[span].data)
         return digest.hexdigest()
 
-    # The form of the two large files.
-
-    def dtype(self, name: str) -> np.dtype:
-        small = self.origin["vocabulary"] <= 1 << 16
-        return np.dtype(np.float16 if name == "log_probs" else np.uint16 if small else np.int32)
-
-    def width(self, name: str) -> int:
-        return self.top_k + (name == "log_probs")
-
-    def stride(self, name: str) -> int:
-        """Bytes of one position."""
-        return self.width(name) * self.dtype(name).itemsize
-
     @cached_property
-    def _maps(self) -> list[np.ndarray]:
-        return [
-            np.memmap(self.folder / name, self.dtype(name), "r", shape=(self.num_positions, self.width(name)))
-            for name in FILES
-        ]
+    def _maps(self) -> dict[str, np.ndarray]:
+        return {
+            name: np.memmap(self.folder / name, column.dtype, "r", shape=(self.num_positions, column.width))
+            for name, column in self.layout.columns.items()
+        }
 
     @cached_property
     def _meta(self) -> dict[str, Any]:
@@ -169,13 +178,17 @@ def find(
         folder: where caches are kept (`corpus.cache`).
 
     Raises:
-        SettingError: `top_k` does not fit the vocabulary, the cache would be larger than `teacher.cache.gigabytes`, or
+        SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`, or
             the one that is there is wrong or damaged.
     """
-    assert settings.top_k is not None
-    if settings.top_k >= (vocab := origin["vocabulary"]):
-        raise SettingError(f"teacher.cache.top_k={settings.top_k}: the vocabulary has {vocab} tokens; give fewer")
-    origin = {"format": FORMAT, **origin, "top_k": settings.top_k, "rows": len(batches.rows)}
+    layout = layout_of(settings, origin["vocabulary"])
+    if layout.top_k >= layout.vocabulary:
+        raise SettingError(
+            f"teacher.cache.top_k={layout.top_k}: the vocabulary has {layout.vocabulary} tokens; give fewer"
+        )
+    origin = {"format": FORMAT, **origin, "top_k": layout.top_k, "rows": len(batches.rows)}
+    if layout.sampled:
+        origin |= {"sampled": layout.sampled, "exponent": layout.exponent, "sample_seed": settings.seed}
     key = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():
@@ -202,8 +215,8 @@ def _checked(path: Path, origin: dict[str, Any], num_rows: int) -> Cache:
 def _check_size(cache: Cache, gigabytes: float) -> None:
     if cache.num_bytes > gigabytes * 1e9:
         raise SettingError(
-            f"teacher.cache.gigabytes={gigabytes}: top_k={cache.top_k} at {cache.num_positions:,} positions takes "
-            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower teacher.cache.top_k or corpus.rows, or set "
+            f"teacher.cache.gigabytes={gigabytes}: {cache.layout.title} at {cache.num_positions:,} positions takes "
+            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower {cache.layout.largest} or corpus.rows, or set "
             "objective.soft.rows=masked"
         )
 

@@ -1,4 +1,4 @@
-"""A teacher that ran once: its largest entries are read from a cache."""
+"""A teacher that ran once: what was kept of it is read from a cache."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,7 @@ import torch
 from distill.data.batch import Batch
 from distill.models.language_model import NO_OUTPUTS
 from distill.teacher.cache import Cache
+from distill.teacher.sampling import as_samples
 from distill.teacher.signal import Signal, TopK, Wanted
 
 
@@ -18,9 +19,12 @@ class CachedTeacher:
 
     def read_ahead(self, batch: Batch) -> Batch:
         numbers = batch.row_ids[:0] if batch.is_filler else batch.row_ids
-        ids, log_probs = map(torch.from_numpy, self.cache.read(numbers))
-        return batch.with_teacher_data(ids=ids, log_probs=log_probs)
+        columns = self.cache.read(numbers)
+        return batch.with_teacher_data(**{name: torch.from_numpy(values) for name, values in columns.items()})
 
     def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+        layout = self.cache.layout
         for batch in window:
-            yield Signal(TopK(batch.teacher_data["ids"], batch.teacher_data["log_probs"]), NO_OUTPUTS)
+            data = batch.teacher_data
+            source = as_samples(data, layout) if layout.sampled else TopK(data["ids"], data["log_probs"])
+            yield Signal(source, NO_OUTPUTS)

@@ -1,5 +1,7 @@
 """The teacher of a run: live, from a cache that is made first where there is none, or none at all."""
 
+import logging
+
 from distill.backends import Backend
 from distill.config import Config
 from distill.data.batches import Batches
@@ -10,6 +12,8 @@ from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import LiveTeacher
 from distill.teacher.signal import NoTeacher, Teacher
 
+logger = logging.getLogger(__name__)
+
 
 def find_cache(config: Config, origin: dict[str, object], batches: Batches, positions: Positions) -> Cache | None:
     """The cache that the settings want, checked or still to be made; None where the teacher is to run live.
@@ -17,7 +21,7 @@ def find_cache(config: Config, origin: dict[str, object], batches: Batches, posi
     Raises:
         SettingError: as `cache.find`.
     """
-    if config.teacher.cache.top_k is None:
+    if not config.teacher.cache.wanted:
         return None
     return find(config.teacher.cache, origin, batches, positions, config.corpus.cache.cache)
 
@@ -43,4 +47,5 @@ def make_teacher(
         return LiveTeacher(model, config.teacher.micro_batches)
     assert temperature is not None, "`checks` refuses a cache that no term reads"
     build_cache.build(cache, model, batches, positions, temperature, backend)
+    logger.info(f"  the teacher is read from {cache.folder}, which other runs and machines can use")
     return CachedTeacher(cache)

@@ -1,6 +1,6 @@
 """One type for what a teacher gives for a micro-batch, whether it runs live or is read from a cache.
 
-Shapes: B rows, S positions, N requested positions, H hidden size, V vocabulary, K kept entries.
+Shapes: B rows, S positions, N requested positions, H hidden size, V vocabulary, K or J kept entries.
 """
 
 import math
@@ -27,15 +27,38 @@ class TopK(NamedTuple):
     log_probs: Tensor
 
 
+class Samples(NamedTuple):
+    """A teacher known by an unbiased estimate of its distribution p: weights at some entries, 0 at all others.
+
+    ids [N, J] (any integers; one that stands there twice has the sum of its weights), weights [N, J] at least fp32, whose
+    mean over the draws is p and which need not add up to 1, and neg_entropy [N, 1], the sum of p log p, so that a
+    cross-entropy with the weights becomes a divergence. All of it holds at the run's temperature.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    neg_entropy: Tensor
+
+
+Sparse = TopK | Samples  # a teacher known by some of its entries, as caches give it
+
+
+def rows_of(source: Sparse, rows: Tensor | slice) -> Sparse:
+    """The entries at some of the positions."""
+    if isinstance(source, TopK):
+        return TopK(*(each[rows] for each in source))
+    return Samples(*(each[rows] for each in source))
+
+
 class Mixture(NamedTuple):
     """Several teachers at the same positions, with their shares in the mixture, which add up to 1.
 
     Where all of them run live they stand for one distribution, the mean of all at `temperature`. Where one is known
-    by its largest entries only, every loss is the mean of the members' own: for soft targets that has the gradient of
+    by some of its entries only, every loss is the mean of the members' own: for soft targets that has the gradient of
     the mixture, since KL(p || q) is linear in p but for a constant.
     """
 
-    members: tuple[Head | TopK, ...]
+    members: tuple[Head | Sparse, ...]
     weights: tuple[float, ...]
     temperature: float = 1.0  # at which probabilities are averaged; the objective sets that of its terms
 
@@ -49,7 +72,7 @@ class Signal(NamedTuple):
     """What a teacher gives for one micro-batch."""
 
     logits_source: (
-        Head | TopK | Mixture | None
+        Head | Sparse | Mixture | None
     )  # what losses over the vocabulary read, at the N positions; None: nothing
     outputs: Outputs  # hidden states by layer; empty where none were requested
 
@@ -82,10 +105,15 @@ def top_k_log_probs(logits: Tensor, count: int, temperature: float) -> TopK:
 
     Returns ids int64 [N, K] and log_probs [N, K + 1], at least fp32; there has to be another entry: K < V.
     """
-    scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    scaled = at_least_fp32(logits) / temperature
     values, ids = scaled.topk(count)
     rest = scaled.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
     return TopK(ids, torch.cat([values, rest], 1).log_softmax(-1))
+
+
+def at_least_fp32(values: Tensor) -> Tensor:
+    """float64 stays as it is, everything else becomes fp32."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def mixed_logits(members: Iterable[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
@@ -97,7 +125,7 @@ def mixed_logits(members: Iterable[Tensor], weights: Sequence[float], temperatur
     """
     total: Tensor | None = None
     for logits, weight in zip(members, weights, strict=True):
-        scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+        scaled = at_least_fp32(logits) / temperature
         part = scaled.log_softmax(-1) + math.log(weight)
         total = part if total is None else torch.logaddexp(total, part)
     assert total is not None

@@ -71,7 +71,8 @@ def _rows(figures: Figures, times: int, predicted: float | None) -> Candidate | 
 def _teacher(figures: Figures, given: dict[str, Any]) -> Iterator[Candidate]:
     """Several micro-batches in one forward of a teacher that runs live."""
     teacher = given.get("teacher") or {}
-    live = teacher.get("kind") != "none" and (teacher.get("cache") or {}).get("top_k") is None
+    cache = teacher.get("cache") or {}
+    live = teacher.get("kind") != "none" and cache.get("top_k") is None and cache.get("sampled") is None
     if live and figures.settings.micro_batches > 1:
         yield from filter(None, [_teachers(figures, 2 * int(teacher.get("micro_batches") or 1), None)])
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from distributed import run_ranks
 from heads import largest_allocation
-from slices import LIVE, NONE, SEVERAL, SEVERAL_KINDS, TEACHER_WIDTH, TOP_K, VOCAB, Case
+from slices import LIVE, NONE, SAMPLES, SEVERAL, SEVERAL_KINDS, TEACHER_WIDTH, TOP_K, VOCAB, Case
 from torch import Tensor
 
 from distill.objective import terms as registry
@@ -73,6 +73,10 @@ CASES: dict[str, Case] = {
     "top k": Case([Soft(), Mlm()], TOP_K, budget=CHUNKS),
     "top k alone": Case([Soft()], TOP_K, upstream=-2.5),
     "top k, several temperatures": Case([Soft(), Soft(1.0), Mlm()], TOP_K, budget=CHUNKS),
+    "samples": Case([Soft(), Mlm()], SAMPLES, budget=CHUNKS),
+    "samples alone": Case([Soft()], SAMPLES, upstream=-2.5),
+    "samples, several temperatures": Case([Soft(), Soft(1.0), Mlm()], SAMPLES, budget=CHUNKS),
+    "an empty slice, samples": Case([Soft(), Mlm()], SAMPLES, slices=(VOCAB, 4, 0), budget=CHUNKS),
     "softcap": Case([Soft(), Mlm()], softcap=2.0, budget=CHUNKS),
     "softcap, by whole rows": Case([Jsd(), Mlm()], softcap=2.0, budget=CHUNKS),
     "cutoff": Case([Soft(cutoff=0.02), Mlm()], budget=CHUNKS),
@@ -92,6 +96,7 @@ CASES: dict[str, Case] = {
     "extreme logits": Case([Soft(), Mlm()], spread=3e3, relative=1e-9),
     "fp32": Case([Soft(), Mlm()], budget=CHUNKS, **FLOAT32),
     "fp32, top k": Case([Soft(), Mlm()], TOP_K, budget=CHUNKS, **FLOAT32),
+    "fp32, samples": Case([Soft(), Mlm()], SAMPLES, budget=CHUNKS, **FLOAT32),
     "fp32, by whole rows": Case([Jsd(), Mlm()], budget=CHUNKS, **FLOAT32),
     "bf16": Case([Soft(), Mlm()], budget=CHUNKS, **BFLOAT16),
     "bf16, by whole rows": Case([Jsd(), Mlm()], budget=CHUNKS, **BFLOAT16),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
-from distill.teacher.signal import Signal, TopK
+from distill.teacher.signal import Signal, Sparse
 
 # The rows of a vocabulary term:
 ALL = "all"  # every non-padding position
@@ -71,22 +71,25 @@ class VocabularyTerm(Term):
             there they are averaged where there are several teachers. Else it can do with logits up to a constant.
         top_k_temperature: of the teacher's K largest probabilities, where the term can do with those of a cache; None:
             it needs the teacher's logits.
+        reads_samples: whether such a term can do with an unbiased estimate of the probabilities, too, `Samples`: a loss
+            that is linear in them can.
     """
 
     rows: str = ALL
     reads_probabilities: ClassVar[bool] = True
     top_k_temperature: float | None = None
+    reads_samples: ClassVar[bool] = False
 
     def count(self, batch: Batch) -> int:
         return batch.num_valid if self.rows == ALL else len(batch.targets.positions)
 
     @abstractmethod
-    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+    def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         """One value per row, in at least fp32: student logits [n, V] -> [n]; gradients come from autograd.
 
         Args:
-            teacher: its logits [n, V], its K largest entries (ids [n, K], log_probs [n, K + 1]) where it is read from a
-                cache, or None where no term of the objective needs one.
+            teacher: its logits [n, V], `TopK` or, with `reads_samples`, `Samples` where it is read from a cache, or
+                None where no term of the objective needs one.
             targets: [n] int64, the token to predict, or -100 in a row without one.
         """
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms import TARGETS, VocabularyTerm
-from distill.teacher.signal import TopK
+from distill.teacher.signal import Sparse
 
 
 class Clm(VocabularyTerm):
@@ -15,5 +15,5 @@ class Clm(VocabularyTerm):
     needs_teacher = False
     rows = TARGETS
 
-    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+    def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         return losses.mlm(student, targets)

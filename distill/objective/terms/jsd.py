@@ -4,7 +4,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms.soft import SoftPositions, TeacherDistribution
-from distill.teacher.signal import TopK
+from distill.teacher.signal import Sparse
 
 
 class Jsd(TeacherDistribution):
@@ -23,6 +23,6 @@ class Jsd(TeacherDistribution):
             raise ValueError(f"beta={beta} is the teacher's share in the mixture: give a number from 0 to 1")
         self.beta = beta
 
-    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+    def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         assert isinstance(teacher, Tensor)
         return losses.jensen_shannon(student, teacher, self.temperature, self.beta)

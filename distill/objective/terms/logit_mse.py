@@ -5,7 +5,7 @@ from torch import Tensor
 from distill.objective import losses
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.soft import SoftPositions, rows_of
-from distill.teacher.signal import TopK
+from distill.teacher.signal import Sparse
 
 
 class LogitMse(VocabularyTerm):
@@ -22,6 +22,6 @@ class LogitMse(VocabularyTerm):
         self.rows = rows_of(rows)
         self.center = center
 
-    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+    def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         assert isinstance(teacher, Tensor)
         return losses.logit_mse(student, teacher, self.center)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms.soft import TeacherDistribution
-from distill.teacher.signal import TopK
+from distill.teacher.signal import Sparse
 
 
 class ReverseKl(TeacherDistribution):
@@ -12,6 +12,6 @@ class ReverseKl(TeacherDistribution):
 
     title = "Reverse KL"
 
-    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+    def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         assert isinstance(teacher, Tensor)
         return losses.reverse_kl(student, teacher, self.temperature)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms import ALL, TARGETS, VocabularyTerm
-from distill.teacher.signal import TopK
+from distill.teacher.signal import Samples, Sparse, TopK
 
 
 class SoftPositions(Enum):
@@ -37,6 +37,7 @@ class Soft(TeacherDistribution):
     """T^2 * KL(softmax(teacher / T) || softmax(student / T)), the forward divergence; see `losses.soft`."""
 
     title = "Soft targets"
+    reads_samples = True
 
     def __init__(self, temperature: float = 2.0, rows: SoftPositions = SoftPositions.all, cutoff: float = 0.0) -> None:
         """`cutoff`: teacher probabilities below it share one tail bucket."""
@@ -46,8 +47,10 @@ class Soft(TeacherDistribution):
         self.top_k_temperature = self.temperature
         self.cutoff = cutoff
 
-    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+    def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         assert teacher is not None
         if isinstance(teacher, TopK):
             return losses.soft_topk(student, teacher.ids, teacher.log_probs, self.temperature)
+        if isinstance(teacher, Samples):
+            return losses.soft_sampled(student, *teacher, self.temperature)
         return losses.soft(student, teacher, self.temperature, self.cutoff)

@@ -1,0 +1,98 @@
+"""A teacher's distribution kept without bias: its largest entries exactly, and draws from all others.
+
+Shapes: n positions, V vocabulary, M entries kept exactly, K draws, J = M + K.
+
+With p the teacher's probabilities at the temperature and R all tokens but its M most probable, tokens are drawn from q
+proportional to p^a over R, and each draw x stands for p(x) / (K q(x)) of probability. So the estimate
+
+    p^(v) = p(v)                                for the M most probable
+    p^(v) = (draws of v) * p(v) / (K q(v))      for all others
+
+has the mean p, and everything linear in p (the cross-entropy -sum p log s, its gradient, and with the teacher's entropy
+KL(p || s)) is estimated without bias; but for the 16 bits in which the numbers are stored. Weights divided by their own
+sum would be biased, and are not used. Of all q the one with a = 1 has the smallest sum of the variances of p^, and its
+weights are all alike, P(R) / K, so that they need not be stored. The largest entries alone, with all others in one
+bucket, are a biased estimate whatever their number.
+
+The draws of a position are systematic: the K points (i + u) / K, i = 0 ... K - 1, of the cumulative distribution of q in
+the order of the vocabulary, with a single uniform u. Every token is expected K q(v) times, as with independent draws, and
+comes that often to within one, so the variance is smaller (Cochran, "Sampling Techniques", 1977, chapter 8). A token
+that is drawn several times stands there several times. Sparse cached targets by importance sampling: "Sparse Logit
+Sampling: Accelerating Knowledge Distillation in LLMs" (arXiv 2503.16870), with independent draws and no exact entries.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distill.seed import key, uniform
+from distill.teacher.layout import Layout
+from distill.teacher.signal import Samples, at_least_fp32, top_k_log_probs
+
+LOWEST = -6e4  # log-probability: float16 ends at -65504
+
+
+def offsets_of(rows: np.ndarray, counts: np.ndarray, purpose: str) -> np.ndarray:
+    """The u of each position, row by row, [counts.sum()] float64: a function of the row and its place in it.
+
+    Args:
+        rows, counts: numbers of rows, and how many positions each has.
+        purpose: one stream for each, so that two caches of the same rows draw independently.
+    """
+    starts = np.repeat(counts.cumsum() - counts, counts)
+    return uniform(key(0, purpose, np.repeat(rows, counts), np.arange(counts.sum()) - starts))
+
+
+def kept_entries(logits: Tensor, layout: Layout, temperature: float, offsets: Tensor | None) -> dict[str, Tensor]:
+    """What a cache keeps of logits [n, V]: the columns of its layout by name, numbers in at least fp32.
+
+    Args:
+        offsets: [n] float64 between 0 and 1, the u of each position; None where nothing is drawn.
+    """
+    found: dict[str, Tensor] = {}
+    if layout.top_k:
+        found["ids"], found["log_probs"] = top_k_log_probs(logits, layout.top_k, temperature)
+    if not layout.sampled:
+        return found
+    assert offsets is not None
+    log_p = (at_least_fp32(logits) / temperature).log_softmax(-1)
+    found["neg_entropy"] = -torch.special.entr(log_p.exp()).sum(-1, keepdim=True)
+    rest = log_p.scatter(1, found["ids"], -torch.inf) if layout.top_k else log_p
+    # In float64, as a sum over the vocabulary in fp32 would lose tokens of small probability.
+    cumulative = (layout.exponent * rest).exp().cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    points = (torch.arange(layout.sampled, device=logits.device) + offsets[:, None]) * (total / layout.sampled)
+    points = points.minimum(torch.nextafter(total, torch.zeros_like(total)))  # rounding up would leave the vocabulary
+    draws = torch.searchsorted(cumulative, points, right=True)  # right: never a token of probability 0
+    found["draws"] = draws.clamp(max=logits.shape[1] - 1)  # of a rest that has none at all, and weighs nothing
+    if layout.weighted:
+        log_q = (layout.exponent * rest).gather(1, found["draws"]) - total.log().to(rest.dtype)
+        weights = rest.gather(1, found["draws"]) - log_q - np.log(layout.sampled)
+        found["log_weights"] = weights.nan_to_num(nan=-torch.inf)
+    return found
+
+
+def stored(entries: Mapping[str, Tensor], layout: Layout) -> dict[str, np.ndarray]:
+    """The columns in the formats that they have on disk, but ids as int64."""
+    found = {}
+    for name in layout.columns:
+        values = entries[name]
+        found[name] = (values.clamp(min=LOWEST).half() if values.is_floating_point() else values).cpu().numpy()
+    return found
+
+
+def as_samples(columns: Mapping[str, Tensor], layout: Layout) -> Samples:
+    """The columns of some positions, as they were stored, as weighted entries."""
+    draws = columns["draws"]
+    rest = torch.ones(len(draws), 1, device=draws.device)
+    ids, weights = [draws], []
+    if layout.top_k:
+        exact = columns["log_probs"].float().softmax(-1)
+        ids, weights, rest = [columns["ids"], draws], [exact[:, :-1]], exact[:, -1:]
+    if layout.weighted:
+        weights.append(columns["log_weights"].float().exp())
+    else:
+        weights.append((rest / layout.sampled).expand(-1, layout.sampled))
+    return Samples(torch.cat(ids, 1), torch.cat(weights, 1), columns["neg_entropy"].float())

@@ -1,0 +1,213 @@
+"""A cache of draws: what it holds, when it is another one, copied, resumed and damaged, and runs that learn from it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from job import Shelf, assert_same, metrics, results
+from test_teacher_cache import (
+    Desk,
+    counting,
+    gradient,
+    log_probs_of,
+    never,
+    other_origin,
+    positions_of,
+    small_parts,
+    spoil,
+)
+from tiny import make_model
+
+from distill.errors import SettingError
+from distill.models.language_model import LanguageModel
+from distill.teacher import build_cache
+from distill.teacher.cached import CachedTeacher
+from distill.teacher.live import LiveTeacher
+from distill.teacher.signal import Samples
+
+FILES = ("ids", "log_probs", "draws", "log_weights", "neg_entropy", "offsets.npy")
+
+
+def sampled(folder: Path, tokenizer: Any, teacher: Any, top_k: int | None = 3, exponent: float = 1.0) -> Desk:
+    desk = Desk(folder, tokenizer, teacher)
+    cache = desk.config.teacher.cache
+    cache.top_k, cache.sampled, cache.exponent = top_k, 5, exponent
+    return desk
+
+
+@pytest.fixture
+def desk(tmp_path: Path, tokenizer: Any, teacher: Any) -> Desk:
+    return sampled(tmp_path, tokenizer, teacher, exponent=0.7)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
+
+
+@pytest.mark.parametrize("soft_positions", ["all", "masked"])
+@pytest.mark.parametrize(("top_k", "exponent"), [(3, 0.7), (3, 1.0), (None, 1.0)])
+def test_it_holds_what_the_teacher_says(
+    tmp_path: Path, tokenizer: Any, teacher: Any, top_k: int | None, exponent: float, soft_positions: str
+) -> None:
+    desk = sampled(tmp_path, tokenizer, teacher, top_k, exponent)
+    desk.soft_positions = soft_positions
+    cache = desk.build()
+    reader, exact = CachedTeacher(cache), top_k or 0
+    for batch in desk.batches().window(2):
+        (signal,) = reader.signals([reader.read_ahead(batch)], desk.objective().teacher_spec)
+        source, positions = signal.logits_source, positions_of(desk, batch)
+        assert isinstance(source, Samples) and len(source.ids) == len(positions)
+        p = log_probs_of(teacher, batch, positions, 2.0).exp()
+        torch.testing.assert_close(source.weights[:, :exact], p.topk(exact).values, rtol=3e-3, atol=0)
+        if exponent == 1:
+            torch.testing.assert_close(source.weights.sum(1), torch.ones(len(p)), rtol=2e-3, atol=0)
+        torch.testing.assert_close(source.neg_entropy[:, 0], (p * p.log()).sum(1), rtol=1e-3, atol=1e-3)
+        heads, draws = source.ids[:, :exact], source.ids[:, exact:]
+        assert not (draws[:, :, None] == heads[:, None]).any()
+        if exponent != 1:  # weights are p^(1 - a), up to one factor for each position
+            ratio = source.weights[:, exact:].log() - 0.3 * p.gather(1, draws.long()).log()
+            torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=0, atol=0.02)
+    facts, files = cache.facts(), sum(len(each) for each in bytes_of(cache.folder).values())
+    assert facts["bytes"] == pytest.approx(files, abs=200) and (facts["kept_mass"] > 0) == (exact > 0)
+    position = (4 * exact + 2 if exact else 0) + (2 if exponent == 1 else 4) * 5 + 2
+    assert facts["bytes_per_token"] == pytest.approx(position + 8 * 41 / facts["positions"])
+    assert (facts["sampled"], facts["exponent"], facts["sample_seed"]) == (5, exponent, 0)
+
+
+def test_over_many_seeds_the_gradient_is_that_of_the_live_teacher(tmp_path: Path, tokenizer: Any, teacher: Any) -> None:
+    """The mean over 24 caches is as far from it as chance says, and the largest entries alone are further."""
+    desk = sampled(tmp_path, tokenizer, teacher, top_k=2)
+    loss, live = gradient(desk, LiveTeacher(LanguageModel(desk.teacher)))
+    found = []
+    for seed in range(24):
+        desk.config.teacher.cache.seed = seed
+        found.append(gradient(desk, CachedTeacher(desk.build())))
+    gradients, losses = torch.stack([each for _, each in found]), torch.tensor([value for value, _ in found])
+    expected = float(gradients.var(0).sum()) / 24
+    assert float((gradients.mean(0) - live).square().sum()) < 2 * expected
+    assert abs(float(losses.mean()) - loss) < 4 * float(losses.std()) / 24**0.5
+    desk.config.teacher.cache.sampled = None
+    _, biased = gradient(desk, CachedTeacher(desk.build()))
+    assert float((biased - live).square().sum()) > 4 * expected
+
+
+CHANGES: dict[str, Callable[[Desk], object]] = {
+    "sampled": lambda desk: setattr(desk.config.teacher.cache, "sampled", 6),
+    "no draws": lambda desk: setattr(desk.config.teacher.cache, "sampled", None),
+    "exponent": lambda desk: setattr(desk.config.teacher.cache, "exponent", 0.8),
+    "seed": lambda desk: setattr(desk.config.teacher.cache, "seed", 1),
+    "top_k": lambda desk: setattr(desk.config.teacher.cache, "top_k", None),
+    "temperature": lambda desk: setattr(desk, "temperature", 3.0),
+}
+
+
+def test_what_changes_the_draws_makes_another(desk: Desk) -> None:
+    found = {desk.find().folder}
+    for change in CHANGES.values():
+        before = dict(vars(desk.config.teacher.cache)), desk.temperature
+        change(desk)
+        found.add(desk.find().folder)
+        vars(desk.config.teacher.cache).update(before[0])
+        desk.temperature = before[1]
+    assert len(found) == 1 + len(CHANGES)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
+    desk: Desk, tmp_path: Path, tokenizer: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = desk.build()
+    other = sampled(tmp_path / "other", tokenizer, teacher, exponent=0.7)
+    with monkeypatch.context() as patch:  # in other parts and forwards
+        small_parts(patch)
+        questions = counting(patch, most=7)
+        with pytest.raises(RuntimeError, match="lights"):
+            other.build()
+        assert questions
+    with monkeypatch.context() as patch:
+        small_parts(patch)
+        again = other.build()
+    assert again.key == whole.key and set(bytes_of(whole.folder)) == set(FILES)
+    assert bytes_of(whole.folder) == bytes_of(again.folder)
+    desk.config.teacher.cache.seed = 1
+    seeded = bytes_of(desk.build().folder)
+    before = bytes_of(whole.folder)
+    assert seeded["ids"] == before["ids"] and seeded["draws"] != before["draws"]
+
+
+def test_a_copy_serves_another_machine(
+    desk: Desk, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own folder of caches, number format and copy of the teacher, without what the build left beside."""
+    made = desk.build()
+    monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
+    there = tmp_path / "elsewhere"
+    shutil.copytree(made.folder, there / "teacher" / made.key, ignore=shutil.ignore_patterns("parts", "*.lock"))
+    other = sampled(there, tokenizer, make_model("bert", 4), exponent=0.7)
+    other.config.precision.teacher = "bf16"
+    found = other.build()
+    assert found.ready and found.folder.is_relative_to(there) and found.facts() == made.facts()
+    assert found.facts()["precision"] == "fp32", "that of the machine that made it"
+    meta = (found.folder / "meta.json").read_text()
+    assert str(tmp_path) not in meta and "cuda" not in meta and "cpu" not in meta
+
+
+DAMAGE = {
+    "a changed draw": spoil("draws", lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]),
+    "a changed weight": spoil("log_weights", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+    "no weights": lambda folder: (folder / "log_weights").unlink(),
+    "entropies too short": spoil("neg_entropy", lambda data: data[:-2]),
+    "made from something else": other_origin,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_it_is_refused(desk: Desk, damage: str) -> None:
+    cache = desk.build()
+    DAMAGE[damage](cache.folder)
+    with pytest.raises(SettingError) as refusal:
+        desk.find()
+    text = str(refusal.value)
+    assert text.startswith("teacher.cache.top_k=3 with sampled=5: the cache ") and "delete" in text and "\n" not in text
+
+
+def test_too_large_it_is_refused_by_the_setting_that_is_largest(desk: Desk) -> None:
+    desk.config.teacher.cache.gigabytes, desk.config.teacher.cache.sampled = 1e-9, 40
+    with pytest.raises(
+        SettingError, match=r"top_k=3 with sampled=40 at .* or lower teacher.cache.sampled or corpus.rows"
+    ):
+        desk.find()
+    desk.config.teacher.cache.top_k = None
+    with pytest.raises(SettingError, match=r"^teacher.cache.gigabytes=1e-09: sampled=40 at"):
+        desk.find()
+
+
+STATIC = ["objective.masking.static=true", "objective.cosine.weight=0"]
+
+
+def test_a_run_from_draws_and_another_from_a_copy_of_them(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    settings = [*STATIC, "teacher.cache.sampled=24", "teacher.cache.top_k=4", "train.steps=3"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert shelf.run(first, *settings, f"corpus.cache={tmp_path / 'here'}") == 0
+    content = results(first)
+    facts = content["teacher"]["cache"]
+    assert (facts["top_k"], facts["sampled"], facts["exponent"]) == (4, 24, 1.0)
+    assert 4 * 4 + 2 + 2 * 24 + 2 < facts["bytes_per_token"] < 4 * 4 + 2 + 2 * 24 + 3
+    assert any("4 most probable" in note and "24 draws" in note and "without bias" in note for note in content["notes"])
+    (made,) = (tmp_path / "here" / "teacher").iterdir()
+    assert f"the teacher is read from {made}" in capfd.readouterr().err and made.name == facts["key"]
+    assert all(np.isfinite(line["loss/soft"]) for line in metrics(first))
+    shutil.copytree(made, tmp_path / "there" / "teacher" / made.name)
+    monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
+    monkeypatch.setattr(LiveTeacher, "signals", never)
+    assert shelf.run(second, *settings, f"corpus.cache={tmp_path / 'there'}") == 0
+    assert_same(second, first)
+    assert shelf.run(first, *settings, f"corpus.cache={tmp_path / 'there'}", "teacher.cache.seed=4") == 2
+    assert "teacher.cache.seed was 0 and is now 4" in capfd.readouterr().err
+    assert "sampled" in json.dumps(content["identity"])
