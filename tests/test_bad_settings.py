@@ -214,6 +214,9 @@ teacher.cache=null
 teacher.cache.gigabytes=inf
 teacher.cache.gigabytes=nan
 teacher.cache.top_k=-1
+teacher.cache.sampled=-1
+teacher.cache.sampled=4 ;; teacher.cache.exponent=nan
+teacher.cache.exponent=0.5
 teacher.members=5
 teacher.members=null
 +teacher.members.a=5

@@ -9,6 +9,7 @@ import tiny
 from distill.checks import check
 from distill.config import Config, SourceConfig, StudentConfig, TeacherConfig
 from distill.errors import SettingError
+from distill.objective.terms.soft import Soft
 from distill.ramp import Ramp
 
 

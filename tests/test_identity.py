@@ -85,6 +85,7 @@ def test_the_rows_of_a_step_count_however_they_are_given() -> None:
         "train.epochs=77",
         "seed=1",
         "teacher.cache.top_k=4",
+        "teacher.cache.sampled=4",
     ],
 )
 def test_what_can_is_in(override: str) -> None:

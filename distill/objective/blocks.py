@@ -25,8 +25,8 @@ NO_TARGET = -100
 class TeacherBlock(NamedTuple):
     """What a block of rows knows of the teacher: logits [n, V], or numbers of some of its entries.
 
-    Those are log-probabilities [n, K + 1] of its K largest, or weights [n, J] as in `Samples`. Of several teachers it is
-    the first, and `others` are the rest.
+    Those are log-probabilities [n, K + 1] of its K largest, or weights [n, J] as in `Samples`. Of several teachers it
+    is the first, and `others` are the rest.
     """
 
     values: Tensor

@@ -1,8 +1,9 @@
 """The formulas of the losses, one value per position and no reduction.
 
-Shape legend: N positions, V vocabulary, K or J kept teacher entries, H width of the hidden states. Everything is computed
-in fp32, in float64 where an input is float64. Sums, weights and counts belong to `distill.objective.objective`;
-`distill.objective.fused` computes those over the vocabulary without keeping [N, V] and is tested against this file.
+Shape legend: N positions, V vocabulary, K or J kept teacher entries, H width of the hidden states. Everything is
+computed in fp32, in float64 where an input is float64. Sums, weights and counts belong to
+`distill.objective.objective`; `distill.objective.fused` computes those over the vocabulary without keeping [N, V] and
+is tested against this file.
 """
 
 import math

@@ -178,8 +178,8 @@ def find(
         folder: where caches are kept (`corpus.cache`).
 
     Raises:
-        SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`, or
-            the one that is there is wrong or damaged.
+        SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`,
+            or the one that is there is wrong or damaged.
     """
     layout = layout_of(settings, origin["vocabulary"])
     if layout.top_k >= layout.vocabulary:

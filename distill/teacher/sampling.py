@@ -14,11 +14,11 @@ sum would be biased, and are not used. Of all q the one with a = 1 has the small
 weights are all alike, P(R) / K, so that they need not be stored. The largest entries alone, with all others in one
 bucket, are a biased estimate whatever their number.
 
-The draws of a position are systematic: the K points (i + u) / K, i = 0 ... K - 1, of the cumulative distribution of q in
-the order of the vocabulary, with a single uniform u. Every token is expected K q(v) times, as with independent draws, and
-comes that often to within one, so the variance is smaller (Cochran, "Sampling Techniques", 1977, chapter 8). A token
-that is drawn several times stands there several times. Sparse cached targets by importance sampling: "Sparse Logit
-Sampling: Accelerating Knowledge Distillation in LLMs" (arXiv 2503.16870), with independent draws and no exact entries.
+The draws of a position are systematic: the K points (i + u) / K, i = 0 ... K - 1, of the cumulative distribution of q
+in the order of the vocabulary, with a single uniform u. Every token is expected K q(v) times, as in independent draws,
+and comes that often to within one, so the variance is smaller (Cochran, "Sampling Techniques", 1977, chapter 8). One
+that is drawn several times stands there several times. Cached targets drawn by importance, with independent draws and
+without exact entries: "Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs" (arXiv 2503.16870).
 """
 
 from collections.abc import Mapping

@@ -30,8 +30,8 @@ class TopK(NamedTuple):
 class Samples(NamedTuple):
     """A teacher known by an unbiased estimate of its distribution p: weights at some entries, 0 at all others.
 
-    ids [N, J] (any integers; one that stands there twice has the sum of its weights), weights [N, J] at least fp32, whose
-    mean over the draws is p and which need not add up to 1, and neg_entropy [N, 1], the sum of p log p, so that a
+    ids [N, J] (any integers; one that stands there twice has the sum of its weights), weights [N, J] at least fp32,
+    whose mean over the draws is p and which need not add up to 1, and neg_entropy [N, 1], the sum of p log p, so that a
     cross-entropy with the weights becomes a divergence. All of it holds at the run's temperature.
     """
 

@@ -32,6 +32,10 @@ def drawn(teacher: Tensor, of: Layout, offsets: Tensor) -> Samples:
     return as_samples(kept_entries(teacher, of, TEMPERATURE, offsets), of)
 
 
+def read(columns: dict[str, np.ndarray], of: Layout) -> Samples:
+    return as_samples({name: torch.from_numpy(each) for name, each in columns.items()}, of)
+
+
 def estimate(samples: Samples) -> Tensor:
     """The estimated distribution, [n, VOCAB]."""
     whole = torch.zeros(len(samples.ids), VOCAB, dtype=torch.float64)
@@ -137,10 +141,7 @@ def test_extreme_teachers_give_finite_entries(top_k: int, exponent: float) -> No
     teacher[0:2, 7], teacher[2:4, VOCAB - 2 :] = 3e4, 3e4
     offsets = torch.tensor([2.0**-53, 1 - 2.0**-53] * 3, dtype=torch.float64)
     of = layout(top_k, 5, exponent)
-    columns = {
-        name: torch.from_numpy(each) for name, each in stored(kept_entries(teacher, of, 1.0, offsets), of).items()
-    }
-    samples = as_samples(columns, of)
+    samples = read(stored(kept_entries(teacher, of, 1.0, offsets), of), of)
     assert int(samples.ids.min()) >= 0 and int(samples.ids.max()) < VOCAB
     assert all(each.isfinite().all() for each in (samples.weights, samples.neg_entropy))
     wanted = teacher.double().softmax(-1)
@@ -156,13 +157,10 @@ def test_what_is_stored_differs_by_the_rounding_alone(exponent: float) -> None:
     entries = kept_entries(logits(8), of, TEMPERATURE, uniform(POSITIONS))
     columns = stored(entries, of)
     assert list(columns) == list(of.columns) and columns["neg_entropy"].dtype == np.float16
-    read, exact = (
-        as_samples({name: torch.from_numpy(each) for name, each in columns.items()}, of),
-        as_samples(entries, of),
-    )
-    assert torch.equal(read.ids, exact.ids)
-    torch.testing.assert_close(read.weights, exact.weights, rtol=3e-3, atol=0)
-    torch.testing.assert_close(read.neg_entropy, exact.neg_entropy.float(), rtol=5e-4, atol=0)
+    found, exact = read(columns, of), as_samples(entries, of)
+    assert torch.equal(found.ids, exact.ids)
+    torch.testing.assert_close(found.weights, exact.weights, rtol=3e-3, atol=0)
+    torch.testing.assert_close(found.neg_entropy, exact.neg_entropy.float(), rtol=5e-4, atol=0)
 
 
 def test_no_positions() -> None:
