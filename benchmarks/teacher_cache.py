@@ -1,108 +1,132 @@
 """What a teacher cache costs and saves: bytes a token, time, and the student's perplexity against the live teacher's.
 
-    python benchmarks/teacher_cache.py --steps 450 --epochs 3 --json teacher_cache.json [objective.temperature=1 ...]
+    DISTILL_DATA=DATA python benchmarks/teacher_cache.py --work DIR --seeds 3 --json teacher_cache.json
+    python benchmarks/teacher_cache.py --work DIR --pairs masked --only live "top 64" "63 draws" [corpus.rows=2000 ...]
+    python benchmarks/teacher_cache.py --work DIR --pairs causal --teacher runs/gpt2_pretrain
 
-Real runs of the recipe `distilbert_gutenberg` at the embedded scale, without the cosine term, one after the other: the
-live teacher with new masks in every epoch, the live teacher with static masks, then caches of several sizes. They see
-the same rows in the same order, and everything is read from their results.json. Further arguments go to every run; the
-corpus is that of the recipe ($DISTILL_DATA, or the docstrings of the installed packages). What remains of an earlier
-cache is read again, with the seconds that it took then.
+Real runs, one after the other: the recipe `distilbert_gutenberg` (the embedded teacher, which is flat; static masks,
+no cosine term) and `distilgpt2_gutenberg` (a GPT-2 of `gpt2_pretrain`, made first where no `--teacher` is given).
+Those of one seed see the same rows and masks in the same order: the live teacher, the largest entries of 16 to 64
+with one entry for the rest, and draws without bias at no more than half of the bytes of top 64
+(`teacher_cache_runs.CACHES`). The ratio is that of perplexities to the live teacher's of the same seed. Finished runs
+are not run again; every run is appended to `DIR/lines.jsonl`. Further arguments go to every run. `--noise STEPS` adds
+the table of `teacher_cache_noise.py`.
+
+Expected before any of it was run. The embedded teacher at T = 2 gives its 64 most probable words a quarter of the
+probability, and top 64 had 20 % more perplexity than the live teacher. With K draws the variance of the estimated
+probabilities is about P^2 / K for a flat rest of mass P: 0.009 for 63 draws and P = 3/4. The soft term has the weight
+5 and the gradient T (q - p), so its noise has the variance 10^2 x 0.009 = 0.9 a position, and that of the words,
+weight 2, has about 4 x 1. So draws should make the gradient's noise larger by a fifth or so, as if a step had a fifth
+fewer rows, and cost 0.5 to 2 % of perplexity: 63 draws and 46 beside 8 exact entries alike, 16 exact ones and 30
+draws a little worse, 12 draws (noise doubled) 3 to 8 % worse, and the exponent 0.8 worse than 1 at the same bytes,
+since its weights have to be stored. The causal teacher is sharper: top 64 should be within 5 %, draws within 1 %.
+Training from any cache should be a third faster than from the live teacher.
 """
 
 import argparse
-import json
-import subprocess
+import statistics
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from machine import save, table
+from teacher_cache_runs import CACHES, LIVE, Line, evaluation, execute, pair_settings, run
 
-ROWS_PER_STEP = 32
 HEAD = (
     "teacher",
     "bytes a token",
-    "kept mass",
+    "kept exactly",
     "pass of the teacher, s",
     "training, s",
-    "tokens/s",
-    "perplexity",
+    "perplexity, median",
+    "lowest to highest",
+    "ratio to live",
     "KL",
 )
+QUICK = [
+    "corpus.rows=16",
+    "corpus.sequence_length=32",
+    "train={batch_size:8,accumulate:1,epochs:null,steps:2}",
+    "evaluate.rows=4",
+]
 
 
-@dataclass
-class Line:
-    """One run; what belongs to a cache is None for the live teacher."""
-
-    teacher: str
-    bytes_per_token: float | None
-    kept_mass: float | None
-    build_seconds: float | None
-    training_seconds: float
-    tokens_per_second: float
-    perplexity: dict[str, float]
-    agreement: dict[str, dict[str, float]]
+def make_teacher(work: Path, minutes: float, settings: list[str]) -> str:
+    """The run folder of the causal pair's teacher, which is trained for so long unless it is there."""
+    length = ["train.epochs=null", f"train.minutes={minutes}", "train.log_every=50"]
+    execute(work / "gpt2", ["+recipe=gpt2_pretrain", *length, *settings])
+    return str(work / "gpt2")
 
 
-def run(name: str, settings: list[str], folder: Path) -> Line:
-    """Train as the settings say, and give what the run says of itself."""
-    path = folder / name.replace(" ", "-").replace(",", "")
-    command = [sys.executable, "-m", "distill", "+recipe=distilbert_gutenberg", *settings, f"hydra.run.dir={path}"]
-    subprocess.run(command, check=True)
-    results: dict[str, Any] = json.loads((path / "results.json").read_text(encoding="utf-8"))
-    cache = results["teacher"].get("cache", {})
-    return Line(
-        name,
-        cache.get("bytes_per_token"),
-        cache.get("kept_mass"),
-        cache.get("seconds"),
-        results["training"]["seconds"],
-        results["training"]["tokens_per_second"],
-        results["student"]["perplexity"],
-        results["agreement"],
-    )
+def median(values: list[float | None], digits: int) -> str:
+    found = [value for value in values if value is not None]
+    return f"{statistics.median(found):,.{digits}f}" if found else ""
 
 
-def cells(line: Line) -> list[str]:
-    """Perplexity and agreement on the first evaluation set."""
-    data = next(iter(line.perplexity))
-    return [
-        line.teacher,
-        "" if line.bytes_per_token is None else f"{line.bytes_per_token:.1f}",
-        "" if line.kept_mass is None else f"{line.kept_mass:.1%}",
-        "" if line.build_seconds is None else f"{line.build_seconds:.0f}",
-        f"{line.training_seconds:.0f}",
-        f"{line.tokens_per_second:,.0f}",
-        f"{line.perplexity[data]:.2f}",
-        f"{line.agreement[data]['kl']:.3f}",
+def cells(lines: list[Line], live: dict[int, Line]) -> list[str]:
+    """The runs of one cache in a line, by the first evaluation set."""
+    data = next(iter(lines[0].perplexity))
+    scores = [line.perplexity[data] for line in lines]
+    ratios: list[float | None] = [
+        line.perplexity[data] / live[line.seed].perplexity[data] for line in lines if line.seed in live
     ]
+    kept = [None if line.kept_mass is None else 100 * line.kept_mass for line in lines]
+    return [
+        lines[0].teacher,
+        median([line.bytes_per_token for line in lines], 1),
+        f"{median(kept, 1)} %" if any(value is not None for value in kept) else "",
+        median([line.build_seconds for line in lines], 0),
+        median([line.training_seconds for line in lines], 0),
+        f"{statistics.median(scores):.2f}",
+        f"{min(scores):.2f} to {max(scores):.2f}",
+        median(ratios, 3),
+        f"{statistics.median(line.agreement[data]['kl'] for line in lines):.3f}",
+    ]
+
+
+def table_of(lines: list[Line]) -> str:
+    """All runs of one pair, a line for each cache."""
+    live = {line.seed: line for line in lines if line.teacher == LIVE}
+    found = [[line for line in lines if line.teacher == name] for name in CACHES]
+    data, score = next(iter(lines[0].teacher_perplexity.items()))
+    head = f"{lines[0].pair}, {data}; the teacher itself: {score:.2f}\n\n"
+    return head + table(HEAD, [cells(each, live) for each in found if each])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=450)
-    parser.add_argument("--epochs", type=int, default=3, help="how often each row is seen")
-    parser.add_argument("--top-k", type=int, nargs="+", default=[8, 32, 128])
+    parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--pairs", nargs="+", choices=("masked", "causal"), default=["masked", "causal"])
+    parser.add_argument("--only", nargs="+", choices=CACHES, help="of the teachers; all by default")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=1, help="how often each row is seen")
+    parser.add_argument("--teacher", help="run folder of the causal pair's teacher")
+    parser.add_argument("--teacher-minutes", type=float, default=40.0, help="of training it, where none is given")
+    parser.add_argument("--noise", type=int, default=0, metavar="STEPS", help="measure gradients, too")
+    parser.add_argument("--quick", action="store_true", help="everything once, at a size that says nothing")
     parser.add_argument("--json", type=Path)
     options, arguments = parser.parse_known_args()
-    common = [
-        "objective.cosine.weight=0",
-        f"corpus.rows={options.steps * ROWS_PER_STEP // options.epochs}",
-        f"train={{batch_size:16,accumulate:{ROWS_PER_STEP // 16},epochs:null,steps:{options.steps}}}",
-        "evaluate={sets:[heldout],every_epoch:false,pseudo_perplexity:{share:0}}",
-        *arguments,
-    ]
-    static = [*common, "objective.masking.static=true"]
-    cases = {"live, new masks": common, "live, static masks": static}
-    cases |= {f"top {k}": [*static, f"teacher.cache.top_k={k}"] for k in options.top_k}
-    with tempfile.TemporaryDirectory() as folder:
-        lines = [run(name, settings, Path(folder)) for name, settings in cases.items()]
-    print("\n" + table(HEAD, [cells(line) for line in lines]))
-    save(options.json, {"settings": common, "runs": [asdict(line) for line in lines]})
+    names = [name for name in CACHES if name in (options.only or CACHES)]
+    common = [*arguments, *(QUICK if options.quick else [])]
+    found: list[Line] = []
+    gradients: dict[str, Any] = {}
+    for pair in options.pairs:
+        teacher = options.teacher
+        if pair == "causal" and teacher is None:
+            teacher = make_teacher(options.work, options.teacher_minutes, common)
+        rows = [] if pair == "masked" or options.quick else ["corpus.rows=4000"]
+        length = [] if options.quick else [f"train.epochs={options.epochs}"]
+        settings = [*pair_settings(pair, teacher), *evaluation(800), *rows, *length, *common]
+        for seed in range(options.seeds):
+            found += [run(pair, name, seed, settings, options.work) for name in names]
+            print("\n" + table_of([line for line in found if line.pair == pair]), flush=True)
+        if options.noise:
+            from teacher_cache_noise import compare  # which loads torch and the models
+
+            gradients[pair] = compare(pair, teacher, names, options.noise, 2, common)
+    save(options.json, {"settings": common, "runs": [asdict(line) for line in found], "gradients": gradients})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
