@@ -108,6 +108,7 @@ def execute(folder: Path, arguments: list[str]) -> dict[str, Any]:
 def run(pair: str, name: str, seed: int, settings: list[str], work: Path) -> Line:
     """Train a student of the pair from this cache, and give what the run says of itself."""
     folder = work / pair / f"{name.replace(' ', '-').replace(',', '').replace('^', '')}-seed{seed}"
+    fresh = not (folder / "results.json").is_file()
     content = execute(folder, [*settings, *CACHES[name].settings(seed), f"seed={seed}"])
     cache = content["teacher"].get("cache", {})
     line = Line(
@@ -123,6 +124,7 @@ def run(pair: str, name: str, seed: int, settings: list[str], work: Path) -> Lin
         content["agreement"],
         content["teacher"]["perplexity"],
     )
-    with (work / "lines.jsonl").open("a") as file:
-        file.write(json.dumps(asdict(line)) + "\n")
+    if fresh:
+        with (work / "lines.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(line)) + "\n")
     return line
