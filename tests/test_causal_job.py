@@ -97,13 +97,13 @@ def test_the_plain_objective_and_kernels_give_the_same_student(
 @pytest.mark.parametrize("kept", ["top_k=16", "sampled=24"])
 def test_a_cache_of_its_teacher_needs_no_static_masks(shelf: Shelf, causal_teacher: Path, kept: str) -> None:
     """And is the same for every seed of the run, as no masks are drawn."""
-    folder = shelf.root / f"distilgpt2-cached-{kept}"
-    settings = [f"teacher.cache.{kept}", "objective.cosine.weight=0", f"corpus.cache={shelf.root / kept}"]
+    name = f"distilgpt2-cached-{kept.replace('=', '-')}"
+    folder, other = shelf.root / name, shelf.root / f"{name}-seed"
+    settings = [f"teacher.cache.{kept}", "objective.cosine.weight=0", f"corpus.cache={folder}-cache"]
     assert run(shelf, causal_teacher, folder, *settings) == 0
     cache = results(folder)["teacher"]["cache"]
     assert torch.isfinite(weights(folder)["transformer.wte.weight"]).all()
     assert (0.1 < cache["kept_mass"] < 1) == (kept == "top_k=16")
-    other = shelf.root / f"distilgpt2-cached-{kept}-seed"
     assert run(shelf, causal_teacher, other, *settings, "seed=2", "train.epochs=null", "train.steps=1") == 0
     assert results(other)["teacher"]["cache"] == cache
 
