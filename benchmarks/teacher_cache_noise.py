@@ -52,7 +52,7 @@ class Steps:
 
     def __init__(self, arguments: list[str], held: ExitStack) -> None:
         """`held`: keeps the backend until it is closed."""
-        config = composed([*arguments, "precision=fp32", "teacher.cache.top_k=null", "teacher.cache.sampled=null"])
+        config = composed(["evaluate.sets=[heldout]", "precision=fp32", *arguments])
         check(config)
         self.backend: Backend = job.join_ranks(config, held)
         terms = make_terms(config.objective)
