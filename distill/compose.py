@@ -27,11 +27,13 @@ from distill.config import (
     Config,
     CorpusConfig,
     CorpusFlags,
+    EvaluateConfig,
     MemberConfig,
     ObjectiveConfig,
     ObjectiveFlags,
     OptimizerConfig,
     OptimizerFlags,
+    SetConfig,
     SourceConfig,
     StudentConfig,
     TeacherConfig,
@@ -48,6 +50,7 @@ from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
 from distill.unknown import explain
 
 REPLACED = ("student.config", "corpus.sources")  # settings whose dict is replaced as a whole
+NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 
 Settings = TypeVar("Settings")
@@ -71,6 +74,14 @@ def register() -> None:
         store.store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
 
 
+def add_recipe(name: str, settings: dict[str, Any]) -> None:
+    """Make these settings, nested by the names of the command line, known to this process as `+recipe=name`."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    ConfigStore.instance().store(group="recipe", name=name, node=OmegaConf.create(settings), package="_global_")
+
+
 def _schema() -> Any:
     """Types and defaults of every setting; groups that take settings of a user's own callable have defaults only."""
     from omegaconf import OmegaConf
@@ -92,7 +103,7 @@ def _schema() -> Any:
     schema["objective"] = {name: value for name, value in objective.items() if name != "terms"}
     schema["optimizer"], schema["schedule"] = _plain(OptimizerFlags()), {}
     created = OmegaConf.create(schema)
-    for name in REPLACED:  # whose entries are names of the user's, or fields that transformers refuses itself
+    for name in NAMED:  # names of the user's, or fields that transformers refuses itself
         OmegaConf.set_struct(OmegaConf.select(created, name), False)
     return created
 
@@ -146,6 +157,8 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         config.evaluate.sources[name] = _source(f"evaluate.sources.{name}", source)
     for name, measure in config.evaluate.measures.items():
         config.evaluate.measures[name] = _measure(f"evaluate.measures.{name}", measure)
+    for name, own in config.evaluate.by_set.items():
+        config.evaluate.by_set[name] = _of_set(config.evaluate, name, own)
     for name, member in config.teacher.members.items():
         if not isinstance(member, dict):
             raise SettingError(f"teacher.members.{name}={member} is no teacher: write {{path: {member}}}")
@@ -320,6 +333,15 @@ def schedule_config(given: dict[str, Any]) -> Component:
     """The group `schedule`: the settings of what gives the learning rate over the run."""
     given = {name: value for name, value in given.items() if value is not None or name not in NOT_GIVEN}
     return component("schedule", given, SCHEDULES, kind="linear")
+
+
+def _of_set(settings: EvaluateConfig, name: str, given: Any) -> SetConfig:
+    """What is set of one evaluation set; what is not is as for all of them."""
+    setting = f"evaluate.by_set.{name}"
+    own = group_of(setting, {} if given is None else given)
+    share = group_of(f"{setting}.pseudo_perplexity", own.get("pseudo_perplexity") or {})
+    shared = {"share": settings.pseudo_perplexity.share}
+    return _typed(SetConfig, {"rows": settings.rows, **own, "pseudo_perplexity": shared | share}, setting)
 
 
 def _measure(setting: str, given: Any) -> Component:

@@ -12,6 +12,11 @@ from typing import Any
 
 from distill.component import Component
 from distill.config_corpus import Duplicates, NearConfig
+from distill.config_evaluate import EvaluateConfig as EvaluateConfig
+from distill.config_evaluate import Missing as Missing
+from distill.config_evaluate import PseudoPerplexityConfig as PseudoPerplexityConfig
+from distill.config_evaluate import SetConfig as SetConfig
+from distill.config_evaluate import SetShare as SetShare
 from distill.config_teacher import MISSING as MISSING
 from distill.config_teacher import MemberConfig as MemberConfig
 from distill.config_teacher import TeacherCacheConfig as TeacherCacheConfig
@@ -23,13 +28,6 @@ HERE = Path(__file__).resolve().parent
 # In a wheel conf/ and recipes/ lie inside the package, in a checkout beside it.
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
 RECIPES = HERE / "recipes" if (HERE / "recipes").is_dir() else HERE.parent / "recipes"
-
-
-class Missing(Enum):
-    """What to do when a corpus or an evaluation set is not available."""
-
-    stop = "stop"
-    skip = "skip"
 
 
 class OnUsr1(Enum):
@@ -232,30 +230,6 @@ class TrainConfig:
     def length(self) -> dict[str, float | None]:
         """The limits of the run by their names."""
         return {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
-
-
-@dataclass
-class PseudoPerplexityConfig:
-    share: float = 0.1  # seeded share of the positions that are scored; 1: all, 0: none
-    batch_size: int = 32  # masked copies in one forward; of rows longer than 128 as many as have that many positions
-
-
-@dataclass
-class EvaluateConfig:
-    sets: list[str] = field(default_factory=lambda: ["heldout"])
-    # Values are SourceConfig or Component; OmegaConf takes no new entry of a typed dict from the command line.
-    sources: dict[str, Any] = field(default_factory=dict)
-    missing: Missing = Missing.stop  # a set that is not available: stop, or leave it out and say so
-    rows: int | None = None  # at most this many rows of a set, a seeded choice
-    batch_size: int = 32
-    # The student is scored at the end of the run, after every so many steps, and after every epoch; every_epoch null:
-    # after every epoch where every_steps is null.
-    every_steps: int | None = None
-    every_epoch: bool | None = None
-    stride: int | None = None  # of causal models: tokens that the window of perplexity moves on; null: half a row
-    pseudo_perplexity: PseudoPerplexityConfig = field(default_factory=PseudoPerplexityConfig)
-    measures: dict[str, Any] = field(default_factory=dict)  # of the user's: Component by name
-    twin: str | None = None  # run folder of the no-teacher twin, to stand beside the student
 
 
 @dataclass

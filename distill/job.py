@@ -3,7 +3,7 @@
 import logging
 import os
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from distill.config import Config
 from distill.data.batches import Batches
 from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.scorable import require_positions
 from distill.identity import run_identity
 from distill.memory import require_memory_for_step
 from distill.milestones import check_within
@@ -172,8 +173,11 @@ def cache_origin(
 
 def make_evaluator(config: Config, task: Task, models: Models, text: Prepared, backend: Backend) -> Evaluator:
     """What scores models, by the measures of the task; it has shown that there is memory for it."""
-    scoring = task.scoring(config, models.tokenizer, text, backend)
+    scoring = task.scoring(config, models.tokenizer, text.sets, backend)
+    if config.evaluate.twin is not None:  # whose difference from the student is tested row by row
+        scoring = replace(scoring, row_losses={})
     measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
+    require_positions(measures, text.sets)
     evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
     scored = [] if models.tokenizers else [member.model for member in models.teachers]
     evaluator.rehearse([models.student, *scored], text.sets)

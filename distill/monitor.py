@@ -8,6 +8,7 @@ from distill.backends import Backend
 from distill.checkpoint import State
 from distill.config import Config, TrackerConfig
 from distill.evaluation.evaluator import Evaluator, Scores
+from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import EvaluationSet
 from distill.points import Points
 from distill.progress import Progress
@@ -39,6 +40,8 @@ class Monitor:
         self.config, self.folder, self.backend, self.student = config, folder, backend, student
         self.evaluator, self.sets, self.steps = evaluator, sets, steps
         self.points = Points.of(config.evaluate)
+        # Of the student at the last point, where anybody asks for them; None: an earlier process scored it.
+        self.row_losses: dict[tuple[str, str], RowLosses] | None = None
         tracker = config.tracker if backend.rank == 0 else TrackerConfig()
         self.tracker = trackers.build(tracker, folder.path, config.given, recipe)
         self.first_step, self.typical = state.step, False  # whether the last steps were as fast as those to come
@@ -57,11 +60,13 @@ class Monitor:
 
     def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         """Score the student, unless that was done before an interruption."""
+        self.row_losses = None
         if self.backend.broadcast(any(line["step"] == state.step for line in self.history())):
             return
         scores: Scores = {}
         if self.points.scored or state.step >= self.steps:
             scores = self.evaluator.score(self.student, "student", self.sets)
+            self.row_losses = dict(self.evaluator.scoring.row_losses or {})
         if self.backend.rank > 0:
             return
         line = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds, "loss": losses}

@@ -12,6 +12,7 @@ from distill.checkpoint import State
 from distill.config import Config
 from distill.divergence import ruined_scores, weights_are_finite
 from distill.errors import Diverged, first_line
+from distill.evaluation import bootstrap
 from distill.export.folder import export
 from distill.jsonl import read_lines
 from distill.milestones import Milestones
@@ -166,9 +167,13 @@ def compare_models(
     )
     blocks: dict[str, Any] = {"teacher": None, "student": None, "twin": None}
     measured = [measure.name for measure in evaluator.measures]
+    losses = {}
     for (label, (name, model)), speed in zip(named.items(), speeds, strict=True):
-        known = monitor.last_scores() if label == "student" else None
+        # What an earlier process scored has left no losses by row, by which the student is compared with its twin.
+        lacking = label != "student" or (twin is not None and monitor.row_losses is None)
+        known = None if lacking else monitor.last_scores()
         blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
+        losses[label] = monitor.row_losses if known else dict(evaluator.scoring.row_losses or {})
     refuse_ruined(training, models, {name: blocks["student"].get(name, {}) for name in measured})
     blocks["student"] |= {"origin": origin_block(config, models), "start": start_block(config, models)}
     if teachers and not scored:
@@ -179,6 +184,10 @@ def compare_models(
         steps, remarks = (twin.get("training") or {}).get("steps"), twin["remarks"]
         blocks["twin"] |= {"folder": config.evaluate.twin, "steps": steps, "history": twin.get("history") or []}
         blocks["twin"] |= {"objective": twin.get("objective"), "remarks": remarks}
+        compared = bootstrap.compare_models(losses["student"] or {}, losses["twin"] or {}, sets, evaluator.scoring)
+        blocks["twin"]["bootstrap"] = {
+            measure: {name: each.as_dict() for name, each in by_set.items()} for measure, by_set in compared.items()
+        }
     return {
         **blocks,
         "agreement": evaluator.agree(models.student, teacher, sets)

@@ -33,6 +33,7 @@ def check_evaluation(config: Config) -> None:
                 f"evaluate.sets: {name} has no source{did_you_mean(name, settings.sources)}; choose from {known} or "
                 f"add evaluate.sources.{name}"
             )
+    _check_by_set(config)
     if "heldout" in settings.sets and config.corpus.tokens.heldout == 0:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
     check_measures(settings.measures)
@@ -49,6 +50,18 @@ def _check_twin(config: Config) -> None:
             "leave it out (python -m distill.compare lays any runs beside each other)"
         )
     read(Path(path), "evaluate.twin")
+
+
+def _check_by_set(config: Config) -> None:
+    """Refuse settings for a set that nobody knows: they would be read for none."""
+    parts = [f"heldout_{name}" for name in config.corpus.sources]  # what a mixture holds out of each source
+    known = [*config.evaluate.sources, *config.evaluate.sets, *parts]
+    for name in config.evaluate.by_set:
+        if name not in known:
+            raise SettingError(
+                f"evaluate.by_set.{name} is for a set that is not known{did_you_mean(name, known)}: name one of "
+                f"{', '.join(dict.fromkeys(known))}"
+            )
 
 
 def check_corpus(config: Config) -> None:

@@ -112,6 +112,8 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "workers": Range(0, 1024),
     },
     settings.PseudoPerplexityConfig: {"share": SHARE, "batch_size": BATCH},
+    settings.SetConfig: {"rows": ROWS},
+    settings.SetShare: {"share": SHARE},
     settings.EvaluateConfig: {
         "rows": ROWS,
         "batch_size": BATCH,

@@ -85,7 +85,9 @@ class Evaluator:
                 sums[1] += (log_p.exp() * (log_p - log_q)).sum(-1).double().sum()
                 sums[2] += len(student_logits)
         top1, kl, count = self.backend.sum(sums).tolist()
-        return {"top1": top1 / max(count, 1), "kl": kl / max(count, 1)}
+        if not count:
+            return {"top1": float("nan"), "kl": float("nan")}
+        return {"top1": top1 / count, "kl": kl / count}
 
     def describe(self, data: EvaluationSet) -> dict[str, Any]:
         """What the set holds and how many of its positions each measure scores, on all ranks."""

@@ -16,6 +16,7 @@ from torchmetrics.aggregation import MeanMetric
 from distill.backends import Backend
 from distill.data.batch import Batch
 from distill.data.batches import Collator
+from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel
 from distill.seed import key
@@ -71,6 +72,8 @@ class Scoring:
     backend: Backend
     prompts: bool = False  # whether a set has tokens that are no targets
     heads: tuple[str, ...] = ()  # that are scored in place of that over the vocabulary
+    # Gets what the rows contribute to each (measure, set) of the model that was scored last; None: nobody asks for it.
+    row_losses: dict[tuple[str, str], RowLosses] | None = None
 
     def collator_of(self, data: EvaluationSet) -> Collator:
         return data.collator or self.collator
@@ -86,6 +89,16 @@ class Scoring:
             keys = key(SEED, "evaluation mask", numbers)
             yield collator.collate(ids, keys, numbers).to(self.backend.device)
             done(len(numbers))
+
+    def has_targets(self, data: EvaluationSet) -> bool:
+        """Whether any position of the set has a token to predict; every rank finds the same by itself."""
+        collator = self.collator_of(data)
+        for start in range(0, data.num_rows, self.batch_size):
+            numbers = np.arange(start, min(start + self.batch_size, data.num_rows))
+            keys = key(SEED, "evaluation mask", numbers)
+            if len(collator.collate(data.rows[numbers].astype(np.int64), keys, numbers).targets.positions):
+                return True
+        return False
 
     def num_targets(self, data: EvaluationSet) -> int:
         """How many positions of the set have a token to predict, over all ranks."""
@@ -104,9 +117,11 @@ class PerplexityMeter:
         # Without its look for nan, which would wait for the GPU, as torchmetrics' own perplexity does thrice a batch.
         self.mean = MeanMetric(nan_strategy="disable").set_dtype(torch.float64).to(backend.device)
 
-    def update(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """logits [N, V], targets [N]"""
-        self.mean.update(cross_entropy(logits.double(), targets, reduction="none"))
+    def update(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """logits [N, V], targets [N] -> the loss of each token [N], float64"""
+        losses = cross_entropy(logits.double(), targets, reduction="none")
+        self.mean.update(losses)
+        return losses
 
     def compute(self) -> float:
         # torchmetrics would exchange through torch.distributed alone; the backends here include others.

@@ -1,6 +1,7 @@
 """Perplexity of a masked language model at the positions of a fixed mask."""
 
 from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
+from distill.evaluation.row_losses import RowMeter
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 
@@ -24,13 +25,22 @@ class Perplexity:
     def size(self, data: EvaluationSet) -> int:
         return data.num_rows
 
+    def scores_any(self, data: EvaluationSet) -> bool:
+        return self.scoring.has_targets(data)
+
     def num_positions(self, data: EvaluationSet) -> int:
         return self.scoring.num_targets(data)
 
     def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
         mean = PerplexityMeter(self.scoring.backend)
+        kept = self.scoring.row_losses
+        by_row = None if kept is None else RowMeter(self.scoring.backend, data.num_rows)
         for batch in self.scoring.batches(data, done):
             positions, targets = batch.targets
             rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
-            mean.update(model.logits(rows, self.scoring.vocab), targets)
+            losses = mean.update(model.logits(rows, self.scoring.vocab), targets)
+            if by_row is not None:
+                by_row.update(losses, self.scoring.tensor(batch.row_ids)[positions // batch.ids.shape[1]])
+        if kept is not None and by_row is not None:
+            kept[self.name, data.name] = by_row.compute()
         return mean.compute()

@@ -3,7 +3,7 @@
 Shapes: R rows, S positions, B copies of them with one position masked each.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +14,7 @@ from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
+from distill.evaluation.row_losses import RowMeter
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.kernels.precision import autocast
 from distill.models.language_model import LanguageModel
@@ -34,8 +35,15 @@ class PseudoPerplexity:
     lower_is_better = True
     unit = "positions"
 
-    def __init__(self, scoring: Scoring, settings: PseudoPerplexityConfig) -> None:
+    def __init__(
+        self,
+        scoring: Scoring,
+        settings: PseudoPerplexityConfig,
+        share_of: Callable[[str], float] | None = None,
+    ) -> None:
+        """`share_of`: the share of the positions of a set by its name; None: `settings.share` of every set."""
         self.scoring, self.settings, self.pairs = scoring, settings, scoring.collator
+        self.share_of = share_of or (lambda name: settings.share)
         words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
         assert isinstance(words, MaskedLM)
         self.collator = words
@@ -46,23 +54,33 @@ class PseudoPerplexity:
     def num_positions(self, data: EvaluationSet) -> int:
         return self.size(data)
 
+    def scores_any(self, data: EvaluationSet) -> bool:
+        return self.share_of(data.name) == 0 or self.size(data) > 0
+
     def positions(self, data: EvaluationSet) -> np.ndarray:
         """The flat positions of `data.rows` that are scored, [N] int64."""
         maskable = np.flatnonzero(self.collator.maskable[data.rows].reshape(-1))
-        drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.settings.share
+        drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.share_of(data.name)
         return maskable[drawn]
 
-    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
-        mean = PerplexityMeter(self.scoring.backend)
+    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float | None:
+        if self.share_of(data.name) == 0:
+            return None
+        mean, kept = PerplexityMeter(self.scoring.backend), self.scoring.row_losses
+        by_row = None if kept is None else RowMeter(self.scoring.backend, data.num_rows)
         # One context around all: autocast then casts a trained weight once, not in each forward.
         with autocast(model.precision, self.scoring.backend.device):
-            for copies, targets in self._copies(data, done):
-                mean.update(self.logits(model, copies), targets)
+            for copies, targets, rows in self._copies(data, done):
+                losses = mean.update(self.logits(model, copies), targets)
+                if by_row is not None:
+                    by_row.update(losses, self.scoring.tensor(rows))
+        if kept is not None and by_row is not None:
+            kept[self.name, data.name] = by_row.compute()
         return mean.compute()
 
     def largest_batch(self, data: EvaluationSet) -> Copies | None:
         """This rank's first one, of the longest rows; None where it has none."""
-        return next((copies for copies, _ in self._copies(data, lambda _: None)), None)
+        return next((copies for copies, _, _ in self._copies(data, lambda _: None)), None)
 
     def logits(self, model: LanguageModel, copies: Copies) -> torch.Tensor:
         """Of one batch, [B, V]."""
@@ -70,8 +88,10 @@ class PseudoPerplexity:
             # Only the masked position reaches the vocabulary-sized head.
             return model.logits(head_rows_at_masks(model, copies), self.scoring.vocab)
 
-    def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor]]:
-        """This rank's batches of copies, each with the tokens that its masks hide, [B]; of alike length, longest first.
+    def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor, np.ndarray]]:
+        """This rank's batches of copies, of alike length, longest first; each with tokens [B] and rows of the set [B].
+
+        The tokens are those that the masks hide.
 
         A batch holds `batch_size` copies, fewer of rows longer than 128: the memory is bounded.
         """
@@ -92,5 +112,5 @@ class PseudoPerplexity:
             valid = None if (rows != collator.pad_id).all() else tensor(rows != collator.pad_id)
             segments = tensor(self.pairs.segments(rows)) if isinstance(self.pairs, MaskedLMAndOrder) else None
             copies = Copies(tensor(rows), valid, tensor(row), tensor(column), collator.mask_id, segments)
-            yield copies, tensor(rows[row, column])
+            yield copies, tensor(rows[row, column]), numbers[row]
             done(len(row))

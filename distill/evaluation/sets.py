@@ -85,16 +85,22 @@ def _chosen(name: str, rows: RowStore, config: Config) -> tuple[np.ndarray, np.n
         SettingError: they are too many to be in memory.
     """
     most = config.corpus.cache.shuffle_bytes
-    numbers = choose_rows(rows, config.evaluate.rows, f"evaluated rows of {name}")
+    most_rows = config.evaluate.rows_of(name)
+    numbers = choose_rows(rows, most_rows, f"evaluated rows of {name}")
     if numbers is None and isinstance(rows, np.ndarray):
         return rows, None
     count = len(rows) if numbers is None else len(numbers)
     if count * row_bytes(rows) > most:
         raise SettingError(
-            f"evaluate.rows={config.evaluate.rows}: {name} has {len(rows):,} rows, more than fit into memory "
+            f"{rows_setting(config, name)}={most_rows}: {name} has {len(rows):,} rows, more than fit into memory "
             f"(corpus.shuffle_bytes={most}): give {most // row_bytes(rows)} at most"
         )
     return rows[np.arange(count) if numbers is None else numbers], numbers
+
+
+def rows_setting(config: Config, name: str) -> str:
+    """The setting that says how many rows of a set are scored."""
+    return f"evaluate.by_set.{name}.rows" if name in config.evaluate.by_set else "evaluate.rows"
 
 
 def tokens_of_sets(

@@ -16,6 +16,7 @@ from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import PROMPT
 from distill.evaluation.measures import ProgressCallback, Scoring, exp, token_losses
+from distill.evaluation.row_losses import RowLosses, RowMeter
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 
@@ -34,6 +35,7 @@ class Window(NamedTuple):
 
     ids: np.ndarray
     first: int
+    row: int = 0  # of the set, whose tokens are scored
 
 
 class SlidingPerplexity:
@@ -62,7 +64,7 @@ class SlidingPerplexity:
             + moves
             + (", over what counts: prompts are read and not scored" if scoring.prompts else "")
         )
-        self._last: tuple[LanguageModel, EvaluationSet, Totals] | None = None
+        self._last: tuple[LanguageModel, EvaluationSet, Totals, RowLosses | None] | None = None
 
     def size(self, data: EvaluationSet) -> int:
         return data.num_rows
@@ -74,7 +76,14 @@ class SlidingPerplexity:
 
     def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
         totals = self.totals(model, data, done)
+        by_row = self._last[3] if self._last is not None else None
+        if self.scoring.row_losses is not None and by_row is not None:
+            self.scoring.row_losses[self.name, data.name] = by_row
         return exp(totals.loss / totals.tokens) if totals.tokens else float("nan")
+
+    def scores_any(self, data: EvaluationSet) -> bool:
+        windows = (window for row in range(data.num_rows) for window in self.windows(data, row))
+        return any(_scored(self._collate(data, [window]), [window]).any() for window in windows)
 
     def totals(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Totals:
         """The sums for a model on a set; asked again for the same, they are not computed again."""
@@ -82,6 +91,7 @@ class SlidingPerplexity:
             done(-(-data.num_rows // self.scoring.backend.size))
             return self._last[2]
         sums = torch.zeros(4, dtype=torch.float64, device=self.scoring.backend.device)
+        by_row = None if self.scoring.row_losses is None else RowMeter(self.scoring.backend, data.num_rows)
         for windows in self._batches(data, done):
             batch = self._collate(data, windows)
             scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
@@ -94,8 +104,11 @@ class SlidingPerplexity:
                 [losses.sum(), losses.new_tensor(len(losses)), (losses * (lengths > 0)).sum(), lengths.sum()]
             )
             sums += counts
+            if by_row is not None:
+                numbers = self.scoring.tensor(np.array([window.row for window in windows], np.int64))
+                by_row.update(losses, numbers[positions // batch.ids.shape[1]])
         totals = Totals(*self.scoring.backend.sum(sums).tolist())
-        self._last = (model, data, totals)
+        self._last = (model, data, totals, None if by_row is None else by_row.compute())
         return totals
 
     def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:
@@ -110,7 +123,7 @@ class SlidingPerplexity:
         for start in range(len(before), len(text), stride):
             end = min(start + stride, len(text))
             begin = max(0, end - width)
-            yield Window(text[begin:end], start - begin)
+            yield Window(text[begin:end], start - begin, row)
 
     def _batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[list[Window]]:
         """This rank's windows, longest rows first, as many at once as `evaluate.batch_size` says."""
@@ -153,6 +166,9 @@ class BitsPerByte:
 
     def num_positions(self, data: EvaluationSet) -> int:
         return self.perplexity.num_positions(data)
+
+    def scores_any(self, data: EvaluationSet) -> bool:
+        return self.perplexity.scores_any(data)
 
     def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
         totals = self.perplexity.totals(model, data, done)

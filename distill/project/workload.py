@@ -140,8 +140,8 @@ def workload_of(config: Config, tokens: float | None = None) -> Workload:
         save_bytes=12.0 * student.parameters,  # weights and two moments, in fp32
         score_epochs=_scores_epochs(config.evaluate),
         score_every=config.evaluate.every_steps,
-        score_rows=score_rows,
-        score_copies=length * config.evaluate.pseudo_perplexity.share if _has_pseudo_perplexity(config) else 0.0,
+        score_rows=sum(score_rows.values()),
+        score_copies=_copies(config, score_rows, length),
         score_assumed=assumed,
     )
 
@@ -187,17 +187,22 @@ def _scores_epochs(settings: EvaluateConfig) -> bool:
     return settings.every_steps is None if settings.every_epoch is None else settings.every_epoch
 
 
-def _has_pseudo_perplexity(config: Config) -> bool:
-    return config.objective.task in ("mlm", "mlm_sop")
-
-
-def _score_rows(config: Config, length: int, tokens: float | None) -> tuple[int, bool]:
-    """Rows of all evaluation sets, and whether that is a guess."""
-    rows, assumed = 0, False
+def _score_rows(config: Config, length: int, tokens: float | None) -> tuple[dict[str, int], bool]:
+    """Rows of each evaluation set, and whether one of them is a guess."""
+    rows, assumed = {}, False
     for name in config.evaluate.sets:
+        most = config.evaluate.rows_of(name)
         if name == "heldout" and tokens is not None:
             known = math.ceil(config.corpus.tokens.heldout * tokens / length)
         else:
-            known, assumed = math.ceil(UNKNOWN_SET / length), assumed or config.evaluate.rows is None
-        rows += known if config.evaluate.rows is None else min(known, config.evaluate.rows)
+            known, assumed = math.ceil(UNKNOWN_SET / length), assumed or most is None
+        rows[name] = known if most is None else min(known, most)
     return rows, assumed
+
+
+def _copies(config: Config, rows: dict[str, int], length: int) -> float:
+    """Masked copies of a row that pseudo-perplexity computes, in the mean of the rows of all sets."""
+    if config.objective.task not in ("mlm", "mlm_sop"):
+        return 0.0
+    positions = sum(count * config.evaluate.share_of(name) for name, count in rows.items())
+    return length * positions / max(sum(rows.values()), 1)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distill.progress import duration
+from distill.report import significance
 from distill.report.lookup import is_scored, label_of, measures_of, models_of, sets_of, usable, value_at
 from distill.report.page import MINUS, NONE, TIMES, Table, number, percent, short
 
@@ -14,7 +15,7 @@ NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep t
 
 def findings(results: dict[str, Any]) -> str:
     """Size and speed, quality against the teacher, and against the twin: one sentence each, where there are numbers."""
-    parts = [_size(results), _quality(results), against_twin(results), _unscored(results)]
+    parts = [_size(results), _quality(results), against_twin(results), significance.of_twin(results), _unscored(results)]
     return " ".join(filter(None, parts))
 
 

@@ -56,8 +56,12 @@ class Task(ABC):
         """The models that it takes for teachers, for a student of this kind (`student.kind`)."""
         return self.kind
 
-    def read(self, config: Config) -> None:  # noqa: B027
-        """Read what decides which models are wanted, such as the classes of labelled examples."""
+    def read(self, config: Config, training: bool = True) -> None:  # noqa: B027
+        """Read what decides which models are wanted, such as the classes of labelled examples.
+
+        Args:
+            training: False where models are only scored: then the examples of the evaluation sets decide.
+        """
 
     @abstractmethod
     def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
@@ -68,8 +72,18 @@ class Task(ABC):
         """What a run learns from and is scored on. Raises SettingError where it is not available or does not fit."""
 
     @abstractmethod
+    def evaluation_sets(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[EvaluationSet], list[str]]:
+        """The sets that models are scored on, and a line for each that is not available and may be left out.
+
+        Raises:
+            SettingError: a set is not available or does not fit.
+        """
+
+    @abstractmethod
     def scoring(
-        self, config: Config, tokenizer: PreTrainedTokenizerBase, prepared: Prepared, backend: Backend
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
     ) -> Scoring:
         """What the measures share."""
 

@@ -44,11 +44,22 @@ class TableTask(Task):
     examples: Any
     unlabelled: Any | None = None
 
-    def read(self, config: Config) -> None:
+    def read(self, config: Config, training: bool = True) -> None:
+        if not training:
+            self._read_sets(config)
+            return
         self.split = self._split(config.corpus.source, "corpus")
         self.examples = _some(self.split.read("corpus", training=True), config.corpus.rows, "training examples")
         if config.corpus.unlabelled is not None:
             self.unlabelled = self.split.read_unlabelled(config.corpus.unlabelled, "corpus.unlabelled")
+
+    def _read_sets(self, config: Config) -> None:
+        """The examples of the first evaluation set stand in for those of training, whose form all sets have."""
+        if not config.evaluate.sets:
+            raise SettingError("evaluate.sets=[] names no set: name one that has a source in evaluate.sources")
+        setting, source = self._source(config.evaluate.sets[0], config)
+        self.split = self._split(source, setting)
+        self.examples = self.split.read(setting, training=False)
 
     def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
         raise SettingError(
@@ -71,13 +82,19 @@ class TableTask(Task):
             tokens_per_second=0.0,
             unread=Unread(),
         )
-        sets = [self._set(name, config, tokenizer) for name in config.evaluate.sets]
-        return Prepared(tokens, make_batches(config, rows.rows, self.collator(rows), backend), sets, [])
+        sets, left_out = self.evaluation_sets(config, tokenizer)
+        return Prepared(tokens, make_batches(config, rows.rows, self.collator(rows), backend), sets, left_out)
+
+    def evaluation_sets(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[EvaluationSet], list[str]]:
+        return [self._set(name, config, tokenizer) for name in config.evaluate.sets], []
 
     def scoring(
-        self, config: Config, tokenizer: PreTrainedTokenizerBase, prepared: Prepared, backend: Backend
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
     ) -> Scoring:
-        collator = prepared.batches.collator
+        """Each set has a collator of its own, which alone knows its rows."""
+        collator: Any = next((data.collator for data in sets if data.collator is not None), None)
         return Scoring(collator, len(tokenizer), config.evaluate.batch_size, backend, heads=self.kind.heads)
 
     def measures(
@@ -109,13 +126,12 @@ class TableTask(Task):
         return f"{counts}: {self.examples.describe()}; {self.unlabelled.describe()}"
 
     def _set(self, name: str, config: Config, tokenizer: PreTrainedTokenizerBase) -> EvaluationSet:
-        setting = f"evaluate.sources.{name}"
-        if (source := config.evaluate.sources.get(name)) is None:
-            known = ", ".join(sorted(config.evaluate.sources))
-            raise SettingError(f"evaluate.sets: {name} has no source; choose from {known} or add {setting}")
+        setting, source = self._source(name, config)
         split = self._split(source, setting)
         examples = _some(
-            split.read(setting, training=False, like=self.examples), config.evaluate.rows, f"examples of {name}"
+            split.read(setting, training=False, like=self.examples),
+            config.evaluate.rows_of(name),
+            f"examples of {name}",
         )
         if split.where.split != self.split.where.split and examples.same_as(self.examples):
             raise SettingError(
@@ -127,6 +143,14 @@ class TableTask(Task):
                 f"{setting} has only texts that corpus.unlabelled is trained on too: keep those that are scored apart"
             )
         return self.evaluation_set(name, split, examples, self.rows(split, examples, tokenizer, config, scoring=True))
+
+    def _source(self, name: str, config: Config) -> tuple[str, Any]:
+        """What error lines call the settings of an evaluation set, and these."""
+        setting = f"evaluate.sources.{name}"
+        if (source := config.evaluate.sources.get(name)) is None:
+            known = ", ".join(sorted(config.evaluate.sources))
+            raise SettingError(f"evaluate.sets: {name} has no source; choose from {known} or add {setting}")
+        return setting, source
 
     def _split(self, source: Any, setting: str) -> Split:
         split = source() if isinstance(source, Component) else None

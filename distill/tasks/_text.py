@@ -1,6 +1,7 @@
 """Tasks whose targets come from the text itself: rows of token ids with words that are to be predicted."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,9 +15,9 @@ from distill.data.mixed_tokens import prepare_mixture
 from distill.data.order import Order
 from distill.data.row_format import RowFormat
 from distill.data.sample import subsample_rows
-from distill.data.tokens import corpus_text, prepare
+from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.evaluation.measures import Scoring
-from distill.evaluation.sets import load_sets
+from distill.evaluation.sets import EvaluationSet, load_sets
 from distill.tasks import Prepared, Task, make_batches
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class TextTask(Task):
         """What makes the micro-batches of training; `counts` [V]: how often each token occurs in the corpus."""
 
     @abstractmethod
-    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
+    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """What makes the micro-batches of evaluation, which no setting changes: runs stay comparable."""
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
@@ -50,14 +51,25 @@ class TextTask(Task):
         else:
             tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
             rows = subsample_rows(tokens.rows, corpus.rows, "training rows", corpus.cache.shuffle_bytes)
-        check_known(tokens, tokenizer, corpus.unknown, "corpus")
-        sets, left_out = load_sets(config, tokenizer, self.row_format)
+        for setting, each in {"corpus": tokens, **_sources(tokens)}.items():
+            check_known(each, tokenizer, corpus.unknown, setting)
+        sets, left_out = self.evaluation_sets(config, tokenizer)
         batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), backend, order)
         return Prepared(tokens, batches, sets, left_out)
 
+    def evaluation_sets(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[EvaluationSet], list[str]]:
+        return load_sets(config, tokenizer, self.row_format)
+
     def scoring(
-        self, config: Config, tokenizer: PreTrainedTokenizerBase, prepared: Prepared, backend: Backend
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
     ) -> Scoring:
-        collator = self.scoring_collator(config, tokenizer, prepared.tokens.counts)
-        prompts = any(data.prompts for data in prepared.sets)
+        collator = self.scoring_collator(config, tokenizer)
+        prompts = any(data.prompts for data in sets)
         return Scoring(collator, len(tokenizer), config.evaluate.batch_size, backend, prompts)
+
+
+def _sources(tokens: Tokens) -> dict[str, Tokens]:
+    """Those of a mixture by their settings: one that the vocabulary does not know would hide among the others."""
+    return {f"corpus.sources.{name}": each for name, each in tokens.sources.items()}

@@ -23,8 +23,8 @@ class Classes(TableTask):
     noun = "labelled texts"
     corpora = ("glue", "table")
 
-    def read(self, config: Config) -> None:
-        super().read(config)
+    def read(self, config: Config, training: bool = True) -> None:
+        super().read(config, training)
         names = self.examples.classes
         fields = {
             "id2label": dict(enumerate(names or ("value",))),

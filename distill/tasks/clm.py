@@ -33,10 +33,10 @@ class Clm(TextTask):
         return byte_bpe.corpus_tokenizer(corpus)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> CausalLM:
-        return CausalLM(causal_rows(tokenizer), config.corpus.tokens.cross_documents)
+        return self.scoring_collator(config, tokenizer)
 
-    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> CausalLM:
-        return self.collator(config, tokenizer, counts)
+    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
+        return CausalLM(causal_rows(tokenizer), config.corpus.tokens.cross_documents)
 
     def measures(
         self,

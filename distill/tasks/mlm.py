@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config import Config, CorpusConfig, EvaluateConfig
 from distill.data import wordpiece
 from distill.data.batches import Collator
-from distill.data.collate.mlm import masked_lm
+from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.row_format import RowFormat, masked_rows
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.perplexity import Perplexity
@@ -37,8 +37,8 @@ class Mlm(TextTask):
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
         return masked_lm(config.objective.masking, tokenizer, counts)
 
-    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
-        return masked_lm(MASKING, tokenizer, counts)
+    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        return scoring_masks(tokenizer)
 
     def measures(
         self,
@@ -48,6 +48,11 @@ class Mlm(TextTask):
         sets: Sequence[EvaluationSet] = (),
     ) -> list[Measure]:
         measures: list[Measure] = [Perplexity(scoring)]
-        if settings.pseudo_perplexity.share > 0:
-            measures.append(PseudoPerplexity(scoring, settings.pseudo_perplexity))
+        if settings.scores_singly:
+            measures.append(PseudoPerplexity(scoring, settings.pseudo_perplexity, settings.share_of))
         return measures
+
+
+def scoring_masks(tokenizer: PreTrainedTokenizerBase) -> MaskedLM:
+    """The masks of evaluation, which choose all words alike, so that how often each of them occurs is of no account."""
+    return masked_lm(MASKING, tokenizer, np.zeros(len(tokenizer), np.int64))

@@ -13,10 +13,10 @@ from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.data.row_format import RowFormat, paired_rows
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.order_accuracy import OrderAccuracy
-from distill.evaluation.sets import MASKING, EvaluationSet
+from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import MASKED, ORDERED, ModelKind
 from distill.objective.terms import Term
-from distill.tasks.mlm import Mlm
+from distill.tasks.mlm import Mlm, scoring_masks
 
 
 class MlmSop(Mlm):
@@ -47,9 +47,9 @@ class MlmSop(Mlm):
         words = masked_lm(config.objective.masking, tokenizer, counts)
         return self._paired(words, tokenizer, swaps=self.kind is ORDERED)
 
-    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
+    def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """Words are scored on segments in their order, whether their order is learned or not."""
-        return self._paired(masked_lm(MASKING, tokenizer, counts), tokenizer, swaps=False)
+        return self._paired(scoring_masks(tokenizer), tokenizer, swaps=False)
 
     def measures(
         self,

@@ -30,8 +30,8 @@ def test_tasks_have_their_models_and_rows() -> None:
     assert find_task("clm").kind is CAUSAL and find_task("clm").row_format(gpt2) == causal_rows(gpt2)
     for packed in ("true", "false"):
         config = composed(*CAUSAL_RUN, f"corpus.cross_documents={packed}")
-        for make in (find_task("clm").collator, find_task("clm").scoring_collator):
-            assert make(config, gpt2, None) == CausalLM(causal_rows(gpt2), packed == "true")  # type: ignore[arg-type]
+        task, expected = find_task("clm"), CausalLM(causal_rows(gpt2), packed == "true")
+        assert task.collator(config, gpt2, None) == task.scoring_collator(config, gpt2) == expected
 
 
 def test_a_task_that_is_not_known() -> None:

@@ -1,0 +1,118 @@
+"""How much of each set is scored: shares and rows of one set alone, and sets of which nothing could be scored."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import Shelf, composed, distill, results
+
+from distill.checks import check
+from distill.config import SetConfig
+from distill.errors import SettingError
+
+CHINESE = "\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n"  # "This is a river." in one line
+
+
+def test_the_published_protocol_is_that_of_scale_paper() -> None:
+    """Every position of WikiText-2, and of a random tenth of the reviews."""
+    config = composed("+recipe=distilbert_gutenberg", "scale=paper")
+    assert config.evaluate.sets == ["wikitext2", "imdb"] and config.evaluate.rows is None
+    assert [config.evaluate.share_of(name) for name in config.evaluate.sets] == [1.0, 1.0]
+    assert [config.evaluate.sources[name].share for name in config.evaluate.sets] == [1.0, 0.1]
+    less = composed("+recipe=distilbert_gutenberg", "scale=paper", "evaluate.pseudo_perplexity.share=0.02")
+    assert less.evaluate.share_of("wikitext2") == 0.02
+
+
+def test_a_set_has_its_own_settings_and_else_those_of_all() -> None:
+    config = composed(
+        "evaluate.rows=9", "evaluate.by_set.imdb.pseudo_perplexity.share=1", "evaluate.by_set.books.rows=null"
+    )
+    evaluate = config.evaluate
+    assert isinstance(evaluate.by_set["imdb"], SetConfig)
+    assert [evaluate.rows_of(name) for name in ("imdb", "books", "wikitext2")] == [9, None, 9]
+    assert [evaluate.share_of(name) for name in ("imdb", "books", "wikitext2")] == [1.0, 0.1, 0.1]
+    assert composed("evaluate.pseudo_perplexity.share=0").evaluate.scores_singly is False
+    one = composed("evaluate.pseudo_perplexity.share=0", "evaluate.by_set.imdb.pseudo_perplexity.share=0.5")
+    assert one.evaluate.scores_singly is True
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("evaluate.by_set.imbd.rows=3", ("evaluate.by_set.imbd", "did you mean imdb")),
+        ("evaluate.by_set.imdb.rows=0", ("evaluate.by_set.imdb.rows=0", "too small")),
+        ("evaluate.by_set.imdb.pseudo_perplexity.share=2", ("evaluate.by_set.imdb.pseudo_perplexity.share=2",)),
+        ("evaluate.by_set.imdb.share=1", ("evaluate.by_set.imdb", "share")),
+        ("evaluate.by_set.imdb=3", ("evaluate.by_set.imdb=3", "group of settings")),
+        ("evaluate.by_set.imdb.rows=many", ("evaluate.by_set.imdb", "many")),
+    ],
+)
+def test_what_cannot_be_is_refused(override: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(SettingError) as error:
+        check(composed("+recipe=distilbert_gutenberg", override))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.fixture(scope="module")
+def own_sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two short texts as evaluation sets, one whose every position counts and one without pseudo-perplexity."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name in ("one", "two"):
+        (folder / f"{name}.txt").write_text("The old river found the house by the sea.\n\n" * 400)
+    sources = [f"+evaluate.sources.{name}={{kind: text, path: {folder}/{name}.txt}}" for name in ("one", "two")]
+    shares = ["evaluate.by_set.one.pseudo_perplexity.share=1.0", "evaluate.by_set.one.rows=2"]
+    return [*sources, "evaluate.sets=[one,two,heldout]", *shares, "evaluate.by_set.two.pseudo_perplexity.share=0"]
+
+
+def test_a_run_scores_each_set_by_its_own_share_and_is_tested_against_its_twin(
+    shelf: Shelf, own_sets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin, run = tmp_path / "twin", tmp_path / "run"
+    assert shelf.run(twin, *own_sets, "objective=mlm") == 0
+    assert shelf.run(run, *own_sets, f"evaluate.twin={twin}") == 0
+    content = results(run)
+    described = content["evaluation"]
+    assert [described[name]["rows"] for name in ("one", "two", "heldout")] == [2, 8, 8]
+    assert described["one"]["pseudo_positions"] == described["one"]["tokens"] - 2 * 2
+    assert described["two"]["pseudo_positions"] == 0 and described["two"]["positions"] > 0
+    assert 0 < described["heldout"]["pseudo_positions"] < 0.3 * described["heldout"]["tokens"]
+    assert set(content["student"]["pseudo_perplexity"]) == {"one", "heldout"}
+    assert set(content["student"]["perplexity"]) == {"one", "two", "heldout"}
+    found: dict[str, Any] = content["twin"]["bootstrap"]
+    assert set(found["perplexity"]) == {"one", "two", "heldout"}
+    for measure, by_set in found.items():
+        for name, drawn in by_set.items():
+            ratio = content["student"][measure][name] / content["twin"][measure][name]
+            assert drawn["ratio"] == pytest.approx(ratio, rel=1e-6) and drawn["low"] <= ratio <= drawn["high"]
+            assert drawn["units"] == "rows" and drawn["resamples"] == 10_000
+    assert "In 10,000 paired resamples" in (run / "report.md").read_text()
+
+
+def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
+    shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first step, in one line, with status 2."""
+    (tmp_path / "chinese.txt").write_text(CHINESE, encoding="utf-8")
+    mine = [f"+evaluate.sources.mine={{kind: text, path: {tmp_path}/chinese.txt}}", "evaluate.sets=[heldout,mine]"]
+    for settings, words in (
+        (mine, "evaluate.sets: mine: the vocabulary does not know 100.0%"),
+        ([*mine, "corpus.unknown=1.0"], "evaluate.sets: mine: the vocabulary does not know 100.0%"),
+        (["evaluate.by_set.heldout.pseudo_perplexity.share=1e-9"], "not one position that pseudo-perplexity scores"),
+    ):
+        assert shelf.run(tmp_path / "run", *settings) == 2
+        assert words in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run" / "results.json").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_source_of_a_mixture_that_the_vocabulary_does_not_know(
+    shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its share of the rows is too small to show among all tokens."""
+    (tmp_path / "chinese.txt").write_text(CHINESE * 5, encoding="utf-8")
+    sources = f"{{books: {{kind: gutenberg, path: {shelf.books}, weight: 0.9}}, "
+    sources += f"foreign: {{kind: text, path: {tmp_path}/chinese.txt, weight: 0.1}}}}"
+    settings = ["corpus=mixture", f"corpus.sources={sources}", *shelf.corpus[1:4], "corpus.heldout=0"]
+    teacher = ["teacher=pretrained", f"teacher.path={shelf.teacher}", "train.steps=2"]
+    run = ["+recipe=distilbert_gutenberg", *settings, *teacher, "evaluate.sets=[]", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert distill(*run) == 2
+    assert "corpus.sources.foreign: the vocabulary does not know" in capsys.readouterr().err
