@@ -1,7 +1,7 @@
 """The command `python -m distill.evaluate model=FOLDER [model=...]`: scores models on evaluation sets without training.
 
     python -m distill.evaluate model=runs/distilbert_gutenberg model=runs/distilbert_gutenberg_twin
-    python -m distill.evaluate model=MODEL 'evaluate.sets=[wikitext2,imdb]' evaluate.rows=1000 teacher=embedded
+    python -m distill.evaluate model=RUN 'evaluate.sets=[wikitext2,imdb]' evaluate.rows=1000 teacher=embedded
     python -m distill.evaluate model=MODEL 'evaluate.sets=[mine]' '+evaluate.sources.mine={kind: text, path: FILE}'
 
 A model is a run folder, a student, a milestone, any folder of transformers, a name on the Hub, or `embedded`. Settings

@@ -7,7 +7,7 @@ from distill.evaluation.measures import Measure, Scoring
 # Keys that stand beside the measures, in a line of history and in a model's part of results.json.
 TAKEN = {
     *("epoch", "step", "steps", "tokens", "seconds", "loss", "name", "parameters", "bytes", "tokens_per_second"),
-    *("folder", "history", "objective", "cache", "perplexity", "pseudo_perplexity", "bits_per_byte"),
+    *("folder", "history", "objective", "cache", "perplexity", "pseudo_perplexity", "bits_per_byte", "bootstrap"),
 }
 ATTRIBUTES = ("title", "explanation", "lower_is_better", "unit", "size", "score")
 

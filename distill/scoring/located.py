@@ -62,7 +62,7 @@ def _locate(name: str) -> Located:
         return Located(name, str(EMBEDDED), None, _class_of(str(EMBEDDED), name))
     if looks_local(name):
         refuse_missing(SETTING, name)
-    if (given / "config.yaml").is_file() and not (given / "student").is_dir():
+    if (given / "config.yaml").is_file() and not ((given / "student").is_dir() or (given / "config.json").is_file()):
         raise SettingError(
             f"model={name} is a run that has no student yet: run its command again to finish it, or give one of its "
             "milestones"
@@ -71,8 +71,8 @@ def _locate(name: str) -> Located:
         refuse_own_class(SETTING, name)
     except SettingError as error:
         raise SettingError(
-            f"model={name} holds the weights of a module of your own, and only models of transformers are scored here: "
-            f"name what makes it in a run that trains nothing further, with student=custom student.path={name}"
+            f"model={name} holds the weights of a module of your own, and this command scores models of transformers: "
+            "the report of its run has its scores"
         ) from error
     return Located(name, name, _run_of(given), _class_of(name, name))
 

@@ -167,6 +167,7 @@ def _score_group(
             agreement = evaluator.agree(model, group.teacher, sets)
         title = group.teacher_name if model is group.teacher else type(model).__name__
         group.found.append(ModelScores(name, title, *size(model), number, scores, agreement))
+        del model  # before the next one is loaded
 
 
 def _loaded(kind: ModelKind, group: Group, length: int, backend: Backend) -> Iterator[tuple[str, Any]]:
@@ -191,6 +192,7 @@ def _loaded(kind: ModelKind, group: Group, length: int, backend: Backend) -> Ite
             )
         logger.info(f"model={located.name}: {type(model).__name__}, {size(model)[0]:,} parameters")
         yield located.name, model.to(backend.device)
+        del model
 
 
 def _compare(group: Group, evaluator: Evaluator, sets: list[EvaluationSet]) -> list[Comparison]:

@@ -19,6 +19,7 @@ OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans",
 READ = ("corpus", "evaluate", "precision", "teacher", "backend", "trust", "recipe", "scale")
 TASK = ("objective", "objective.task")
 OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
+TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
 USUAL = "[books,wikitext2,imdb]"  # sets that need no corpus, as far as they lie on this machine
 
 
@@ -38,7 +39,7 @@ def settings_of(models: Sequence[Located], given: Sequence[str]) -> tuple[Config
                 f"{name} is not read where models are only scored{did_you_mean(name, (*READ, 'model', 'output'))}: "
                 f"leave it out; what is read are {', '.join(READ)}, model and output"
             )
-    task = _task(models)
+    task = models[0].task if set(TASK) & set(names) else _task(models)
     arguments = [*_defaults(models[0], task, names), *_teacher(given)]
     config = composed(arguments)
     if set(TASK) & set(names):
@@ -68,6 +69,7 @@ def _defaults(first: Located, task: str, names: Sequence[str]) -> Iterator[str]:
         yield "teacher=none"
     if {"recipe", "scale"} & set(names):
         return
+    yield "scale=custom"  # the others say how much of a set is scored
     if first.run is not None:
         add_recipe(OF_RUN, _of_run(first, names))
         yield f"+recipe={OF_RUN}"
@@ -82,7 +84,7 @@ def _defaults(first: Located, task: str, names: Sequence[str]) -> Iterator[str]:
         if "evaluate" not in names:
             yield "evaluate=local"
         if "evaluate.sets" not in names:
-            yield "evaluate.sets=" + ("[heldout]" if any(name.startswith("corpus") for name in names) else USUAL)
+            yield "evaluate.sets=" + ("[heldout]" if TEXTS & set(names) else USUAL)
 
 
 def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from distill.backends import Backend
 from distill.component import Component
 from distill.config import Config, CorpusConfig, EvaluateConfig
 from distill.data.batches import Collator
+from distill.data.known_share import check_counts
 from distill.data.sample import sample_rows
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
@@ -73,7 +74,7 @@ class TableTask(Task):
             rows = rows.with_unlabelled(self.rows(self.split, self.unlabelled, tokenizer, config, scoring=False))
         tokens = Tokens(
             rows=rows.rows,
-            counts=np.zeros(len(tokenizer), np.int64),
+            counts=_known_counts(rows, tokenizer, config, "corpus"),
             digest=rows.digest,
             name=self._describe(),
             documents=len(self.examples) + len(self.unlabelled or ()),
@@ -142,7 +143,9 @@ class TableTask(Task):
             raise SettingError(
                 f"{setting} has only texts that corpus.unlabelled is trained on too: keep those that are scored apart"
             )
-        return self.evaluation_set(name, split, examples, self.rows(split, examples, tokenizer, config, scoring=True))
+        rows = self.rows(split, examples, tokenizer, config, scoring=True)
+        _known_counts(rows, tokenizer, config, f"evaluate.sets: {name}")
+        return self.evaluation_set(name, split, examples, rows)
 
     def _source(self, name: str, config: Config) -> tuple[str, Any]:
         """What error lines call the settings of an evaluation set, and these."""
@@ -161,6 +164,13 @@ class TableTask(Task):
                 f"{', '.join(self.corpora)}"
             )
         return split
+
+
+def _known_counts(rows: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str) -> np.ndarray:
+    """[V] how often each token occurs in the rows. Raises SettingError where too many of them are the unknown one."""
+    counts = np.bincount(rows.rows.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
+    check_counts(counts, int((rows.rows != rows.pad_id).sum()), tokenizer, config.corpus.unknown, setting)
+    return counts
 
 
 def _some(examples: Any, most: int | None, purpose: str) -> Any:
