@@ -26,6 +26,7 @@ from distill.evaluation.sets import EvaluationSet
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
 FEWEST = 20  # documents that a bootstrap over documents takes; of fewer, stretches of rows are drawn
+LEAST = 10  # units of any kind: draws of fewer are too much alike to say anything
 STRETCH = 16  # consecutive rows of the text that are drawn together then
 AT_ONCE = 4 << 20  # drawn units that are in memory at a time
 READ_ROWS = 1 << 16  # rows that are looked at together
@@ -100,15 +101,14 @@ def paired_bootstrap(
 def compare_rows(first: RowLosses, second: RowLosses, units: Units) -> Bootstrap | None:
     """The bootstrap of two models that were scored at the same tokens of a set; None where it says nothing.
 
-    So it is with fewer than two units, and with losses that are not finite.
+    So it is with fewer than ten units, and with losses that are not finite.
     """
     assert np.array_equal(first.counts, second.counts), "the models were scored at other tokens"
     size = int(units.of_row.max()) + 1
-    sums = [np.bincount(units.of_row, each, size) for each in (first.losses, second.losses, first.counts)]
-    try:
-        return paired_bootstrap(*sums, units=units.name)
-    except ValueError:
+    one, other, counts = (np.bincount(units.of_row, each, size) for each in (first.losses, second.losses, first.counts))
+    if (counts > 0).sum() < LEAST or not np.isfinite(one + other).all():
         return None
+    return paired_bootstrap(one, other, counts, units.name)
 
 
 def compare_models(

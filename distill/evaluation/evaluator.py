@@ -191,7 +191,10 @@ class Evaluator:
 
     @contextmanager
     def _progress(self, label: str, total: int, unit: str) -> Iterator[ProgressCallback]:
-        """Rank 0 shows how far all ranks are, estimated from its own share."""
+        """Rank 0 shows how far all ranks are, estimated from its own share; nothing of what is no work at all."""
+        if not total:
+            yield lambda more: None
+            return
         progress = Progress(label, total, unit)
         count = 0
 

@@ -14,7 +14,15 @@ from distill.backends.single import Single
 from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows
-from distill.evaluation.bootstrap import FEWEST, STRETCH, compare_models, compare_rows, paired_bootstrap, units_of
+from distill.evaluation.bootstrap import (
+    FEWEST,
+    STRETCH,
+    Units,
+    compare_models,
+    compare_rows,
+    paired_bootstrap,
+    units_of,
+)
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.row_losses import RowLosses
@@ -88,9 +96,15 @@ def test_units_without_tokens_do_not_count() -> None:
     assert padded == paired_bootstrap(first, second, counts) and padded.num_units == 10
     with pytest.raises(ValueError, match="two are needed"):
         paired_bootstrap(first[:1], second[:1], counts[:1])
-    assert (
-        compare_rows(*[RowLosses(np.array([math.nan, 1.0]), np.ones(2))] * 2, units_of(rows_of([1, 1]), None)) is None
-    )  # type: ignore[arg-type]
+
+
+def test_few_units_and_losses_that_are_no_numbers_say_nothing() -> None:
+    units = Units("rows", np.arange(12))
+    good, bad = RowLosses(np.arange(12.0), np.ones(12)), RowLosses(np.full(12, math.nan), np.ones(12))
+    assert compare_rows(good, good, units) is not None
+    assert compare_rows(good, bad, units) is None
+    few = RowLosses(np.arange(12.0), np.array([1.0] * 9 + [0.0] * 3))
+    assert compare_rows(few, few, units) is None
 
 
 # --- units ---------------------------------------------------------------------------------------------------------
@@ -112,7 +126,7 @@ def test_a_document_ends_with_a_row_that_is_not_full(tokenizer: Any) -> None:
     assert units.of_row.tolist() == [n // 3 for n in range(30)] + list(range(10, 25))
     some = replace(rows_of(lengths), text=rows_of(lengths).rows, numbers=np.arange(45))
     assert units_of(some, masks).of_row.tolist() == units.of_row.tolist()
-    chosen = np.arange(0, 45, 2)
+    chosen = np.delete(np.arange(45), [1, 4, 29, 40])
     part = replace(some, rows=some.rows[chosen], numbers=chosen)
     owners = units.of_row[chosen]
     assert units_of(part, masks).of_row.tolist() == np.unique(owners, return_inverse=True)[1].tolist()
@@ -160,7 +174,7 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
             found = kept[name][measure, "small"]
             assert found.losses.shape == (15,) and found.counts.sum() > 15
             assert math.exp(found.losses.sum() / found.counts.sum()) == pytest.approx(
-                scores[measure]["small"], rel=1e-9
+                scores[measure]["small"], rel=1e-6
             )
             alone = EvaluationSet("small", "", rows[3:4], 1)
             assert found.counts[3] <= int((alone.rows != PAD).sum())

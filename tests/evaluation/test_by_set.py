@@ -61,7 +61,8 @@ def own_sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         (folder / f"{name}.txt").write_text("The old river found the house by the sea.\n\n" * 400)
     sources = [f"+evaluate.sources.{name}={{kind: text, path: {folder}/{name}.txt}}" for name in ("one", "two")]
     shares = ["evaluate.by_set.one.pseudo_perplexity.share=1.0", "evaluate.by_set.one.rows=2"]
-    return [*sources, "evaluate.sets=[one,two,heldout]", *shares, "evaluate.by_set.two.pseudo_perplexity.share=0"]
+    shares += ["evaluate.by_set.two.pseudo_perplexity.share=0", "evaluate.by_set.two.rows=12"]
+    return [*sources, "evaluate.sets=[one,two,heldout]", *shares, "evaluate.every_epoch=false"]
 
 
 def test_a_run_scores_each_set_by_its_own_share_and_is_tested_against_its_twin(
@@ -72,19 +73,18 @@ def test_a_run_scores_each_set_by_its_own_share_and_is_tested_against_its_twin(
     assert shelf.run(run, *own_sets, f"evaluate.twin={twin}") == 0
     content = results(run)
     described = content["evaluation"]
-    assert [described[name]["rows"] for name in ("one", "two", "heldout")] == [2, 8, 8]
+    assert [described[name]["rows"] for name in ("one", "two", "heldout")] == [2, 12, 8]
     assert described["one"]["pseudo_positions"] == described["one"]["tokens"] - 2 * 2
     assert described["two"]["pseudo_positions"] == 0 and described["two"]["positions"] > 0
     assert 0 < described["heldout"]["pseudo_positions"] < 0.3 * described["heldout"]["tokens"]
     assert set(content["student"]["pseudo_perplexity"]) == {"one", "heldout"}
     assert set(content["student"]["perplexity"]) == {"one", "two", "heldout"}
     found: dict[str, Any] = content["twin"]["bootstrap"]
-    assert set(found["perplexity"]) == {"one", "two", "heldout"}
-    for measure, by_set in found.items():
-        for name, drawn in by_set.items():
-            ratio = content["student"][measure][name] / content["twin"][measure][name]
-            assert drawn["ratio"] == pytest.approx(ratio, rel=1e-6) and drawn["low"] <= ratio <= drawn["high"]
-            assert drawn["units"] == "rows" and drawn["resamples"] == 10_000
+    assert set(found) == {"perplexity"} and set(found["perplexity"]) == {"two"}, "the others have too few rows"
+    drawn = found["perplexity"]["two"]
+    ratio = content["student"]["perplexity"]["two"] / content["twin"]["perplexity"]["two"]
+    assert drawn["ratio"] == pytest.approx(ratio, rel=1e-6) and drawn["low"] <= drawn["ratio"] <= drawn["high"]
+    assert (drawn["units"], drawn["num_units"], drawn["resamples"]) == ("rows", 12, 10_000)
     assert "In 10,000 paired resamples" in (run / "report.md").read_text()
 
 
@@ -101,7 +101,7 @@ def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
     ):
         assert shelf.run(tmp_path / "run", *settings) == 2
         assert words in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "run" / "results.json").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run" / "results.json").exists() and not list((tmp_path / "run").glob("checkpoints/step*"))
 
 
 def test_a_source_of_a_mixture_that_the_vocabulary_does_not_know(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import Shelf, distill, results, save_model
+from job import Shelf, book, distill, results, save_model
 from test_fine_tuning import squad, table
 
 from distill.errors import SettingError
@@ -33,6 +33,12 @@ def refused(models: list[str], *settings: str) -> str:
     return str(error.value)
 
 
+def own_text(folder: Path) -> list[str]:
+    """The settings of a text of the user's as the set `mine`."""
+    (folder / "mine.txt").write_text("".join(book(number).split("***")[2] for number in range(20, 23)))
+    return [f"+evaluate.sources.mine={{kind: text, path: {folder}/mine.txt}}"]
+
+
 def test_the_scores_of_a_run_are_found_again(done: Path, shelf: Shelf) -> None:
     """To the digit, from its settings alone; its teacher's too, and how alike the two are."""
     content = results(done)
@@ -49,10 +55,11 @@ def test_the_scores_of_a_run_are_found_again(done: Path, shelf: Shelf) -> None:
 
 def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, models = tmp_path / "out", [f"model={done / 'student'}", f"model={shelf.teacher}"]
+    settings = [*own_text(tmp_path), "evaluate.sets=[mine]", "evaluate.rows=12", "evaluate.pseudo_perplexity.share=0"]
     for _ in range(2):
-        assert evaluate(*models, f"output={folder}", "evaluate.pseudo_perplexity.share=0") == 0
+        assert evaluate(*models, f"output={folder}", *settings) == 0
     said = capsys.readouterr().out
-    assert "Perplexity, heldout" in said and "scores.md" in said
+    assert "Perplexity, mine" in said and "scores.md" in said
     assert {path.name for path in folder.iterdir()} == {
         f"{before}scores.{kind}" for before in ("", "earlier-") for kind in ("json", "md")
     }
@@ -60,20 +67,17 @@ def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: p
     own, other = content["models"]
     assert own["name"] == str(done / "student") and "pseudo_perplexity" not in own["scores"]
     (compared,) = content["comparisons"]
-    ratio = other["scores"]["perplexity"]["heldout"] / own["scores"]["perplexity"]["heldout"]
-    assert compared["bootstrap"]["ratio"] == pytest.approx(ratio) and compared["against"] == own["name"]
-    assert compared["bootstrap"]["low"] <= ratio <= compared["bootstrap"]["high"]
+    ratio = other["scores"]["perplexity"]["mine"] / own["scores"]["perplexity"]["mine"]
+    assert compared["bootstrap"]["ratio"] == pytest.approx(ratio, rel=1e-6) and compared["against"] == own["name"]
+    assert compared["bootstrap"]["low"] < compared["bootstrap"]["ratio"] < compared["bootstrap"]["high"]
     page = (folder / "scores.md").read_text()
     assert "python -m distill.evaluate model=" in page and "Koehn" in page
 
 
 def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
     """A text of one's own, with rows of its own beside those of all sets."""
-    text = tmp_path / "mine.txt"
-    text.write_text("The old river found the house by the sea.\n\n" * 400)
-    own = f"+evaluate.sources.mine={{kind: text, path: {text}}}"
     shares = ["evaluate.by_set.mine.pseudo_perplexity.share=1", "evaluate.by_set.mine.rows=3"]
-    scores = evaluate_models([done], [own, "evaluate.sets=[mine,heldout]", *shares])
+    scores = evaluate_models([done], [*own_text(tmp_path), "evaluate.sets=[mine,heldout]", *shares])
     sets = scores.vocabularies[0].sets
     assert list(sets) == ["mine", "heldout"] and (sets["mine"]["rows"], sets["heldout"]["rows"]) == (3, 8)
     assert sets["mine"]["pseudo_positions"] == sets["mine"]["tokens"] - 2 * 3, "all but [CLS] and [SEP]"
