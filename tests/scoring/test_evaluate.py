@@ -85,11 +85,15 @@ def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
 
 
 def test_causal_models_of_two_vocabularies(shelf: Shelf, tmp_path: Path) -> None:
-    first, second = save_model(tmp_path / "gpt2"), save_model(tmp_path / "llama", "llama")
-    settings = [*shelf.corpus[:-2], "evaluate.rows=4"]
-    scores = evaluate_models([first, second], settings)
+    first, small = save_model(tmp_path / "gpt2"), save_model(tmp_path / "small", layers=2)
+    other = save_model(tmp_path / "llama", "llama")
+    scores = evaluate_models([first, other, small], [*shelf.corpus[:-2], "evaluate.rows=12"])
     assert scores.task == "clm" and set(scores.measures) == {"perplexity", "bits_per_byte"}
-    assert len(scores.vocabularies) == 2 and not scores.comparisons
+    assert [each.models for each in scores.vocabularies] == [(str(first), str(small)), (str(other),)]
+    (compared,) = scores.comparisons
+    perplexities = [scores[str(each)].scores["perplexity"]["heldout"] for each in (small, first)]
+    assert (compared.model, compared.against) == (str(small), str(first)) and perplexities[0] != perplexities[1]
+    assert compared.bootstrap.ratio == pytest.approx(perplexities[0] / perplexities[1], rel=1e-9)
     assert all(math.isfinite(each.scores["bits_per_byte"]["heldout"]) for each in scores.models)
     assert "different vocabularies" in scores.notes[0] and scores.notes[0] in str(scores)
     assert "bits per byte can" in scores.notes[0]
