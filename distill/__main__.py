@@ -1,5 +1,6 @@
 """The command `python -m distill`: compose the configuration, run it, and turn errors into one line and a status."""
 
+import logging
 import os
 import sys
 import traceback
@@ -11,6 +12,7 @@ from distill.threads import limit_spinning
 
 if TYPE_CHECKING:
     from distill.config import Config
+    from distill.multirun import Sweep
     from distill.signals import Signals
 
 
@@ -52,28 +54,46 @@ def run_hydra(signals: "Signals") -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from distill.command_line import check_overrides, check_secrets, check_trust, with_recipe
+    from distill.command_line import (
+        check_overrides,
+        check_search,
+        check_secrets,
+        check_trust,
+        name_folders_of_sweeps,
+        with_recipe,
+    )
     from distill.compose import register
     from distill.config import CONF
 
     limit_spinning()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to this function, which gives them one line
-    statuses = [0]
+    statuses, sweeps = [0], list["Sweep"]()
 
-    def composed(cfg: Any) -> None:
+    def composed(cfg: Any) -> float | None:
         job = HydraConfig.get()
+        sweep = sweep_of(job, cfg, sweeps)
+        path, overrides = Path(job.runtime.output_dir), list(job.overrides.task)
         try:
-            run_composed(cfg, job, statuses, signals)
+            if sweep is not None:
+                sweep.begin(path, overrides)
+            value = run_composed(cfg, job, statuses, signals)
         except Exception as error:
+            failure = expected(error, job.runtime.output_dir)
+            if sweep is not None:
+                sweep.end(path, overrides, failure or error)
             # Kept back from Hydra, which would print lines of its own; the other jobs of a sweep go on.
-            if (failure := expected(error, job.runtime.output_dir)) is None:
+            if failure is None:
                 if is_rank():
                     traceback.print_exc()
                     end_rank(1, error)
                 raise
-            say(failure)
+            say(failure if sweep is None else sweep.line(failure))
             statuses.append(failure.status)
             end_rank(failure.status, error)
+            return None
+        if sweep is not None:
+            sweep.end(path, overrides)
+        return value
 
     register()
     try:
@@ -81,13 +101,37 @@ def run_hydra(signals: "Signals") -> int:
         check_overrides(sys.argv[1:])
         check_secrets(sys.argv[1:])
         check_trust(sys.argv[1:])
+        check_search(sys.argv[1:])
+        name_folders_of_sweeps(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed)()
     except Exception as error:  # also of Hydra itself, which makes the run folder before anything else happens
         if (failure := expected(error)) is None:
             raise
         say(failure)
-        return int(failure.status)
+        statuses.append(int(failure.status))
+    finally:
+        for sweep in sweeps:
+            print(sweep.finish())
     return next(filter(None, statuses), 0)
+
+
+def sweep_of(job: Any, cfg: Any, sweeps: "list[Sweep]") -> "Sweep | None":
+    """The sweep that a job belongs to, which is begun with the first of them; None for a run of its own.
+
+    Args:
+        job: Hydra's own configuration.
+        sweeps: gets it.
+    """
+    from hydra.types import RunMode
+
+    if job.mode is not RunMode.MULTIRUN or is_rank():
+        return None
+    if not sweeps:
+        from distill.command_line import fixed_overrides
+        from distill.multirun import Sweep
+
+        sweeps.append(Sweep(Path(job.sweep.dir), fixed_overrides(sys.argv[1:], job), cfg.get("optimize")))
+    return sweeps[0]
 
 
 def expected(error: Exception, folder: str = "") -> Any:
@@ -100,6 +144,7 @@ def expected(error: Exception, folder: str = "") -> Any:
 
     from distill.errors import Diverged, RankLost, SettingError, StageFailed, StorageFailed
     from distill.memory import memory_failure
+    from distill.multirun import search_failure
     from distill.storage import storage_failure
     from distill.unknown import explain
 
@@ -109,11 +154,15 @@ def expected(error: Exception, folder: str = "") -> Any:
         return error
     if isinstance(error, HydraException | OmegaConfBaseException):
         return SettingError(explain(error))
+    if (failure := search_failure(error)) is not None:
+        return failure
     return storage_failure(error, folder) or memory_failure(error)
 
 
-def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") -> None:
+def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") -> float | None:
     """Run what Hydra has composed: one job, in this process or by starting its ranks, or a chain of jobs.
+
+    Gives the number of its results that `optimize` names; None where it names none, or other processes have it.
 
     Args:
         job: Hydra's own configuration.
@@ -140,21 +189,29 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
             )
         configure_logging(0)
         print(run_chain(chain, path, config_dir(sys.argv)))
-        return
+        return None
     config = build(cfg, overrides)
     signals.on_usr1(config.train.on_usr1 is OnUsr1.stop)
     if config.backend.name != "single" and start_ranks(config, path, job.mode is RunMode.MULTIRUN, statuses):
-        return
+        return None
+    from distill.comparison.goal import Goal
     from distill.job import run
 
-    run(
+    goal = Goal.of(config.optimize, OmegaConf.to_container(job.sweeper).get("direction"))
+    results = run(
         config,
         path,
         recipe=job.runtime.choices.get("recipe") or "default",
         command=" ".join(["python -m distill", *map(redact_override, overrides)]),
         resolved=OmegaConf.to_yaml(OmegaConf.create(masked(OmegaConf.to_container(cfg, resolve=True)))),
+        goal=goal,
     )
+    value = None if goal is None else goal.value(results)
+    if goal is not None:
+        shown = "no number" if value is None else f"{value:.6g}"
+        logging.getLogger("distill").info(f"optimize: {goal.name} = {shown}")
     end_rank(0)
+    return value
 
 
 def config_dir(arguments: list[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Looks at the command line before Hydra does: for values that name nothing, secrets, and code that is not trusted."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,16 @@ from distill.compose import build, group_of, register, written
 from distill.config import CONF, RECIPES, Config
 from distill.errors import SettingError
 from distill.redaction import masked, secrets_in
+from distill.sweep.index import SweepIndex
+from distill.sweep.names import swept_overrides
+from distill.trust import OF_HYDRA
 
 # Where Hydra begins a run folder; of nothing it would make the folder that the user is in.
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 # What makes Hydra itself write settings, into files or the names of folders.
 WRITES = ("hydra.mode", "hydra.output_subdir", "override_dirname")
+BASIC_SWEEPER = OF_HYDRA[1]  # runs every value that is given
+LISTED = re.compile(r"^\s*-\s+(\w+)\s*(?:#.*)?$", re.MULTILINE)  # a recipe in the defaults of another
 # Parts of Hydra's configuration that run and change nothing: folders, and facts about the run.
 HARMLESS = ("run", "sweep", "overrides", "runtime", "job")
 HARMLESS_OF_JOB = ("name", "override_dirname", "id", "num", "config_name", "config")
@@ -98,7 +104,7 @@ def check_secrets(arguments: list[str]) -> None:
     Raises:
         SettingError: the command line or a recipe holds one, and not only the name of an environment variable.
     """
-    if not (_flags(arguments).multirun or any(word in each for word in WRITES for each in arguments)):
+    if not (_may_sweep(arguments) or any(word in each for word in WRITES for each in arguments)):
         return
     from omegaconf import OmegaConf
 
@@ -158,6 +164,79 @@ def check_trust(arguments: list[str]) -> None:
                 "give it on the command line if you trust it"
             )
         refuse_targets(now.get(name), list(allowed), name)
+
+
+def check_search(arguments: list[str]) -> None:
+    """Look at what a search would be for, before its first run.
+
+    Raises:
+        SettingError: its sweeper needs a number of each run, and no `optimize` names one.
+    """
+    if not _may_sweep(arguments):
+        return
+    composed = _compose(arguments, hydra=True)
+    sweeper = str(composed.hydra.sweeper.get("_target_"))
+    if sweeper != BASIC_SWEEPER and composed.get("optimize") is None:
+        raise SettingError(
+            f"optimize=null, but the sweeper {sweeper.rpartition('.')[2]} chooses by a number of each run: set "
+            "optimize=perplexity, or another number of the results"
+        )
+
+
+def name_folders_of_sweeps(arguments: list[str]) -> None:
+    """Let Hydra name the folders of a sweep's jobs by what is swept: the value of `${sweep_folder:}`.
+
+    Args:
+        arguments: of the command line, which say what is the same in all jobs.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    def folder() -> str:
+        if not HydraConfig.initialized():  # the configuration is only shown
+            return "NAME=VALUE"
+        job = HydraConfig.get()
+        swept = swept_overrides(job.overrides.task, fixed_overrides(arguments, job))
+        return SweepIndex(Path(job.sweep.dir)).folder_of(swept, numbered=job.sweeper._target_ != BASIC_SWEEPER)
+
+    OmegaConf.register_new_resolver("sweep_folder", folder, replace=True)
+
+
+def fixed_overrides(arguments: list[str], job: Any) -> set[str]:
+    """The names of the overrides that are the same in all jobs of a sweep, as Hydra writes them: `+recipe`.
+
+    Args:
+        job: Hydra's own configuration, with the overrides of its sweeper besides those of the command line.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    sweeper = OmegaConf.to_container(job.sweeper)
+    assert isinstance(sweeper, dict)
+    params = [f"{name}={value}" for name, value in (sweeper.get("params") or {}).items()]
+    is_swept = {
+        each.get_key_element(): each.is_sweep_override()
+        for each in [*OverridesParser.create().parse_overrides(params), *_parsed(arguments)]
+    }  # of a name that comes twice the last one holds
+    return {name for name, swept in is_swept.items() if not swept}
+
+
+def _may_sweep(arguments: list[str]) -> bool:
+    """Whether the command line, or a recipe that it names, makes this a sweep."""
+    if _flags(arguments).multirun or any("hydra.mode" in each for each in arguments):
+        return True
+    recipes = [each.value() for each in _parsed(arguments) if each.key_or_group == "recipe"]
+    home = _flags(arguments).config_dir
+    homes = [RECIPES] if home is None else [RECIPES, Path(home) / "recipe"]
+    return any(_is_sweep(str(name), homes, set()) for name in recipes)
+
+
+def _is_sweep(recipe: str, homes: list[Path], seen: set[str]) -> bool:
+    """Whether a recipe, or one that it starts from, sets Hydra's mode; the files are only looked at, not composed."""
+    seen.add(recipe)
+    texts = [file.read_text("utf-8") for home in homes if (file := home / f"{recipe}.yaml").is_file()]
+    earlier = {name for text in texts for name in LISTED.findall(text)} - seen
+    return any("MULTIRUN" in text for text in texts) or any(_is_sweep(name, homes, seen) for name in earlier)
 
 
 def _working_parts(composed: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 from distill.config import Config
 from distill.data.batches import Batches
 from distill.errors import SettingError
+from distill.flat_settings import flatten
 from distill.ramp import Ramp, is_zero
 from distill.teacher.members import settings_by_member, shares
 
@@ -22,6 +23,7 @@ RESUME_IGNORES = (
     "trust",
     "scale",
     "resume",
+    "optimize",
 )
 # Settings of the other groups for which the same holds.
 SETTINGS_IGNORED = {
@@ -103,17 +105,6 @@ def _cached(config: Config, name: str) -> dict[str, Any]:
     if cache.sampled is not None:
         found |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}
     return found
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names; lists stay lists."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + str(name)] = list(value) if isinstance(value, tuple) else value
-    return flat
 
 
 def refuse_other_settings(

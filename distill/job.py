@@ -16,6 +16,7 @@ from distill.backends import Backend
 from distill.backends.rank import EVENT
 from distill.checkpoint import State
 from distill.checks import check
+from distill.comparison.goal import Goal
 from distill.config import Config
 from distill.data.batches import Batches
 from distill.errors import SettingError
@@ -51,11 +52,14 @@ OTHER_TOKENIZER = (
 logger = logging.getLogger(__name__)
 
 
-def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> dict[str, Any]:
+def run(
+    config: Config, path: Path, recipe: str, command: str, resolved: str, goal: Goal | None = None
+) -> dict[str, Any]:
     """Train, evaluate and report as `config` says; the outcome lies in the folder `path`.
 
     Args:
         recipe, command, resolved: name of the recipe, the command line and the resolved configuration, for the report.
+        goal: the number of the results that a sweep looks at, whose name is checked before the training.
 
     Returns:
         The content of results.json; of a run that ends with its profile (`profile.stop_after`) the beginning of it.
@@ -95,6 +99,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
         notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
         evaluator = make_evaluator(config, task, models, text, backend)
+        check_goal(goal, evaluator, objective, models, text)
         monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
         held.callback(monitor.progress.close)  # also where the training ends early
         facts: dict[str, Any] = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
@@ -191,6 +196,13 @@ def make_notes(
     other = [OTHER_TOKENIZER] if models.tokenizers and objective.needs_teacher else []
     remarks = twin["remarks"] if twin else []
     return [*results.notes(config, recipe, text.tokens, objective.needs_teacher), *text.left_out, *other, *remarks]
+
+
+def check_goal(goal: Goal | None, evaluator: Evaluator, objective: Objective, models: Models, text: Prepared) -> None:
+    """Raises SettingError where `optimize` names a number that the results of this run will not have."""
+    if goal is not None:
+        compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
+        goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
 
 
 def announce(

@@ -8,7 +8,7 @@ from typing import Any
 
 from distill.backends import Backend
 from distill.errors import SettingError
-from distill.identity import flatten
+from distill.flat_settings import flatten
 
 LIBRARIES = ("torch", "transformers", "numpy")
 NAMED = 3  # differences in the message

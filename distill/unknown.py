@@ -6,6 +6,8 @@ from typing import Any
 
 from distill.nearest import did_you_mean
 
+EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
+
 
 def explain(error: Exception) -> str:
     """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
@@ -35,6 +37,8 @@ def _first_sentence(error: Exception, inner: BaseException, key: Any) -> str:
 
 def _no_such_option(missing: str, options: list[str]) -> str:
     """For an option of a group, such as `teacher/embeded`."""
+    if missing in EXTRAS:
+        return f"{'='.join(missing.rsplit('/', 1))} is not installed: pip install 'distill[{EXTRAS[missing]}]'"
     group, _, name = missing.rpartition("/")
     if not options:
         return f"{missing}: there is no such group or option; --help shows those that there are"

@@ -16,7 +16,8 @@ from distill.schedule import length_in_steps, make_schedule, progress_of
 CHAINS = {"albert_chain", "albert_milestones", "seeds"}
 BENCHMARKS = RECIPES.parent / "benchmarks"
 MEASURED = {path.stem for path in (BENCHMARKS / "recipe").glob("*.yaml")}
-NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS)
+SEARCHES = {"search"}  # of an optional package; run by test_sweep_job.py
+NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS - SEARCHES)
 SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
 
 ALBERT = (

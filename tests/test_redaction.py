@@ -17,7 +17,7 @@ from distill.command_line import check_overrides, check_secrets
 from distill.compose import build, register
 from distill.config import CONF, RECIPES
 from distill.errors import SettingError
-from distill.identity import flatten
+from distill.flat_settings import flatten
 from distill.redaction import MASK, is_credential, is_secret, masked, redact, redact_override, redacted
 
 KEY = "sk-4f9Qz81LmNo77"

@@ -16,7 +16,7 @@ from distill.command_line import check_overrides
 from distill.compose import build, register
 from distill.config import CONF
 from distill.errors import SettingError
-from distill.identity import flatten
+from distill.flat_settings import flatten
 from distill.unknown import explain
 
 

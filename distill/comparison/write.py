@@ -1,0 +1,111 @@
+"""Writes a comparison: compare.html, compare.md and compare.csv, and the same tables as a text to print."""
+
+import csv
+from pathlib import Path
+
+from distill.comparison.columns import columns_of
+from distill.comparison.comparison import Comparison, compare
+from distill.comparison.figures import draw
+from distill.comparison.groups import shown
+from distill.comparison.runs import Run
+from distill.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table, summary
+from distill.files import atomic
+from distill.report import page
+from distill.report.page import Section, Table
+
+HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
+RENEWED = '<meta http-equiv="refresh" content="{seconds}"/>\n'  # by the browser, from the file
+
+
+def write(folder: Path, runs: list[Run], title: str, first: str | None = None, renew: int | None = None) -> Comparison:
+    """Write the comparison of these runs into `folder`.
+
+    Args:
+        first: name of the number that comes first and orders the lines, best first.
+        renew: seconds after which a browser loads the page again, while runs go on.
+
+    Raises:
+        SettingError: no number has the name `first`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    comparison = compare(runs, first)
+    sections = sections_of(comparison, folder)
+    html = page.html(title, sections)
+    if renew is not None:
+        html = html.replace("<title>", RENEWED.format(seconds=renew) + "<title>", 1)
+    for name, text in ((HTML, html), (MARKDOWN, page.markdown(title, sections))):
+        with atomic(folder / name) as new:
+            new.write_text(text, encoding="utf-8")
+    _write_csv(folder / TABLE, comparison)
+    return comparison
+
+
+def sections_of(comparison: Comparison, folder: Path) -> list[Section]:
+    """The page; its figures are drawn into `folder`/plots."""
+    scores = [table for table in (scores_table(comparison),) if comparison.columns]
+    costs = [table for table in (costs_table(comparison),) if comparison.costs]
+    sections = [
+        Section("", [summary(comparison), *([lines] if (lines := best_lines(comparison)) else [])]),
+        Section("Scores", [*draw(folder, comparison), *scores]),
+        Section("Size, speed and time", [*costs]),
+        Section("Settings", [table for table in (settings_table(comparison),) if table.rows]),
+        Section("Runs", [runs_table(comparison)]),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def text_of(comparison: Comparison) -> str:
+    """The table of scores, and the runs that are not finished, for a terminal."""
+    parts = [summary(comparison)]
+    if comparison.columns:
+        table = scores_table(comparison)
+        parts += [aligned(table), table.note]
+    parts += [f"{run.name}: {run.status}" for run in comparison.runs if run.results is None]
+    return "\n".join(part for part in parts if part)
+
+
+def aligned(table: Table) -> str:
+    """A table in columns of spaces, for a terminal."""
+    widths = [max(len(line[at]) for line in [table.head, *table.rows]) for at in range(len(table.head))]
+    at = 0
+    for group, span in table.groups:  # a heading has the width of all its columns
+        widths[at] += max(0, len(group) - sum(widths[at : at + span]) - 2 * (span - 1))
+        at += span
+    headings = [_headings(table.groups, widths)] if table.groups else []
+    return "\n".join([*headings, *(_line(line, widths) for line in [table.head, *table.rows])])
+
+
+def _headings(groups: list[tuple[str, int]], widths: list[int]) -> str:
+    found, at = [], 0
+    for group, span in groups:
+        found.append(group.rjust(sum(widths[at : at + span]) + 2 * (span - 1)))
+        at += span
+    return "  ".join(found).rstrip()
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    first, *others = (
+        cell.ljust(width) if at == 0 else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join([first, *others]).rstrip()
+
+
+def _write_csv(path: Path, comparison: Comparison) -> None:
+    """One line for each run: its settings that differ, and every number by its name."""
+    names = [name for group in comparison.groups[:1] for name in group.values]
+    settings = {str(run.folder): group.values for group in comparison.groups for run in group.runs}
+    numbers = list(
+        dict.fromkeys(column.name for run in comparison.finished for column in columns_of(run.results or {}))
+    )
+    with atomic(path) as new, new.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", "status", "seed", *names, *numbers])
+        for run in comparison.runs:
+            found = (
+                {column.name: column.value(run.results) for column in columns_of(run.results)} if run.results else {}
+            )
+            values = settings.get(str(run.folder), {})
+            row = [run.name, run.status, run.settings.get("seed", "")]
+            row += [shown(values[name]) if name in values else "" for name in names]
+            writer.writerow([*row, *(found.get(name, "") for name in numbers)])

@@ -1,0 +1,75 @@
+"""A sweep under way: how each of its runs is doing, and the comparison that it ends with."""
+
+import logging
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from distill.errors import SettingError, first_line
+from distill.redaction import redact, redact_override
+from distill.storage import storage_failure
+from distill.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
+from distill.sweep.names import swept_overrides
+
+RENEW = 20  # seconds between two loads of the page while the sweep goes on
+NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
+
+logger = logging.getLogger(__name__)
+
+
+class Sweep:
+    """Keeps sweep.yaml and the comparison of a sweep up to date, from the first run on."""
+
+    def __init__(self, folder: Path, fixed: Collection[str], goal: str | None) -> None:
+        """
+        Args:
+            fixed: names of the overrides that are the same in every run.
+            goal: name of the number that `optimize` names.
+        """
+        self.folder, self.fixed, self.goal = folder, fixed, goal
+        self.index = SweepIndex(folder)
+
+    def begin(self, path: Path, overrides: Sequence[str]) -> None:
+        """A run is about to begin in the folder `path`."""
+        self._record(path, overrides, RUNNING)
+        self._write(RENEW)
+
+    def end(self, path: Path, overrides: Sequence[str], problem: object = None) -> None:
+        """A run has ended, with a problem where one is given; the others go on."""
+        line = self.line(first_line(problem)) if isinstance(problem, BaseException) else ""
+        self._record(path, overrides, FAILED if problem else FINISHED, redact(line))
+        self._write(RENEW)
+
+    def finish(self) -> str:
+        """The table to print at the end, and where the page is."""
+        return self._write(None)
+
+    def line(self, problem: object) -> str:
+        """A problem of a run in one line, with the setting that names the folder of a sweep."""
+        return str(problem).replace("hydra.run.dir=DIR", "hydra.sweep.dir=DIR")
+
+    def _record(self, path: Path, overrides: Sequence[str], status: str, problem: str = "") -> None:
+        swept = [redact_override(each) for each in swept_overrides(overrides, self.fixed)]
+        self.index.record(os.path.relpath(path, self.folder), swept, status, problem)
+
+    def _write(self, renew: int | None) -> str:
+        """Write the comparison so far; what fails in it ends no sweep, as it can be written at any time."""
+        from distill.comparison.runs import find_runs
+        from distill.comparison.write import HTML, text_of, write
+
+        try:
+            title = f"Sweep {self.folder.name}" + (", so far" if renew else "")
+            comparison = write(self.folder, find_runs([str(self.folder)]), title, self.goal, renew)
+        except Exception as error:
+            failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
+            if renew is None:
+                logger.warning(f"No comparison ({failure}): `python -m distill.compare {self.folder}` writes it.")
+            return ""
+        return f"{text_of(comparison)}\nComparison: {self.folder / HTML}"
+
+
+def search_failure(error: BaseException) -> SettingError | None:
+    """The error of a search that no run gave a number to; None for any other."""
+    if isinstance(error, ValueError) and str(error).startswith(NO_TRIAL):
+        return SettingError("no run of the search has given a number to optimize: the lines above and its page say why")
+    return None
