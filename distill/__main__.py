@@ -64,6 +64,7 @@ def run_hydra(signals: "Signals") -> int:
     )
     from distill.compose import register
     from distill.config import CONF
+    from distill.progress import say as write
 
     limit_spinning()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to this function, which gives them one line
@@ -111,7 +112,7 @@ def run_hydra(signals: "Signals") -> int:
         statuses.append(int(failure.status))
     finally:
         for sweep in sweeps:
-            print(sweep.finish())
+            write(sys.stdout, sweep.finish())
     return next(filter(None, statuses), 0)
 
 

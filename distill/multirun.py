@@ -28,20 +28,24 @@ class Sweep:
         """
         self.folder, self.fixed, self.goal = folder, fixed, goal
         self.index = SweepIndex(folder)
+        self.under_way: Path | None = None
 
     def begin(self, path: Path, overrides: Sequence[str]) -> None:
         """A run is about to begin in the folder `path`."""
+        self.under_way = path.resolve()
         self._record(path, overrides, RUNNING)
         self._write(RENEW)
 
     def end(self, path: Path, overrides: Sequence[str], problem: object = None) -> None:
         """A run has ended, with a problem where one is given; the others go on."""
+        self.under_way = None
         line = self.line(first_line(problem)) if isinstance(problem, BaseException) else ""
         self._record(path, overrides, FAILED if problem else FINISHED, redact(line))
         self._write(RENEW)
 
     def finish(self) -> str:
-        """The table to print at the end, and where the page is."""
+        """The table to print at the end, also where a signal has ended the sweep, and where the page is."""
+        self.under_way = None
         return self._write(None)
 
     def line(self, problem: object) -> str:
@@ -59,13 +63,17 @@ class Sweep:
 
         try:
             title = f"Sweep {self.folder.name}" + (", so far" if renew else "")
-            comparison = write(self.folder, find_runs([str(self.folder)]), title, self.goal, renew)
+            runs = find_runs([str(self.folder)])
+            for run in runs:
+                if run.results is None and run.folder.resolve() == self.under_way:
+                    run.status = "running"
+            comparison = write(self.folder, runs, title, self.goal, renew)
         except Exception as error:
             failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
             if renew is None:
                 logger.warning(f"No comparison ({failure}): `python -m distill.compare {self.folder}` writes it.")
             return ""
-        return f"{text_of(comparison)}\nComparison: {self.folder / HTML}"
+        return f"{text_of(comparison)}\nComparison: {self.folder / HTML}\n"
 
 
 def search_failure(error: BaseException) -> SettingError | None:

@@ -14,6 +14,8 @@ from distill.report.plots import INK, MODELS, SERIES, STYLE, Picture, make_panel
 MOST_SERIES = 6  # lines in a panel
 MOST_PANELS = 9
 MOST_RANKED = 24  # groups in a figure by rank
+FEWEST_DRAWN = 6  # groups of a search
+MOST_MARKS = 6  # on an axis
 WIDE = 20.0  # an axis whose ends have a larger ratio is logarithmic
 NAME = "compare"
 
@@ -52,8 +54,10 @@ def axis_of(comparison: Comparison) -> str | None:
 
 
 def scattered_settings(comparison: Comparison) -> list[str]:
-    """The settings whose values a search has drawn: numbers that hardly come twice."""
+    """The settings whose values a search has drawn: numbers that hardly come twice; none of a few runs."""
     groups = comparison.groups
+    if len(groups) < FEWEST_DRAWN:
+        return []
     return [name for name in _numeric(comparison) if len({group.values[name] for group in groups}) > len(groups) / 2]
 
 
@@ -145,10 +149,13 @@ def _title(panel: Any, column: Column) -> None:
 
 
 def _stretch(panel: Any, values: list[float]) -> None:
-    """A logarithmic axis for values of very different sizes."""
+    """Marks at the values where they are few; a logarithmic axis for those of very different sizes."""
     if min(values) > 0 and max(values) / min(values) > WIDE:
         panel.set_xscale("log")
-    panel.margins(x=0.06)
+    if len(distinct := sorted(set(values))) <= MOST_MARKS:
+        panel.set_xticks(distinct, [shown(value) for value in distinct])
+        panel.set_xticks([], minor=True)
+    panel.margins(x=0.06, y=0.12)
 
 
 def _plain(text: str) -> str:

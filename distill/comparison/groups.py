@@ -8,6 +8,7 @@ from distill.comparison.runs import Run, natural
 
 # Settings, or groups of them, that leave the student as it is and say nothing of a run.
 IGNORED = ("resume", "optimize", "tracker", "profile", "trust", "corpus.cache", "corpus.workers", "corpus.local")
+IGNORED += ("corpus.local_bytes", "corpus.tokens", "corpus.shard_bytes", "corpus.compression")
 IGNORED += ("train.workers", "train.log_every", "train.keep", "train.save_every", "train.on_usr1", "evaluate.twin")
 DIGESTS = ("corpus.digest", "teacher.digest")  # of results.json: two runs may name the same path and read other content
 SEED = "seed"

@@ -8,7 +8,6 @@ from typing import Any
 from distill.comparison.columns import Column
 from distill.comparison.comparison import Comparison
 from distill.comparison.groups import Group, shown
-from distill.comparison.runs import FINISHED
 from distill.report.lookup import value_at
 from distill.report.page import NONE, Table
 
@@ -22,7 +21,7 @@ def summary(comparison: Comparison) -> str:
     sentences = [f"{runs} {_plural('run', runs)}, {finished} of them finished."]
     if groups:
         several = sum(len(group.runs) > 1 for group in groups)
-        text = f"They have {len(groups)} different {_plural('setting', len(groups))} besides the seed"
+        text = f"{len(groups)} {_plural('combination', len(groups))} of settings"
         sentences.append(text + (f", {several} of them with several seeds." if several else "."))
     names = [name for group in groups[:1] for name in group.values]
     if names:
@@ -53,7 +52,7 @@ def best_lines(comparison: Comparison) -> list[str]:
 
 def scores_table(comparison: Comparison) -> Table:
     """A line for each group, then the teacher's and the twin's scores where they are the same for all."""
-    table = _table(comparison, comparison.columns, "Scores")
+    table = _table(comparison, comparison.columns)
     width = len(table.head) - len(comparison.columns)
     for model, title in (("teacher", "teacher"), ("twin", "twin without a teacher")):
         cells = [_reference(comparison, column, model) for column in comparison.columns]
@@ -64,8 +63,8 @@ def scores_table(comparison: Comparison) -> Table:
         notes.append("Of several seeds the mean, with the lowest and the highest.")
     if comparison.reasons:
         notes.append(
-            f"Numbers with different marks (†, ‡, §, ¶, none) cannot be compared: {' and '.join(comparison.reasons)} "
-            "differ."
+            "Numbers with different marks (†, ‡, §, ¶, none) cannot be compared. What is not the same: "
+            f"{', '.join(comparison.reasons)}."
         )
     directions = {column.group: column.lower_is_better for column in comparison.columns}
     for lower in (True, False):
@@ -77,7 +76,7 @@ def scores_table(comparison: Comparison) -> Table:
 
 def costs_table(comparison: Comparison) -> Table:
     """Size, speed and time of each group."""
-    table = _table(comparison, comparison.costs, "Size, speed and time")
+    table = _table(comparison, comparison.costs)
     devices = {str(value_at(run.results, "environment", "device")) for run in comparison.finished}
     if len(devices) > 1:
         table.note = f"Speeds and times are of different devices ({'; '.join(sorted(devices))})."
@@ -92,23 +91,20 @@ def settings_table(comparison: Comparison) -> Table:
         return Table([])
     head = ["", *(group.runs[0].name for group in groups)]
     rows = [[name, *(shown(group.values[name]) for group in groups)] for name in names]
-    return Table(head, rows, title="Settings that differ", text=True)
+    return Table(head, rows, text=True)
 
 
 def runs_table(comparison: Comparison) -> Table:
     """Every run with its seed and what became of it."""
-    rows = []
-    for run in comparison.runs:
-        where = f"{run.name}/report.html" if run.status == FINISHED else NONE
-        rows.append([run.name, shown(run.seed) if run.settings else NONE, run.status, where])
-    return Table(["Run", "Seed", "Status", "Report"], rows, title="Runs", text=True)
+    rows = [[run.name, shown(run.seed) if run.settings else NONE, run.status] for run in comparison.runs]
+    return Table(["Run", "Seed", "Status"], rows, text=True)
 
 
 def _names(comparison: Comparison) -> list[str]:
     return [name for group in comparison.groups[:1] for name in group.values]
 
 
-def _table(comparison: Comparison, columns: list[Column], title: str) -> Table:
+def _table(comparison: Comparison, columns: list[Column]) -> Table:
     names = _names(comparison)
     of_settings = names if 0 < len(names) <= MOST_SETTINGS else []
     head = [*(of_settings or ["Run"]), "Seeds", *(column.label or column.group for column in columns)]
@@ -120,7 +116,7 @@ def _table(comparison: Comparison, columns: list[Column], title: str) -> Table:
     for group in comparison.groups:
         first = [shown(group.values[name]) for name in of_settings] or [group.runs[0].name]
         rows.append([*first, _seeds(group), *(_cell(comparison, group, column) for column in columns)])
-    return Table(head, rows, title=title, groups=groups)
+    return Table(head, rows, groups=groups)
 
 
 def _seeds(group: Group) -> str:

@@ -48,7 +48,7 @@ def sections_of(comparison: Comparison, folder: Path) -> list[Section]:
         Section("", [summary(comparison), *([lines] if (lines := best_lines(comparison)) else [])]),
         Section("Scores", [*draw(folder, comparison), *scores]),
         Section("Size, speed and time", [*costs]),
-        Section("Settings", [table for table in (settings_table(comparison),) if table.rows]),
+        Section("Settings that differ", [table for table in (settings_table(comparison),) if table.rows]),
         Section("Runs", [runs_table(comparison)]),
     ]
     return [section for section in sections if section.blocks]

@@ -82,7 +82,7 @@ def test_a_run_that_is_not_finished_is_listed(tmp_path: Path) -> None:
     sweep.record("seed=2", ["seed=2"], FAILED, "the loss is not finite")
     sweep.record("seed=3", ["seed=3"], FAILED, "optimizer.lr=-1 is no rate")
     comparison = laid_out(tmp_path)
-    found = {name: status for name, _, status, _ in runs_table(comparison).rows}
+    found = {name: status for name, _, status in runs_table(comparison).rows}
     assert found["seed=0"] == "finished"
     assert found["seed=1"] == "not finished: it stopped after step 7"
     assert found["seed=2"] == "failed after step 2: the loss is not finite"
@@ -113,7 +113,7 @@ def test_numbers_that_cannot_be_compared_are_marked(tmp_path: Path) -> None:
         ["1.000 †", "51.00"],
         ["2.000 ‡", "52.00 †"],
     ]
-    assert "cannot be compared: the vocabulary of the student and the evaluation set differ" in table.note
+    assert "What is not the same: the vocabulary of the student, the evaluation set." in table.note
     best = {line.partition(":")[0]: line for line in best_lines(comparison)}
     assert "best is 10.00" in best["perplexity, heldout"] and "best is 61.00" in best["accuracy, heldout"]
 
@@ -124,7 +124,11 @@ def test_agreement_with_another_teacher_is_marked(tmp_path: Path) -> None:
         found = results_of({"heldout": 5.0}, agreement=agreement, identity={"teacher.digest": teacher})
         make_run(tmp_path / str(number), settings_of(0, 1.0 + number), found)
     table = scores_table(laid_out(tmp_path))
-    assert [row[3] for row in table.rows[:3]] == ["50.0%", "60.0%", "70.0% †"] and "the teacher differ" in table.note
+    assert [row[3] for row in table.rows[:3]] == [
+        "50.0%",
+        "60.0%",
+        "70.0% †",
+    ] and "What is not the same: the teacher." in table.note
     assert [row[2] for row in table.rows[:3]] == ["5.000"] * 3
 
 
