@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from distill.comparison.runs import find_runs, is_sweep
-from distill.comparison.write import HTML, text_of, write
+from distill.comparison.from_python import compare_runs
+from distill.comparison.runs import is_sweep
 from distill.errors import SettingError
 from distill.storage import storage_failure
 
@@ -34,10 +34,10 @@ def main(arguments: list[str]) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        runs = find_runs(given.runs)
+        compared = compare_runs(*given.runs, by=given.by)
         only = Path(given.runs[0]).expanduser()
-        folder = given.output or (only if len(given.runs) == 1 and is_sweep(only) else FOLDER)
-        comparison = write(folder, runs, "Comparison of runs", given.by)
+        folder = (given.output and given.output.expanduser()) or (only if len(given.runs) == 1 and is_sweep(only) else FOLDER)
+        page = compared.write(folder)
     except SettingError as error:
         print(f"distill: {error}", file=sys.stderr)
         return error.status
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
             raise
         print(f"distill: {failure}", file=sys.stderr)
         return failure.status
-    print(f"{text_of(comparison)}\nComparison: {folder / HTML}")
+    print(f"{compared}\nComparison: {page}")
     return 0
 
 

@@ -38,12 +38,14 @@ def test_the_recipes_are_there() -> None:
     assert masked | causal | {"albert_pretrain", "distilalbert_gutenberg"} | OF_TABLES <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES, *SEARCHES}))
 def test_recipe_says_what_it_is(name: str) -> None:
     """The header lets a user copy the file; the comment says what it does and the command."""
     first, *rest = (RECIPES / f"{name}.yaml").read_text().splitlines()
     assert first == "# @package _global_"
     assert any(f"python -m distill +recipe={name}" in line for line in rest)
+    if name in SEARCHES:
+        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     check(composed(f"+recipe={name}", *["student.path=albert/albert-base-v2"] * (name in OF_TABLES)))
 
 

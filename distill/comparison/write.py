@@ -2,11 +2,11 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from distill.comparison.columns import columns_of
 from distill.comparison.comparison import Comparison, compare
 from distill.comparison.figures import draw
-from distill.comparison.groups import shown
 from distill.comparison.runs import Run
 from distill.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table, summary
 from distill.files import atomic
@@ -91,21 +91,32 @@ def _line(cells: list[str], widths: list[int]) -> str:
     return "  ".join([first, *others]).rstrip()
 
 
-def _write_csv(path: Path, comparison: Comparison) -> None:
-    """One line for each run: its settings that differ, and every number by its name."""
-    names = [name for group in comparison.groups[:1] for name in group.values]
+def header_of(comparison: Comparison) -> list[str]:
+    """The names of what `records_of` gives."""
+    numbers = dict.fromkeys(column.name for run in comparison.finished for column in columns_of(run.results or {}))
+    return ["run", "status", "seed", *_settings_of(comparison), *numbers]
+
+
+def records_of(comparison: Comparison) -> list[list[Any]]:
+    """For each run its folder, status and seed, the settings that differ, and every number; None for what it lacks."""
+    names = _settings_of(comparison)
     settings = {str(run.folder): group.values for group in comparison.groups for run in group.runs}
-    numbers = list(
-        dict.fromkeys(column.name for run in comparison.finished for column in columns_of(run.results or {}))
-    )
+    numbers = header_of(comparison)[3 + len(names) :]
+    records = []
+    for run in comparison.runs:
+        results, values = run.results or {}, settings.get(str(run.folder), {})
+        found = {column.name: column.value(results) for column in columns_of(results)}
+        record = [run.name, run.status, run.seed, *(values.get(name) for name in names)]
+        records.append([*record, *(found.get(name) for name in numbers)])
+    return records
+
+
+def _settings_of(comparison: Comparison) -> list[str]:
+    return [name for group in comparison.groups[:1] for name in group.values]
+
+
+def _write_csv(path: Path, comparison: Comparison) -> None:
     with atomic(path) as new, new.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["run", "status", "seed", *names, *numbers])
-        for run in comparison.runs:
-            found = (
-                {column.name: column.value(run.results) for column in columns_of(run.results)} if run.results else {}
-            )
-            values = settings.get(str(run.folder), {})
-            row = [run.name, run.status, run.settings.get("seed", "")]
-            row += [shown(values[name]) if name in values else "" for name in names]
-            writer.writerow([*row, *(found.get(name, "") for name in numbers)])
+        writer.writerow(header_of(comparison))
+        writer.writerows(["" if cell is None else cell for cell in record] for record in records_of(comparison))

@@ -13,6 +13,7 @@ from distill.compare import main
 from distill.comparison.columns import columns_of
 from distill.comparison.comparison import Comparison, compare
 from distill.comparison.figures import axis_of, scattered_settings
+from distill.comparison.from_python import compare_runs
 from distill.comparison.runs import find_runs
 from distill.comparison.tables import best_lines, runs_table, scores_table, settings_table
 from distill.comparison.write import aligned, write
@@ -195,6 +196,18 @@ def test_files_of_the_command(
         lines = list(csv.DictReader(file))
     assert [line["seed"] for line in lines] == ["0", "1", "9"] and lines[2]["heldout.perplexity"] == ""
     assert float(lines[1]["heldout.perplexity"]) == 5.0 and lines[1]["optimizer.kind"] == "lamb|b"
+
+
+def test_from_python(tmp_path: Path) -> None:
+    for seed in range(2):
+        given = settings_of(0, objective={"pairs": [[1, 2 + seed]]})
+        make_run(tmp_path / f"run{seed}", given, results_of({"heldout": 3.0 + seed}))
+    compared = compare_runs(tmp_path / "run0", f"{tmp_path}/run1", by="perplexity")
+    first, second = compared.records
+    assert first["objective.pairs"] == [[1, 2]] and first["heldout.perplexity"] == 3.0
+    assert second["run"] == "run1" and second["status"] == "finished" and second["seed"] == 0
+    assert "objective.pairs" in str(compared) and "4.000" in compared._repr_html_()
+    assert compared.write(tmp_path / "out").read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_sweep_is_compared_in_its_own_folder(tmp_path: Path) -> None:
