@@ -198,7 +198,8 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
     from distill.comparison.goal import Goal
     from distill.job import run
 
-    goal = Goal.of(config.optimize, OmegaConf.to_container(job.sweeper).get("direction"))
+    sweeper = OmegaConf.to_container(job.sweeper)
+    goal = Goal.of(config.optimize, sweeper.get("direction") if isinstance(sweeper, dict) else None)
     results = run(
         config,
         path,

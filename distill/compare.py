@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
     try:
         compared = compare_runs(*given.runs, by=given.by)
         only = Path(given.runs[0]).expanduser()
-        folder = (given.output and given.output.expanduser()) or (only if len(given.runs) == 1 and is_sweep(only) else FOLDER)
+        folder = (given.output and given.output.expanduser()) or (
+            only if len(given.runs) == 1 and is_sweep(only) else FOLDER
+        )
         page = compared.write(folder)
     except SettingError as error:
         print(f"distill: {error}", file=sys.stderr)

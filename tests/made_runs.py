@@ -40,7 +40,7 @@ def make_run(
         words: of its student's vocabulary.
     """
     (folder / "student").mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     lines = [{"step": step, "seconds": 1.0 * step, "data_wait": 0.0} for step in range(1, steps + 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     parts = {"model": {"vocab": list(words)}, "normalizer": None, "pre_tokenizer": None}

@@ -67,7 +67,8 @@ def test_folders_of_long_values_and_many_settings(tmp_path: Path, capsys: pytest
         ("one", ["corpus.path=no/a"], {"only"}),
     ]:
         path = tmp_path / folder
-        assert distill("+recipe=smoke", *given, f"hydra.sweep.dir={path}", "--multirun") == 2
+        refused = ["train.batch_size=0", f"hydra.sweep.dir={path}", "--multirun"]
+        assert distill("+recipe=smoke", *given, *refused) == 2
         found = {each.name for each in path.iterdir() if each.is_dir()}
         assert found == names if names else "train.keep=1,train.log_every=2" in found
         assert all(each.parent == path for each in path.rglob("*") if each.is_dir())

@@ -7,9 +7,10 @@ from typing import Any
 from distill.comparison.runs import Run, natural
 
 # Settings, or groups of them, that leave the student as it is and say nothing of a run.
-IGNORED = ("resume", "optimize", "tracker", "profile", "trust", "corpus.cache", "corpus.workers", "corpus.local")
-IGNORED += ("corpus.local_bytes", "corpus.tokens", "corpus.shard_bytes", "corpus.compression")
-IGNORED += ("train.workers", "train.log_every", "train.keep", "train.save_every", "train.on_usr1", "evaluate.twin")
+OF_TRAIN = ("workers", "log_every", "keep", "save_every", "on_usr1")
+OF_CORPUS = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes", "compression")
+IGNORED = ["resume", "optimize", "tracker", "profile", "trust", "evaluate.twin"]
+IGNORED += [*(f"train.{name}" for name in OF_TRAIN), *(f"corpus.{name}" for name in OF_CORPUS)]
 DIGESTS = ("corpus.digest", "teacher.digest")  # of results.json: two runs may name the same path and read other content
 SEED = "seed"
 ABSENT = "\u2013"  # stands for a setting that a run does not have

@@ -48,8 +48,9 @@ class SweepIndex:
             swept: the overrides that are swept.
             numbered: give it a number although its values would make a name, as in a search, whose values are long.
         """
-        if not numbered and (name := readable_name(swept)) is not None:
-            return name
+        readable = None if numbered else readable_name(swept)
+        if readable is not None:
+            return readable
         with self._locked():
             entries = self.read()
             for name, entry in entries.items():
