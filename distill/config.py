@@ -328,7 +328,5 @@ class Config:
     scale: str = "custom"  # said in the banner and the report
     seed: int = 0
     resume: str = "auto"  # auto, strict, never, or a checkpoint folder
-    optimize: Any = (
-        None  # the number of its results that a run gives to a sweep, by its name; see comparison/columns.py
-    )
+    optimize: Any = None  # the number of its results that a run gives to a sweep, by its name; see comparison/goal.py
     given: dict[str, Any] = field(default_factory=dict)  # the same settings, nested by the names of the command line

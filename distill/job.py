@@ -52,14 +52,11 @@ OTHER_TOKENIZER = (
 logger = logging.getLogger(__name__)
 
 
-def run(
-    config: Config, path: Path, recipe: str, command: str, resolved: str, goal: Goal | None = None
-) -> dict[str, Any]:
+def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> dict[str, Any]:
     """Train, evaluate and report as `config` says; the outcome lies in the folder `path`.
 
     Args:
         recipe, command, resolved: name of the recipe, the command line and the resolved configuration, for the report.
-        goal: the number of the results that a sweep looks at, whose name is checked before the training.
 
     Returns:
         The content of results.json; of a run that ends with its profile (`profile.stop_after`) the beginning of it.
@@ -98,8 +95,7 @@ def run(
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
         notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
-        evaluator = make_evaluator(config, task, models, text, backend)
-        check_goal(goal, evaluator, objective, models, text)
+        evaluator = make_evaluator(config, task, models, text, objective, backend)
         monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
         held.callback(monitor.progress.close)  # also where the training ends early
         facts: dict[str, Any] = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
@@ -176,13 +172,22 @@ def cache_origin(
     }
 
 
-def make_evaluator(config: Config, task: Task, models: Models, text: Prepared, backend: Backend) -> Evaluator:
-    """What scores models, by the measures of the task; it has shown that there is memory for it."""
+def make_evaluator(
+    config: Config, task: Task, models: Models, text: Prepared, objective: Objective, backend: Backend
+) -> Evaluator:
+    """What scores models, by the measures of the task; it has shown that there is memory for it.
+
+    Raises:
+        SettingError: `optimize` names a number that the results of this run will not have.
+    """
     scoring = task.scoring(config, models.tokenizer, text.sets, backend)
     if config.evaluate.twin is not None:  # whose difference from the student is tested row by row
         scoring = replace(scoring, row_losses={})
     measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
     require_positions(measures, text.sets)
+    if (goal := Goal.of(config.optimize)) is not None:
+        compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
+        goal.check(measures, [data.name for data in text.sets], objective.terms, compares)
     evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
     scored = [] if models.tokenizers else [member.model for member in models.teachers]
     evaluator.rehearse([models.student, *scored], text.sets)
@@ -196,13 +201,6 @@ def make_notes(
     other = [OTHER_TOKENIZER] if models.tokenizers and objective.needs_teacher else []
     remarks = twin["remarks"] if twin else []
     return [*results.notes(config, recipe, text.tokens, objective.needs_teacher), *text.left_out, *other, *remarks]
-
-
-def check_goal(goal: Goal | None, evaluator: Evaluator, objective: Objective, models: Models, text: Prepared) -> None:
-    """Raises SettingError where `optimize` names a number that the results of this run will not have."""
-    if goal is not None:
-        compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
-        goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
 
 
 def announce(

@@ -17,7 +17,7 @@ class Goal:
 
     @classmethod
     def of(cls, optimize: Any, direction: Any = None) -> "Goal | None":
-        """The goal that the setting names; None where it names none.
+        """The goal that the setting names, or is already; None where it names none.
 
         Args:
             direction: of the search, a name or a member of an enum.
@@ -25,8 +25,8 @@ class Goal:
         Raises:
             SettingError: it is no name, or there are several directions.
         """
-        if optimize is None:
-            return None
+        if optimize is None or isinstance(optimize, cls):
+            return optimize
         if not isinstance(optimize, str) or not optimize:
             raise SettingError(f"optimize={optimize} is no name of a number: give one, such as optimize=perplexity")
         if isinstance(direction, list | tuple):

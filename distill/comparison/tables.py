@@ -18,7 +18,7 @@ MOST_BEST = 8  # sentences on who is best
 def summary(comparison: Comparison) -> str:
     """How many runs there are, and how many groups they make."""
     finished, runs, groups = len(comparison.finished), len(comparison.runs), comparison.groups
-    sentences = [f"{runs} {_plural('run', runs)}, {finished} of them finished."]
+    sentences = ["1 run." if runs == 1 else f"{runs} runs, {finished} of them finished."]
     if groups:
         several = sum(len(group.runs) > 1 for group in groups)
         text = f"{len(groups)} {_plural('combination', len(groups))} of settings"
