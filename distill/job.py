@@ -185,10 +185,10 @@ def make_evaluator(
         scoring = replace(scoring, row_losses={})
     measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
     require_positions(measures, text.sets)
+    evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
     if (goal := Goal.of(config.optimize)) is not None:
         compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
-        goal.check(measures, [data.name for data in text.sets], objective.terms, compares)
-    evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
+        goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
     scored = [] if models.tokenizers else [member.model for member in models.teachers]
     evaluator.rehearse([models.student, *scored], text.sets)
     return evaluator
