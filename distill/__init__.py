@@ -1,3 +1,82 @@
-"""Distill: a frozen teacher, a small student, and a report that shows how close they came."""
+"""Distill: a frozen teacher, a small student, and a report that shows how close they came.
 
-__version__ = "0.1.0"
+The names in `__all__` are what programs and notebooks may rely on; everything else in the package may change from one
+release to the next. Each is imported when it is first used, so that `import distill` itself loads nothing heavy.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from distill.version import __version__
+
+if TYPE_CHECKING:
+    from distill.api.pair import Pair as Pair
+    from distill.api.pair import load_pair as load_pair
+    from distill.api.run import open_run as open_run
+    from distill.api.run import run as run
+    from distill.api.run_results import RunResults as RunResults
+    from distill.errors import Diverged as Diverged
+    from distill.errors import Interrupted as Interrupted
+    from distill.errors import RankLost as RankLost
+    from distill.errors import SettingError as SettingError
+    from distill.errors import StageFailed as StageFailed
+    from distill.errors import StorageFailed as StorageFailed
+    from distill.evaluation.text_scores import TextScore as TextScore
+    from distill.evaluation.text_scores import score as score
+    from distill.models.loaded import LoadedModel as LoadedModel
+    from distill.models.loaded import load_model as load_model
+    from distill.prediction.predict import predict as predict
+
+# Where each public name is defined: a module, and `:NAME` where it has another name there. A line here, and one above
+# for type checkers, is all that a further one needs.
+_PUBLIC = {
+    "Diverged": "distill.errors",
+    "Interrupted": "distill.errors",
+    "LoadedModel": "distill.models.loaded",
+    "Pair": "distill.api.pair",
+    "RankLost": "distill.errors",
+    "RunResults": "distill.api.run_results",
+    "SettingError": "distill.errors",
+    "StageFailed": "distill.errors",
+    "StorageFailed": "distill.errors",
+    "TextScore": "distill.evaluation.text_scores",
+    "load_model": "distill.models.loaded",
+    "load_pair": "distill.api.pair",
+    "open_run": "distill.api.run",
+    "predict": "distill.prediction.predict",
+    "run": "distill.api.run",
+    "score": "distill.evaluation.text_scores",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported at its first use."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, defined_as = _PUBLIC[name].partition(":")
+    found = getattr(import_module(module), defined_as or name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This package, in which a command of the same name does not hide a public function.
+
+    `python -m distill.predict` needs a module of that name, and Python sets every module that is imported as an
+    attribute of its package. `import distill.predict` therefore leaves `distill.predict` the function.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -2,12 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from distill.compose import build, group_of, register, written
 from distill.config import CONF, RECIPES, Config
 from distill.errors import SettingError
-from distill.redaction import masked, secrets_in
+from distill.redaction import masked, redact_override, secrets_in
 from distill.sweep.index import SweepIndex
 from distill.sweep.names import swept_overrides
 from distill.trust import OF_HYDRA
@@ -20,6 +20,8 @@ BASIC_SWEEPER = OF_HYDRA[1]  # runs every value that is given
 LISTED = re.compile(r"^\s*-\s+(\w+)\s*(?:#.*)?$", re.MULTILINE)  # a recipe in the defaults of another
 # Parts of Hydra's configuration that run and change nothing: folders, and facts about the run.
 HARMLESS = ("run", "sweep", "overrides", "runtime", "job")
+# What of Hydra's own settings a program may give that runs one job itself.
+PROGRAM = ("hydra.run.dir", "hydra.searchpath")
 HARMLESS_OF_JOB = ("name", "override_dirname", "id", "num", "config_name", "config")
 MAIN_RECIPE = "distilbert_gutenberg"  # of a command line that names none
 # Either of them says what the run is, and so does a configuration of the user's own, which need not know that recipe.
@@ -59,8 +61,79 @@ def composed(arguments: list[str]) -> Config:
     settings = _compose(arguments)
     if settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
-    own = [each for each in _flags(arguments).overrides if not each.lstrip("+~").startswith(("hydra.", "hydra/"))]
-    return build(settings, own)
+    return build(settings, _own(arguments))
+
+
+class ComposedRun(NamedTuple):
+    """One run as `python -m distill` would have it, and what its report says of it."""
+
+    config: Config
+    folder: Path
+    recipe: str
+    command: str
+    resolved: str  # the settings as YAML
+
+
+def composed_run(arguments: list[str]) -> ComposedRun:
+    """The one run that a command line names, for programs that run it themselves.
+
+    What Hydra keeps for the whole process, such as the configuration of a program that uses it too, is as before
+    afterwards.
+
+    Args:
+        arguments: as `composed` takes them, and hydra.run.dir, the folder of the run.
+
+    Raises:
+        SettingError: bad input, several runs, or a part of Hydra that only the command has.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    _check_for_program(arguments)
+    states = GlobalHydra.instance(), HydraConfig.instance()
+    before = states[0].hydra, states[1].cfg
+    states[0].hydra = None
+    try:
+        register()
+        check_overrides(arguments)
+        settings = _compose(arguments, hydra=True)
+        HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
+        return _described(composed(arguments), settings, _own(arguments))
+    finally:
+        states[0].hydra, states[1].cfg = before
+
+
+def _check_for_program(arguments: list[str]) -> None:
+    """Raises SettingError for options of the command and parts of Hydra that nothing but the command acts on."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in ("--config-dir", "-cd"):
+            next(rest, None)
+        elif argument.startswith("-") and not argument.startswith("--config-dir="):
+            raise SettingError(
+                f"{argument} is an option of the command: run `python -m distill` with it, or leave it out"
+            )
+        elif (name := argument.lstrip("+~").partition("=")[0]).startswith(("hydra.", "hydra/")) and name not in PROGRAM:
+            raise SettingError(
+                f"{name}: of Hydra's own settings only {' and '.join(PROGRAM)} are read here; leave it out"
+            )
+
+
+def _described(config: Config, settings: Any, overrides: list[str]) -> ComposedRun:
+    from omegaconf import OmegaConf, open_dict
+
+    folder, recipe = Path(str(settings.hydra.run.dir)), settings.hydra.runtime.choices.get("recipe") or "default"
+    with open_dict(settings):
+        del settings["hydra"]
+    build(settings, overrides)  # which replaces whole dicts in place
+    plain = masked(OmegaConf.to_container(settings, resolve=True))
+    command = " ".join(["python -m distill", *map(redact_override, overrides)])
+    return ComposedRun(config, folder, str(recipe), command, OmegaConf.to_yaml(OmegaConf.create(plain)))
+
+
+def _own(arguments: list[str]) -> list[str]:
+    """The overrides among the arguments, without those of Hydra's own part."""
+    return [each for each in _flags(arguments).overrides if not each.lstrip("+~").startswith(("hydra.", "hydra/"))]
 
 
 def check_overrides(arguments: list[str]) -> None:

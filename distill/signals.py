@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from distill.errors import Interrupted
 
@@ -26,9 +26,12 @@ SAME_REQUEST = 1.0
 class Signals:
     """What this process has received and does about it; one at a time is in force, see `handled`."""
 
-    def __init__(self) -> None:
+    def __init__(self, owns_process: bool = True) -> None:
+        """`owns_process`: whether a second signal ends the process; else it raises `Interrupted` at once."""
         self.received: list[int] = []
         self.stopping: int | None = None  # the first signal that asked to stop; it stays when it was acted on
+        self._owns_process = owns_process
+        self._first: float | None = None  # when the first signal came that asks to stop
         self._usr1_stops = self._is_deferred = False
         self._on_signal: Callable[[int], None] | None = None
 
@@ -97,6 +100,14 @@ class Signals:
     def handle(self, number: int, frame: object) -> None:
         """The handler of all signals."""
         self.received.append(number)
+        if number in STOPPING and not self._owns_process:
+            now = time.monotonic()
+            if self._first is not None and now - self._first >= SAME_REQUEST:
+                name = signal.Signals(number).name
+                raise Interrupted(
+                    f"stopped at once by a second {name}; the same call goes on from a checkpoint", number
+                )
+            self._first = now if self._first is None else self._first
         if self._on_signal is not None:
             self._on_signal(number)
         self._act()
@@ -122,19 +133,22 @@ def in_force() -> Signals:
 
 
 @contextmanager
-def handled() -> Iterator[Signals]:
+def handled(owns_process: bool = True) -> Iterator[Signals]:
     """Handle signals from here on; within another `handled` it gives the same `Signals` and changes nothing.
 
     Signals that are ignored, as under nohup, stay ignored. Outside of the main thread nothing is handled.
+
+    Args:
+        owns_process: whether a second signal may end the process, which is not so in a notebook.
     """
     global _in_force
     if _in_force is not None or threading.current_thread() is not threading.main_thread():
         yield in_force()
         return
-    signals = Signals()
+    signals = Signals(owns_process)
     # Whoever started this process may ignore SIGUSR1 for it until it has come here.
     numbers = [number for number in ALL if number == SAVING or signal.getsignal(number) is not signal.SIG_IGN]
-    with _ending_at_the_second():
+    with _ending_at_the_second() if owns_process else nullcontext():
         former = {number: signal.signal(number, signals.handle) for number in numbers}
         _in_force = signals
         try:

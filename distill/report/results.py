@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import transformers
 
-import distill
 from distill.backends import Backend
 from distill.checkpoint import State
 from distill.config import HERE, Config, OptimizerConfig
@@ -28,6 +27,7 @@ from distill.ramp import Ramp
 from distill.results_file import read_results
 from distill.schedule import ENDLESS, total_steps
 from distill.teacher.members import settings_by_member
+from distill.version import __version__
 
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
 BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_twin")  # recipes of which that is true
@@ -93,7 +93,7 @@ def banner(
     end = f"{steps:,} steps" if steps < ENDLESS else f"{config.train.minutes} minutes"
     return "\n".join(
         [
-            f"distill {distill.__version__}: {recipe}",
+            f"distill {__version__}: {recipe}",
             f"  corpus   {tokens.name}",
             f"  teacher  {teacher_name or 'none'}",
             f"  scale    {config.scale}",
@@ -283,7 +283,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "distill": distill.__version__,
+        "distill": __version__,
         "device": f"{device.type} ({name})",
         "cpu_count": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),

@@ -1,0 +1,176 @@
+"""Runs from a script or a notebook, with the same settings, folders and results as those of the command."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from distill.__main__ import expected
+from distill.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
+from distill.redaction import redact
+
+if TYPE_CHECKING:
+    from distill.api.run_results import RunResults
+    from distill.command_line import ComposedRun
+
+# By its exit status, what has ended a run that was started as a command. A chain's stage has a status of its own.
+ENDINGS = {each.status: each for each in (SettingError, Diverged, RankLost, StorageFailed)}
+
+
+def run(overrides: Sequence[str] = ()) -> "RunResults":
+    """Distil as `python -m distill` with these arguments does, and give the results; the run folder is the same.
+
+    One process trains here. For several ranks (`backend=ddp backend.processes=2`) the command itself is started, and
+    what it prints appears here. Called again with the same overrides it goes on where it stopped, or
+    gives the results of the finished run. Relative paths are relative to the working directory. The states of torch's
+    and Hydra's own that this needs are as before afterwards; an interrupt saves a checkpoint first.
+
+    Args:
+        overrides: one string for each argument, such as `["+recipe=distilbert_gutenberg", "corpus.path=BOOKS",
+            "hydra.run.dir=runs/first"]`; also `--config-dir=DIR`, a folder with recipes of yours.
+
+    Returns:
+        The results, which show themselves as a table.
+
+    Raises:
+        SettingError: bad input, in one line that names the setting, its value and the cure; also a sweep or a chain,
+            which are several runs.
+        Diverged, RankLost, StorageFailed: as the command's exit statuses 3, 4 and 74 say.
+        Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call goes on.
+    """
+    from distill.command_line import composed_run
+
+    if isinstance(overrides, str):
+        raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
+    arguments, folder = [str(each) for each in overrides], ""
+    try:
+        job = composed_run(arguments)
+        folder = str(job.folder)
+        if _has_several_ranks(job):
+            _run_command(arguments)
+            return open_run(job.folder)
+        return _run_here(job)
+    except Exception as error:
+        failure = expected(error, folder)
+        if failure is None or failure is error:
+            raise
+        if isinstance(failure, SettingError):
+            raise SettingError(redact(str(failure))) from None  # notebooks are handed on with what they show
+        raise failure from error
+
+
+def open_run(folder: str | Path) -> "RunResults":
+    """The results of a finished run, from its folder. Raises SettingError where there is none."""
+    from distill.api.run_results import RunResults
+    from distill.report import results
+
+    return RunResults(Path(folder).expanduser(), results.read(Path(folder), "folder"))
+
+
+def _has_several_ranks(job: "ComposedRun") -> bool:
+    """Whether ranks have to be started for it; of those that a launcher has started this process is one."""
+    from distill.backends import launch
+    from distill.checks import check
+
+    if job.config.backend.name == "single":
+        return False
+    check(job.config)
+    return launch.should_launch(job.config.backend)
+
+
+def _run_here(job: "ComposedRun") -> "RunResults":
+    from distill.api.run_results import RunResults
+    from distill.config import OnUsr1
+    from distill.job import run as run_job
+    from distill.signals import handled
+
+    with ExitStack() as held:
+        signals = held.enter_context(handled(owns_process=False))
+        signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
+        held.enter_context(_process_as_before())
+        job.folder.mkdir(parents=True, exist_ok=True)
+        return RunResults(job.folder, run_job(*job))
+
+
+@contextmanager
+def _process_as_before() -> Iterator[None]:
+    """Put back what a run changes of the whole process: loggers, torch's generator and threads, transformers' bars.
+
+    In a notebook, whose standard error is a red block, messages and progress go to its standard output meanwhile.
+    """
+    import logging
+
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    package, bars = logging.getLogger("distill"), transformers_logging.is_progress_bar_enabled()
+    before = package.level, package.propagate, list(package.handlers)
+    generator, threads = torch.get_rng_state(), torch.get_num_threads()
+    with ExitStack() as held:
+        if in_notebook(sys.stderr):
+            held.enter_context(redirect_stderr(sys.stdout))
+        package.propagate = False  # handlers of the program's own would show every message a second time
+        try:
+            yield
+        finally:
+            package.setLevel(before[0])
+            package.propagate, package.handlers = before[1:]
+            torch.set_rng_state(generator)
+            torch.set_num_threads(threads)
+            if bars:
+                transformers_logging.enable_progress_bar()
+
+
+def in_notebook(stream: Any) -> bool:
+    """Whether what is written to a stream appears in a notebook."""
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
+
+
+def _run_command(arguments: list[str]) -> None:
+    """Run the command as a process of its own, which has no terminal: what it prints is printed here, line by line."""
+    from distill.children import dying_with
+
+    command = [sys.executable, "-m", "distill", *arguments]
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": _import_path()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        preexec_fn=dying_with(os.getpid()),
+    )
+    last, stream = "", sys.stdout if in_notebook(sys.stderr) else sys.stderr
+    assert process.stdout is not None
+    while True:
+        try:
+            for line in process.stdout:
+                stream.write(line)
+                stream.flush()
+                last = line.removeprefix("distill: ").strip() if line.startswith("distill: ") else last
+            status = process.wait()
+            break
+        except KeyboardInterrupt:  # the command gets it too, saves, and says in its last line how it has ended
+            process.send_signal(signal.SIGINT)
+    if status:
+        _raise(status if status > 0 else 128 - status, last)
+
+
+def _raise(status: int, message: str) -> NoReturn:
+    """The error that a command with this exit status and last line has ended with."""
+    message = message or f"the command has ended with status {status}; what it printed says why"
+    if status in ENDINGS:
+        raise ENDINGS[status](message)
+    if 128 < status <= 128 + signal.NSIG:
+        raise Interrupted(message, status - 128)
+    raise RuntimeError(message)
+
+
+def _import_path() -> str:
+    """Where this process finds modules, for one that is to find the same ones."""
+    own = str(Path(__file__).resolve().parent.parent.parent)
+    return os.pathsep.join(dict.fromkeys([own, *(os.path.abspath(each) for each in sys.path)]))

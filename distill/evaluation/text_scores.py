@@ -1,0 +1,259 @@
+"""How likely texts are to a model: the log-probability of every token, and their sum.
+
+A causal model gives log p(token | the tokens before it). A masked one gives pseudo-log-likelihoods: each token masked
+by itself (Salazar et al. 2020, "Masked Language Model Scoring"), or with the later tokens of its word masked too, which
+does not let the rest of a word give a rare word away (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model
+Scoring": `within_word_l2r`).
+
+Shapes: R texts, S positions, B copies of them with one position scored each, E input size of the output embedding.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distill.data.batch import PADDING
+from distill.data.text_pairs import TextEncoder
+from distill.errors import SettingError
+from distill.evaluation.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.measures import token_losses
+from distill.models.kind import CAUSAL, MASKED
+from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.loaded import LoadedModel, loaded
+
+METHODS = ("original", "within_word_l2r")
+REDUCTIONS: dict[str, Callable[[tuple[float, ...]], float]] = {
+    "sum": math.fsum,
+    "mean": lambda values: math.fsum(values) / len(values) if values else math.nan,
+}
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The score of one text.
+
+    Attributes:
+        text: as it was given.
+        tokens: those that were scored, as text.
+        log_probs: of each of them, to the base `base`; for masked models pseudo-log-likelihoods.
+        base: of the logarithm.
+    """
+
+    text: str
+    tokens: tuple[str, ...]
+    log_probs: tuple[float, ...]
+    base: float
+
+    @property
+    def total(self) -> float:
+        """The (pseudo-)log-likelihood of the text, the sum over its tokens."""
+        return REDUCTIONS["sum"](self.log_probs)
+
+    @property
+    def mean(self) -> float:
+        """The same for a token; not a number for a text without any."""
+        return REDUCTIONS["mean"](self.log_probs)
+
+    @property
+    def perplexity(self) -> float:
+        """base^-mean: the (pseudo-)perplexity of the text."""
+        return float(self.base**-self.mean)
+
+
+Reduction = str | Callable[[tuple[float, ...]], float]
+
+
+@overload
+def score(text: str, model: str | Path | LoadedModel, **options: Any) -> TextScore: ...
+@overload
+def score(text: Sequence[str], model: str | Path | LoadedModel, **options: Any) -> list[TextScore]: ...
+def score(
+    text: str | Sequence[str],
+    model: str | Path | LoadedModel,
+    *,
+    method: str = "original",
+    bos: bool = True,
+    base: float = math.e,
+    reduction: Reduction | None = None,
+    batch_size: int = 64,
+    device: str = "auto",
+) -> Any:
+    """The (pseudo-)log-likelihood of a text, or of each of several, token by token.
+
+    Special tokens around a text are seen and not scored. The model computes in fp32; the softmax is taken in float64.
+
+    Args:
+        text: one, or several, which are computed together.
+        model: a run folder, a model folder, a name on the Hub, or what `distill.load_model` gave.
+        method: of masked models: `original`, every token masked by itself; or `within_word_l2r`, every token masked
+            together with the tokens of its word that come after it.
+        bos: of causal models: whether a text begins behind the beginning-of-text token, or the end-of-text token of a
+            model without one; else its first token, which then follows nothing, is not scored.
+        base: of the logarithm: e for nats, 2 for bits, 10.
+        reduction: None for a `TextScore`; `sum`, `mean` or a function of the tuple of log-probabilities for a number.
+        batch_size: rows, or masked copies of rows, that are computed at once.
+        device: as `distill.load_model` takes it, where `model` is not loaded yet.
+
+    Returns:
+        A `TextScore` or a number for one text; a list of them, in the order of the texts, for several.
+
+    Raises:
+        SettingError: the model is neither causal nor masked, a text is longer than its rows, or an option does not fit.
+    """
+    found = loaded(model, device)
+    texts = [text] if isinstance(text, str) else list(text)
+    _check(found, method, bos, base, reduction, batch_size)
+    names: list[list[str]] = [[] for _ in texts]
+    values: list[list[float]] = [[] for _ in texts]
+    with found.evaluating():
+        causal = found.kind.causal
+        parts = _causal(found, texts, bos, batch_size) if causal else _masked(found, texts, method, batch_size)
+        for number, tokens, log_probs in parts:
+            names[number], values[number] = tokens, [value / math.log(base) for value in log_probs]
+    scores = [
+        TextScore(one, tuple(tokens), tuple(log_probs), base)
+        for one, tokens, log_probs in zip(texts, names, values, strict=True)
+    ]
+    if reduction is None:
+        return scores[0] if isinstance(text, str) else scores
+    reduce = REDUCTIONS[reduction] if isinstance(reduction, str) else reduction
+    reduced = [reduce(each.log_probs) for each in scores]
+    return reduced[0] if isinstance(text, str) else reduced
+
+
+def _check(
+    found: LoadedModel, method: str, bos: bool, base: float, reduction: Reduction | None, batch_size: int
+) -> None:
+    if found.kind not in (MASKED, CAUSAL):
+        raise SettingError(
+            f"model={found.path} is a {found.kind.noun}, which gives texts no probability: choose a masked or a causal "
+            "language model"
+        )
+    if method not in METHODS:
+        raise SettingError(f"method={method} is not known: choose {' or '.join(METHODS)}")
+    if found.kind.causal and method != METHODS[0]:
+        raise SettingError(f"method={method} is for masked models, and model={found.path} is causal: leave it out")
+    if not found.kind.causal and not bos:
+        raise SettingError(f"bos=False is for causal models, and model={found.path} is masked: leave it out")
+    if not (base > 0 and math.isfinite(base)) or base == 1:
+        raise SettingError(f"base={base} is no base of a logarithm: give math.e, 2 or 10")
+    if isinstance(reduction, str) and reduction not in REDUCTIONS:
+        raise SettingError(f"reduction={reduction} is not known: choose {', '.join(REDUCTIONS)}, or give a function")
+    if batch_size < 1:
+        raise SettingError(f"batch_size={batch_size}: give 1 or more")
+
+
+def _check_length(found: LoadedModel, number: int, length: int) -> None:
+    if found.longest is not None and length > found.longest:
+        raise SettingError(
+            f"text {number} has {length:,} tokens with those around it, and model={found.path} reads "
+            f"{found.longest:,}: split it"
+        )
+
+
+def _names(found: LoadedModel, encoded: Any) -> list[str]:
+    """The tokens as text; one that is no text by itself, such as a part of a character, as the vocabulary has it."""
+    decoded = [str(found.tokenizer.decode([number])).strip() for number in encoded.ids]
+    return [name or token for name, token in zip(decoded, encoded.tokens, strict=True)]
+
+
+Found = tuple[int, list[str], list[float]]  # number of a text, its tokens, and their log-probabilities in nats
+
+
+@torch.inference_mode()
+def _causal(found: LoadedModel, texts: list[str], bos: bool, batch_size: int) -> Iterator[Found]:
+    model, tokenizer = LanguageModel(found.model), found.tokenizer
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if bos and first is None:
+        raise SettingError(f"bos=True: the tokenizer of model={found.path} has no token to begin with; give bos=False")
+    encoded = list(_encoded(found, texts))
+    rows = [[first, *each.ids] if bos else list(each.ids) for each in encoded]
+    for number, row in enumerate(rows, 1):
+        _check_length(found, number, len(row))
+    order = [number for number in sorted(range(len(rows)), key=lambda n: -len(rows[n])) if len(rows[number]) > 1]
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
+        lengths = np.array([len(rows[number]) for number in numbers])
+        ids, documents = _padded([rows[number] for number in numbers], 0, found.device)
+        predicts = np.arange(ids.shape[1])[None] < lengths[:, None] - 1  # the last token of a text predicts nothing
+        positions = torch.from_numpy(np.flatnonzero(predicts)).to(found.device)
+        targets = ids.roll(-1, 1).flatten()[positions]
+        outputs = model({"input_ids": ids}, documents, OutputSpec(True, positions))
+        losses = token_losses(model, outputs.head_rows, targets, len(tokenizer)).cpu()
+        for number, part in zip(numbers, losses.split((lengths - 1).tolist()), strict=True):
+            yield number, _names(found, encoded[number])[0 if bos else 1 :], (-part).tolist()
+
+
+@torch.inference_mode()
+def _masked(found: LoadedModel, texts: list[str], method: str, batch_size: int) -> Iterator[Found]:
+    model, around = LanguageModel(found.model), TextEncoder(found.tokenizer).surroundings(pairs=False)
+    encoded = list(_encoded(found, texts))
+    rows = [[*around.before, *each.ids, *around.after] for each in encoded]
+    for number, row in enumerate(rows, 1):
+        _check_length(found, number, len(row))
+    # Copies of one text stay side by side, and so share what can be computed once for it; the longest come first.
+    order = sorted(range(len(rows)), key=lambda n: -len(rows[n]))
+    copies = [(number, column) for number in order for column in range(len(encoded[number].ids))]
+    losses: list[Tensor] = []
+    for start in range(0, len(copies), batch_size):
+        some = copies[start : start + batch_size]
+        numbers = list(dict.fromkeys(number for number, _ in some))
+        ids, documents = _padded([rows[number] for number in numbers], found.tokenizer.pad_token_id, found.device)
+        row = torch.tensor([numbers.index(number) for number, _ in some], device=found.device)
+        column = torch.tensor([len(around.before) + column for _, column in some], device=found.device)
+        valid = None if documents is None else documents != PADDING
+        masked = Copies(ids, valid, row, column, int(found.tokenizer.mask_token_id))
+        ends = [_word_end(encoded[number].word_ids, column) for number, column in some]
+        spans = torch.tensor([len(around.before) + end for end in ends], device=found.device)
+        one_each = method == METHODS[0] or bool((spans == column + 1).all())
+        head_rows = head_rows_at_masks(model, masked) if one_each else _head_rows_of_words(model, masked, spans)
+        losses.append(token_losses(model, head_rows, ids[row, column], len(found.tokenizer)).cpu())
+    counts = [len(encoded[number].ids) for number in order]
+    for number, part in zip(order, torch.cat(losses).split(counts) if losses else [], strict=False):
+        yield number, _names(found, encoded[number]), (-part).tolist()
+
+
+def _encoded(found: LoadedModel, texts: list[str]) -> Iterator[Any]:
+    """The `tokenizers.Encoding` of each text, without special tokens."""
+    if not found.kind.causal:
+        return TextEncoder(found.tokenizer).encode(texts)
+    # Causal tokenizers may lack the tokens that rows of masked models need.
+    return iter(found.tokenizer(texts, add_special_tokens=False).encodings or [] if texts else [])
+
+
+def _padded(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Rows as ids [R, S], and the number of the document at each position [R, S]; None where nothing is padding."""
+    lengths = np.array([len(row) for row in rows])
+    ids = np.full((len(rows), int(lengths.max())), pad, np.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+    if (lengths == ids.shape[1]).all():
+        return torch.from_numpy(ids).to(device), None
+    documents = np.where(np.arange(ids.shape[1])[None] < lengths[:, None], 0, PADDING)
+    return torch.from_numpy(ids).to(device), torch.from_numpy(documents).to(device)
+
+
+def _word_end(words: list[int | None], token: int) -> int:
+    """The token behind the last one of the word that a token belongs to."""
+    end = token + 1
+    while end < len(words) and words[token] is not None and words[end] == words[token]:
+        end += 1
+    return end
+
+
+def _head_rows_of_words(model: LanguageModel, copies: Copies, ends: Tensor) -> Tensor:
+    """The head's input at the scored position of each copy [B, E]; its word is masked from there to `ends` [B]."""
+    columns = torch.arange(copies.rows.shape[1], device=copies.rows.device)[None]
+    hidden = (columns >= copies.column[:, None]) & (columns < ends[:, None])
+    ids = copies.rows[copies.row].masked_fill(hidden, copies.mask_id)
+    documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]
+    positions = torch.arange(len(ids), device=ids.device) * ids.shape[1] + copies.column
+    rows = model({"input_ids": ids}, documents, OutputSpec(True, positions)).head_rows
+    assert rows is not None
+    return rows

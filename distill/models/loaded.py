@@ -1,0 +1,144 @@
+"""A saved model that is loaded for use: its kind, its tokenizer, and what the run that trained it says of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from distill.errors import SettingError, first_line
+from distill.models.check import longest_row
+from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind
+from distill.models.load import load_pretrained, load_tokenizer, model_folder, size
+
+KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
+SETTING = "model"  # what error lines call the path of a model that is loaded by itself
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedModel:
+    """A model on its device and its tokenizer; in evaluation mode, but for the student of a pair.
+
+    Attributes:
+        model: of transformers, in fp32.
+        tokenizer: a fast one.
+        kind: masked, causal, for classes or for answers.
+        path: where it was loaded from: a folder, or a name on the Hub; "" for one that was made in memory.
+        corpus: the settings `corpus` of the run that trained it, such as `sequence_length`; empty where none are known.
+    """
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    kind: ModelKind
+    path: str = ""
+    corpus: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
+    @property
+    def num_parameters(self) -> int:
+        """Tied ones count once."""
+        return size(self.model)[0]
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a row that it reads; None where its configuration sets no limit."""
+        return longest_row(self.model)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Any]:
+        """Gives the model in evaluation mode, and puts it back into the mode that it was in."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            yield self.model
+        finally:
+            self.model.train(training)
+
+    def __repr__(self) -> str:
+        where = f" from {self.path}" if self.path else ""
+        return f"{type(self.model).__name__}{where}: {self.kind.noun}, {self.num_parameters:,} parameters"
+
+
+def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -> LoadedModel:
+    """A saved model and its tokenizer, in evaluation mode and fp32; code that comes with a model is never run.
+
+    Args:
+        path: a run folder, a milestone, a model folder or a name on the Hub.
+        device: auto (a GPU where there is one), cpu, cuda or cuda:NUMBER.
+        setting: what error lines call the path.
+
+    Raises:
+        SettingError: there is no such model, or it is of a kind that nothing here reads.
+    """
+    place = device_of(device)
+    kind = kind_of(setting, str(path))
+    model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
+    return LoadedModel(model.to(place), load_tokenizer(setting, str(path), kind), kind, str(path), corpus_of(path))
+
+
+def loaded(model: "str | Path | LoadedModel", device: str = "auto") -> LoadedModel:
+    """The model itself where it is loaded already, as whoever uses it many times does; else what `load_model` gives."""
+    return model if isinstance(model, LoadedModel) else load_model(model, device)
+
+
+def device_of(name: str) -> torch.device:
+    """The device with this name. Raises SettingError where there is none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"device={name}: give auto, cpu, cuda or cuda:NUMBER") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingError(f"device={name}: there are {torch.cuda.device_count()} GPUs here; give cpu")
+    return device
+
+
+def kind_of(setting: str, path: str) -> ModelKind:
+    """The kind of a saved model, by the class that its configuration names.
+
+    A model with a head for the order of segments beside that over the vocabulary is a masked one.
+
+    Raises:
+        SettingError: there is none, or of another class.
+    """
+    folder = Path(model_folder(path))
+    if (folder / "model.safetensors").is_file() and not (folder / "config.json").is_file():
+        raise SettingError(
+            f"{setting}={path} holds the weights of a module of your own, and does not say how it is made: load it as "
+            "the README.md beside the weights shows, and call it yourself"
+        )
+    try:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        missing = "" if folder.exists() else f"; nor is there a folder {path} here: correct the name"
+        raise SettingError(f"{setting}={path} is no model that loads: {first_line(error)}{missing}") from error
+    saved = (getattr(config, "architectures", None) or [""])[0]
+    for kind in KINDS:
+        if saved in kind.classes(config.model_type):
+            return MASKED if kind is ORDERED else kind
+    known = "masked, causal, question answering or classification model"
+    raise SettingError(f"{setting}={path} is a {saved or config.model_type}: choose a {known}")
+
+
+def corpus_of(path: str | Path) -> dict[str, Any]:
+    """The settings `corpus` of the run that a model comes from: of a run folder, the student in it, or a milestone."""
+    folder = Path(path).expanduser()
+    for parent in (folder, folder.parent, folder.parent.parent):
+        file = parent / "config.yaml"
+        if file.is_file() and (parent / "metrics.jsonl").is_file():
+            try:
+                settings = yaml.safe_load(file.read_text("utf-8"))
+            except (OSError, ValueError, yaml.YAMLError):
+                return {}
+            corpus = settings.get("corpus") if isinstance(settings, dict) else None
+            return corpus if isinstance(corpus, dict) else {}
+    return {}
