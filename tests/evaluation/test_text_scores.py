@@ -1,0 +1,125 @@
+"""Scores of single texts against plain loops over transformers' own models, in float64."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from job import save_model
+
+from distill.errors import SettingError
+from distill.evaluation.text_scores import TextScore, score
+from distill.models.loaded import LoadedModel, load_model
+
+TEXTS = ["the of cat.", "owls and the cat", "the", ""]  # words of one token and of several
+
+
+@pytest.fixture(scope="module", params=["bert", "distilbert", "albert", "roberta"])
+def masked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(save_model(tmp_path_factory.mktemp("masked") / "model", request.param, 2), "cpu")
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def causal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(save_model(tmp_path_factory.mktemp("causal") / "model", request.param, 2), "cpu")
+
+
+def naive_masked(found: LoadedModel, text: str, within_words: bool) -> list[float]:
+    """One forward for each token, with what transformers' tokenizer puts around the text."""
+    model, encoded = found.model, found.tokenizer(text)
+    ids, words = encoded["input_ids"], encoded.word_ids()
+    values = []
+    for place, word in enumerate(words):
+        if word is None:
+            continue
+        row = torch.tensor([ids])
+        for other in range(len(ids)):
+            if other == place or (within_words and other > place and words[other] == word):
+                row[0, other] = found.tokenizer.mask_token_id
+        with torch.no_grad():
+            logits = model(input_ids=row).logits[0, place].double()
+        values.append(float(logits.log_softmax(-1)[ids[place]]))
+    return values
+
+
+def naive_causal(found: LoadedModel, text: str, bos: bool) -> list[float]:
+    ids = found.tokenizer(text, add_special_tokens=False)["input_ids"]
+    row = [found.tokenizer.bos_token_id, *ids] if bos else ids
+    if len(row) < 2:
+        return []
+    with torch.no_grad():
+        log_probs = found.model(input_ids=torch.tensor([row])).logits[0].double().log_softmax(-1)
+    return [float(log_probs[place - 1, row[place]]) for place in range(1, len(row))]
+
+
+def assert_alike(found: TextScore, expected: list[float]) -> None:
+    assert found.log_probs == pytest.approx(expected, abs=2e-5)
+    assert len(found.tokens) == len(expected) and found.total == pytest.approx(sum(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["original", "within_word_l2r"])
+def test_masked_models(masked: LoadedModel, method: str) -> None:
+    for batch_size in (1, 3, 64):
+        found = score(TEXTS, masked, method=method, batch_size=batch_size)
+        for text, each in zip(TEXTS, found, strict=True):
+            assert each.text == text
+            assert_alike(each, naive_masked(masked, text, method != "original") if text else [])
+
+
+def test_the_rest_of_a_word_gives_nothing_away(masked: LoadedModel) -> None:
+    """Both methods agree on the last token of every word, and differ on others."""
+    text = "the cat"
+    plain, words = (score(text, masked, method=method).log_probs for method in ("original", "within_word_l2r"))
+    assert plain[-1] == pytest.approx(words[-1], abs=2e-5)
+    assert max(abs(a - b) for a, b in zip(plain, words, strict=True)) > 1e-2
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_causal_models(causal: LoadedModel, bos: bool) -> None:
+    for batch_size in (1, 64):
+        for text, each in zip(TEXTS, score(TEXTS, causal, bos=bos, batch_size=batch_size), strict=True):
+            assert_alike(each, naive_causal(causal, text, bos) if text else [])
+
+
+def test_bases_and_reductions(masked: LoadedModel) -> None:
+    nats, bits = score("the cat", masked), score("the cat", masked, base=2)
+    assert bits.total == pytest.approx(nats.total / math.log(2)) and bits.perplexity == pytest.approx(nats.perplexity)
+    assert nats.mean == pytest.approx(nats.total / len(nats.tokens)) == pytest.approx(-math.log(nats.perplexity))
+    assert score("the cat", masked, reduction="sum") == pytest.approx(nats.total)
+    assert score(["the cat"] * 2, masked, reduction="mean") == pytest.approx([nats.mean] * 2)
+    assert score(["the cat"], masked, reduction=min) == pytest.approx([min(nats.log_probs)])
+    assert score([], masked) == [] and math.isnan(score("", masked).mean) and score("", masked).total == 0
+
+
+def test_a_model_in_training_mode_is_scored_without_dropout_and_left_as_it_was(masked: LoadedModel) -> None:
+    expected = score("the cat", masked).log_probs
+    masked.model.train()
+    try:
+        assert score("the cat", masked).log_probs == expected and masked.model.training
+    finally:
+        masked.model.eval()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"method": "l2r"}, r"^method=l2r is not known: choose original or within_word_l2r"),
+        ({"bos": False}, r"^bos=False is for causal models"),
+        ({"base": 1}, r"^base=1 is no base"),
+        ({"reduction": "max"}, r"^reduction=max is not known: choose sum, mean"),
+        ({"batch_size": 0}, r"^batch_size=0"),
+    ],
+)
+def test_options_that_do_not_fit(masked: LoadedModel, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(SettingError, match=line):
+        score("the cat", masked, **options)
+
+
+def test_texts_and_models_that_do_not_fit(tmp_path: Path, causal: LoadedModel) -> None:
+    with pytest.raises(SettingError, match=r"^text 2 has .* tokens .* reads 64: split it"):
+        score(["the", "the cat " * 99], causal)
+    with pytest.raises(SettingError, match=r"^method=within_word_l2r is for masked models"):
+        score("the", causal, method="within_word_l2r")
+    with pytest.raises(SettingError, match=r"^model=.*nothing is no model that loads.*correct the name"):
+        score("the", tmp_path / "nothing")
