@@ -1,0 +1,67 @@
+"""The worked notebook: its cells run in order as they stand, and what is stored in it came from a run of them all."""
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import ROOT, Shelf
+
+NOTEBOOK = ROOT / "recipes" / "notebooks" / "distil_in_a_notebook.ipynb"
+CELLS = json.loads(NOTEBOOK.read_text())["cells"]
+CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
+HOOK = "MORE = []"  # where a reader adds settings, and the test its own
+
+
+def source(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def run_cell(text: str, names: dict[str, Any]) -> Any:
+    """Run a cell as a notebook does; gives the value of its last line where that is an expression."""
+    tree = ast.parse(text)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
+
+
+def test_the_cells_run_in_order(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert HOOK in source(CODE[0])
+    more = [
+        *shelf.corpus,
+        "train.epochs=null",
+        "train.steps=2",
+        "precision=fp32",
+        "evaluate.pseudo_perplexity.share=0.1",
+    ]
+    names: dict[str, Any] = {}
+    values = [run_cell(source(cell).replace(HOOK, f"MORE = {more!r}"), names) for cell in CODE]
+    assert [type(value).__name__ for value in values if value is not None] == ["RunResults", "Chart", "dict"]
+    assert "Student" in values[2]._repr_html_() and values[3]._repr_png_()
+    printed = capsys.readouterr().out
+    assert printed.count("teacher  ") == printed.count("student  ") == 3  # of each model a line for each sentence
+    assert re.search(r"^9 total \d+\.\d+", printed, re.M)
+
+
+def test_what_is_stored_is_of_one_run_of_all_cells_and_small() -> None:
+    assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
+    shown = [output for cell in CODE[1:] for output in cell["outputs"]]
+    assert all(cell["outputs"] for cell in CODE[1:]) and not any(one["output_type"] == "error" for one in shown)
+    text = NOTEBOOK.read_text()
+    assert "image/png" in text and "text/html" in text and len(text) < 150_000
+    assert not re.search(r"/(tmp|home|root|work|Users)/", text), "a path of the machine that ran it"
+
+
+def test_the_loop_in_the_readme(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = (ROOT / "README.md").read_text().split("## From Python\n")[1].split("\n## ")[0]
+    _, loop = re.findall(r"```python\n(.*?)```", section, re.S)
+    exec(compile(loop, "README.md", "exec"), {})
+    assert "'teacher': {'perplexity': {'mine':" in capsys.readouterr().out and Path("my_student/config.json").is_file()
