@@ -100,6 +100,7 @@ def composed_run(arguments: list[str]) -> ComposedRun:
         HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
         return _described(composed(arguments), settings, _own(arguments))
     finally:
+        GlobalHydra.set_instance(states[0])  # what composes has put a copy in its place
         states[0].hydra, states[1].cfg = before
 
 

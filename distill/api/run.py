@@ -146,16 +146,20 @@ def _run_command(arguments: list[str]) -> None:
     )
     last, stream = "", sys.stdout if in_notebook(sys.stderr) else sys.stderr
     assert process.stdout is not None
-    while True:
-        try:
-            for line in process.stdout:
-                stream.write(line)
-                stream.flush()
-                last = line.removeprefix("distill: ").strip() if line.startswith("distill: ") else last
-            status = process.wait()
-            break
-        except KeyboardInterrupt:  # the command gets it too, saves, and says in its last line how it has ended
-            process.send_signal(signal.SIGINT)
+    status: int | None = None
+    try:
+        while status is None:
+            try:
+                for line in process.stdout:
+                    stream.write(line)
+                    stream.flush()
+                    last = line.removeprefix("distill: ").strip() if line.startswith("distill: ") else last
+                status = process.wait()
+            except KeyboardInterrupt:  # the command gets it too, saves, and says in its last line how it has ended
+                process.send_signal(signal.SIGINT)
+    finally:
+        if status is None:  # what it prints cannot be shown any more
+            process.terminate()
     if status:
         _raise(status if status > 0 else 128 - status, last)
 

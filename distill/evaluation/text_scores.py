@@ -70,9 +70,41 @@ Reduction = str | Callable[[tuple[float, ...]], float]
 
 
 @overload
-def score(text: str, model: str | Path | LoadedModel, **options: Any) -> TextScore: ...
+def score(
+    text: str,
+    model: str | Path | LoadedModel,
+    *,
+    method: str = ...,
+    bos: bool = ...,
+    base: float = ...,
+    reduction: None = None,
+    batch_size: int = ...,
+    device: str = ...,
+) -> TextScore: ...
 @overload
-def score(text: Sequence[str], model: str | Path | LoadedModel, **options: Any) -> list[TextScore]: ...
+def score(
+    text: list[str],
+    model: str | Path | LoadedModel,
+    *,
+    method: str = ...,
+    bos: bool = ...,
+    base: float = ...,
+    reduction: None = None,
+    batch_size: int = ...,
+    device: str = ...,
+) -> list[TextScore]: ...
+@overload
+def score(
+    text: str | Sequence[str],
+    model: str | Path | LoadedModel,
+    *,
+    method: str = ...,
+    bos: bool = ...,
+    base: float = ...,
+    reduction: Reduction,
+    batch_size: int = ...,
+    device: str = ...,
+) -> Any: ...
 def score(
     text: str | Sequence[str],
     model: str | Path | LoadedModel,
@@ -205,15 +237,15 @@ def _masked(found: LoadedModel, texts: list[str], method: str, batch_size: int) 
         some = copies[start : start + batch_size]
         numbers = list(dict.fromkeys(number for number, _ in some))
         ids, documents = _padded([rows[number] for number in numbers], found.tokenizer.pad_token_id, found.device)
-        row = torch.tensor([numbers.index(number) for number, _ in some], device=found.device)
+        of_row = torch.tensor([numbers.index(number) for number, _ in some], device=found.device)
         column = torch.tensor([len(around.before) + column for _, column in some], device=found.device)
         valid = None if documents is None else documents != PADDING
-        masked = Copies(ids, valid, row, column, int(found.tokenizer.mask_token_id))
+        masked = Copies(ids, valid, of_row, column, int(found.tokenizer.mask_token_id))
         ends = [_word_end(encoded[number].word_ids, column) for number, column in some]
         spans = torch.tensor([len(around.before) + end for end in ends], device=found.device)
         one_each = method == METHODS[0] or bool((spans == column + 1).all())
         head_rows = head_rows_at_masks(model, masked) if one_each else _head_rows_of_words(model, masked, spans)
-        losses.append(token_losses(model, head_rows, ids[row, column], len(found.tokenizer)).cpu())
+        losses.append(token_losses(model, head_rows, ids[of_row, column], len(found.tokenizer)).cpu())
     counts = [len(encoded[number].ids) for number in order]
     for number, part in zip(order, torch.cat(losses).split(counts) if losses else [], strict=False):
         yield number, _names(found, encoded[number]), (-part).tolist()

@@ -19,7 +19,7 @@ KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
 SETTING = "model"  # what error lines call the path of a model that is loaded by itself
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class LoadedModel:
     """A model on its device and its tokenizer; in evaluation mode, but for the student of a pair.
 

@@ -123,7 +123,7 @@ def answer(request: Request) -> None:
     from distill.progress import log
 
     _check(request)
-    settings = PredictConfig.of(request.options)
+    settings = PredictConfig(**request.options)
     found = load_model(request.model or "", request.device)
     settings.check(found.kind)
     if is_submission(request.output):

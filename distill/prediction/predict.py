@@ -25,9 +25,39 @@ ANSWERS: dict[str, tuple[Answering, tuple[str, ...]]] = {
 
 
 @overload
-def predict(model: str | Path | LoadedModel, inputs: Input, **options: Any) -> dict[str, Any]: ...
+def predict(
+    model: str | Path | LoadedModel,
+    inputs: Input,
+    *,
+    top_k: int | None = ...,
+    max_new_tokens: int | None = ...,
+    sample: bool | None = ...,
+    temperature: float | None = ...,
+    top_p: float | None = ...,
+    seed: int | None = ...,
+    sequence_length: int | None = ...,
+    no_answer: bool | None = ...,
+    max_answer_tokens: int | None = ...,
+    batch_size: int = ...,
+    device: str = ...,
+) -> dict[str, Any]: ...
 @overload
-def predict(model: str | Path | LoadedModel, inputs: list[Any], **options: Any) -> list[dict[str, Any]]: ...
+def predict(
+    model: str | Path | LoadedModel,
+    inputs: list[Any],
+    *,
+    top_k: int | None = ...,
+    max_new_tokens: int | None = ...,
+    sample: bool | None = ...,
+    temperature: float | None = ...,
+    top_p: float | None = ...,
+    seed: int | None = ...,
+    sequence_length: int | None = ...,
+    no_answer: bool | None = ...,
+    max_answer_tokens: int | None = ...,
+    batch_size: int = ...,
+    device: str = ...,
+) -> list[dict[str, Any]]: ...
 def predict(
     model: str | Path | LoadedModel,
     inputs: Input | Sequence[Input],

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
 
 from distill.errors import SettingError
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
@@ -49,11 +48,6 @@ class PredictConfig:
                     f"{name}={getattr(self, name)} is for drawn tokens, and the most probable ones are taken: set "
                     "sample=true"
                 )
-
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> "PredictConfig":
-        """From values by name, such as those of keyword arguments."""
-        return cls(**options)
 
 
 DRAWING = ("top_k", "temperature", "top_p", "seed")
