@@ -26,7 +26,7 @@ from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.models.check import check_vocabulary
+from distill.models.check import check_vocabulary, longest_row
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.loaded import LoadedModel, device_of, kind_of
@@ -40,6 +40,7 @@ from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.signal import NoTeacher, Teacher
 
+USUAL_LENGTH = 128  # tokens of a row
 EMBEDDED = "embedded"  # instead of a path: the teacher that comes with the package
 
 
@@ -184,7 +185,7 @@ def load_pair(
     *,
     layers: str | Sequence[int] | None = None,
     num_layers: int | None = None,
-    sequence_length: int = 128,
+    sequence_length: int | None = None,
     seed: int = 0,
     device: str = "auto",
 ) -> Pair:
@@ -195,7 +196,7 @@ def load_pair(
         student: the same of a saved student; None: a copy of some of the teacher's layers; or a `StudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers; None: every second.
         num_layers: how many a rule takes; None: half of them.
-        sequence_length: tokens of a row.
+        sequence_length: tokens of a row; None: 128, or all that the teacher reads where that is less.
         seed: of what is random in the student, and of the masks. torch's own generator is left as it was.
         device: as `distill.load_model` takes it.
 
@@ -218,14 +219,15 @@ def load_pair(
         student = StudentConfig(kind="layers", layers=chosen, num_layers=num_layers)
     elif not isinstance(student, StudentConfig):
         student = StudentConfig(kind="pretrained", path=str(student))
+    length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        made = make_student(student, model, tokenizer, sequence_length, kind)
+        made = make_student(student, model, tokenizer, length, kind)
     check_vocabulary(model, made, tokenizer)
     path = student.path or ""
     return Pair(
         LoadedModel(model.to(place), tokenizer, kind, str(teacher)),
         LoadedModel(made.to(place), tokenizer, kind, path),
-        sequence_length,
+        length,
         seed,
     )

@@ -12,6 +12,7 @@ import torch
 from distill.data.collate.spans import Spans
 from distill.data.span_rows import SpanConfig, SpanRows, span_rows
 from distill.data.tables.squad import Question, Questions
+from distill.errors import SettingError
 from distill.evaluation.answers import AnswerConfig, Answered, find_answers
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel
@@ -38,25 +39,35 @@ def answer_questions(
     """
     if not records:
         return []
-    corpus, best = found.corpus, settings.top_k or 1
-    allowed = str(corpus.get("version")) == "2.0" if settings.no_answer is None else settings.no_answer
+    best = settings.top_k or 1
+    allowed = str(found.corpus.get("version")) == "2.0" if settings.no_answer is None else settings.no_answer
     questions = Questions(
         "input",
         "2.0" if allowed else "1.1",
         tuple(Question(str(n), record["context"], record["question"], ()) for n, record in enumerate(records)),
     )
-    length = row_length(found, settings)
-    windows = SpanConfig(
-        length if settings.sequence_length or "sequence_length" in corpus else min(length, USUAL.sequence_length),
-        int(corpus.get("stride") or USUAL.stride),
-        int(corpus.get("max_query") or USUAL.max_query),
-    )
-    rows = span_rows(questions, found.tokenizer, windows, "sequence_length", scoring=True)
+    rows = _windows(found, questions, settings)
     logits = _logits(found, rows, settings.batch_size)
     usual = AnswerConfig()
     limits = AnswerConfig(max(best, usual.n_best), settings.max_answer_tokens or usual.max_tokens)
     answered = find_answers(questions, rows, logits[..., 0], logits[..., 1], limits)
     return [_outcome(each, best, allowed) for each in answered]
+
+
+def _windows(found: LoadedModel, questions: Questions, settings: PredictConfig) -> SpanRows:
+    """The windows of the questions, as in the run that trained the model, else of BERT's sizes where these fit."""
+    corpus, length = found.corpus, row_length(found, settings)
+    if settings.sequence_length is None and "sequence_length" not in corpus:
+        length = min(length, USUAL.sequence_length)
+    windows = SpanConfig(
+        length,
+        int(corpus.get("stride") or min(USUAL.stride, length // 3)),
+        int(corpus.get("max_query") or min(USUAL.max_query, max(length // 2 - 4, 1))),
+    )
+    try:
+        return span_rows(questions, found.tokenizer, windows, "rows", scoring=True)
+    except SettingError as error:
+        raise SettingError(str(error).replace("rows.", "")) from None
 
 
 @torch.inference_mode()
