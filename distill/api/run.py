@@ -93,7 +93,9 @@ def _run_here(job: "ComposedRun") -> "RunResults":
         signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
         held.enter_context(_process_as_before())
         job.folder.mkdir(parents=True, exist_ok=True)
-        return RunResults(job.folder, run_job(*job))
+        content = run_job(*job)
+    # A run that ends with its profile leaves no results.json.
+    return open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, content)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def test_losses_and_gradients_are_those_of_the_formulas(teacher: Path, monkeypat
     student.zero_grad()
     total, means = definition(settings, student, frozen, [pair.batch(TEXTS, step=4)])
     total.backward()
-    assert float(losses.total) == pytest.approx(float(total), rel=1e-5)
+    assert losses.total.item() == pytest.approx(total.item(), rel=1e-5)
     assert losses.terms == pytest.approx(means, rel=1e-4)
     assert losses.counts["mlm"] == len(pair.batch(TEXTS, step=4).targets.positions) > 0
     expected = [parameter.grad for parameter in student.parameters() if parameter.grad is not None]
@@ -67,7 +67,7 @@ def test_a_loop_of_ones_own_learns(teacher: Path) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     assert all(parameter.grad is None for parameter in pair.teacher.model.parameters())
 
@@ -99,9 +99,9 @@ def test_a_causal_pair(causal: Path) -> None:
     pair = load_pair(causal, StudentConfig(kind="layers", layers=[1], dropout=0.0), sequence_length=64, device="cpu")
     losses = pair.objective({"soft": 1.0, "clm": 2.0})(TEXTS[:1])
     ids = torch.tensor([[*pair.student.tokenizer(TEXTS[0])["input_ids"], pair.student.tokenizer.eos_token_id]])
-    expected = float(pair.student.model(input_ids=ids, labels=ids).loss)
+    expected = pair.student.model(input_ids=ids, labels=ids).loss.item()
     assert losses.terms["clm"] == pytest.approx(expected, rel=1e-5) and losses.counts["clm"] == ids.shape[1] - 1
-    assert float(losses.total) == pytest.approx(losses.terms["soft"] + 2 * expected, rel=1e-4)
+    assert losses.total.item() == pytest.approx(losses.terms["soft"] + 2 * expected, rel=1e-4)
     found = pair.evaluate({"mine": TEXTS[:1]})
     assert found["student"]["perplexity"]["mine"] == pytest.approx(math.exp(expected), rel=1e-4)
 

@@ -16,8 +16,7 @@ import sys, distill
 heavy = {"torch", "transformers", "hydra", "omegaconf", "matplotlib", "numpy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 import distill.predict
-assert not isinstance(distill.predict, type(sys)), "the command hides the function"
-assert not {"hydra", "matplotlib"} & set(sys.modules)
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 
 
