@@ -22,6 +22,7 @@ from distill.errors import SettingError, StageFailed
 from distill.redaction import redact_override
 from distill.report import chain_report
 from distill.report.by_milestone import MilestoneRuns
+from distill.report.jobs import Job, JobsPage
 from distill.results_file import check_student, read_results
 from distill.signals import STOPPING, handled
 
@@ -53,14 +54,30 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
         StageFailed: a job ended with another status than 0.
     """
     check_chain(chain)
-    for name in chain.stages:
-        for run in runs_of(path, chain, name):
-            _finish(path, chain, name, run, options)
-    results = {
-        model: [[_results(run.folder) for run in runs_of(path, chain, name)] for name in stages]
-        for model, stages in chain.table.items()
-    }
-    return chain_report.write(path, results, _milestone_runs(path, chain), chain.anchors)
+    path.mkdir(parents=True, exist_ok=True)
+    with JobsPage(path, f"{path.name}: a chain", lambda: jobs_of(path, chain)) as page:
+        for name in chain.stages:
+            for run in runs_of(path, chain, name):
+                page.start(run.folder)
+                _finish(path, chain, name, run, options)
+        results = {
+            model: [[_results(run.folder) for run in runs_of(path, chain, name)] for name in stages]
+            for model, stages in chain.table.items()
+        }
+        text = chain_report.write(path, results, _milestone_runs(path, chain), chain.anchors)
+        page.blocks = chain_report.blocks(results, chain.anchors)
+    return text
+
+
+def jobs_of(path: Path, chain: ChainConfig) -> list[Job]:
+    """The jobs of all stages for their page, as far as they are known."""
+    jobs: list[Job] = []
+    for name, stage in chain.stages.items():
+        if (of := stage.milestones_of) is not None and not (path / of / "results.json").is_file():
+            jobs.append(Job(name, note=f"one from each milestone of {of}"))
+            continue
+        jobs += [Job(str(run.folder.relative_to(path)), run.folder) for run in runs_of(path, chain, name)]
+    return jobs
 
 
 def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[str]) -> None:

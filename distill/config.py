@@ -17,6 +17,7 @@ from distill.config_evaluate import Missing as Missing
 from distill.config_evaluate import PseudoPerplexityConfig as PseudoPerplexityConfig
 from distill.config_evaluate import SetConfig as SetConfig
 from distill.config_evaluate import SetShare as SetShare
+from distill.config_report import ReportConfig
 from distill.config_teacher import MISSING as MISSING
 from distill.config_teacher import MemberConfig as MemberConfig
 from distill.config_teacher import TeacherCacheConfig as TeacherCacheConfig
@@ -324,6 +325,7 @@ class Config:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
     scale: str = "custom"  # said in the banner and the report
     seed: int = 0

@@ -20,6 +20,7 @@ RESUME_IGNORES = (
     "precision",
     "tracker",
     "profile",
+    "report",
     "trust",
     "scale",
     "resume",

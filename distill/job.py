@@ -36,9 +36,11 @@ from distill.progress import configure_logging
 from distill.rank_identity import refuse_differing_settings
 from distill.redaction import redacted
 from distill.report import results
+from distill.report.live_run import RunPage
 from distill.run_folder import RunFolder
 from distill.schedule import Schedule, length_in_steps, make_schedule, total_steps
 from distill.setup import choose_precision, setup_student
+from distill.sharding.shard import plain_class
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
@@ -68,6 +70,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     check(config)
     with ExitStack() as held:
         backend = join_ranks(config, held)
+        page = held.enter_context(RunPage(config, path, recipe, command, backend))
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
         models = load_models(config, terms, task, backend)
@@ -91,12 +94,13 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
         optimizer = optim.build(trainable, config.optimizer)
         state = folder.begin(trainable, optimizer, resolved)
+        page.begin(state.step, state.seconds, steps)
         notes = make_notes(config, recipe, models, text, objective, twin)
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
         notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
         evaluator = make_evaluator(config, task, models, text, objective, backend)
-        monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state)
+        monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early
         facts: dict[str, Any] = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
         training = Training(
@@ -107,10 +111,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         ending = train_profiled(config, training, monitor, facts)
         if ending["ended_by"] == TRIAL:
             return facts
-        content = redacted(facts | results_of(config, models, text, training, ending, monitor, twin, caches))
-        write_outputs(folder, content, models, resolved, backend)
-        backend.barrier()
-        return content
+        found = results_of(config, models, text, training, ending, monitor, twin, caches)
+        return publish(facts | found, models, monitor, resolved)
 
 
 def join_ranks(config: Config, held: ExitStack) -> Backend:
@@ -222,6 +224,36 @@ def announce(
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
 
+def make_monitor(
+    config: Config,
+    folder: RunFolder,
+    recipe: str,
+    models: Models,
+    text: Prepared,
+    evaluator: Evaluator,
+    objective: Objective,
+    steps: int,
+    state: State,
+    page: RunPage,
+) -> Monitor:
+    """What follows the training; the page of the run learns what is known of results.json by now."""
+    backend = folder.backend
+    monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state, page)
+    teacher = results.model_block(title_of(models.teachers), models.teacher, {}, None) if models.teachers else None
+    description = {
+        "corpus": results.corpus_block(text.tokens, text.batches),
+        "teacher": teacher,
+        "student": results.model_block(plain_class(models.student).__name__, models.student, {}, None),
+        "objective": results.objective_block(objective),
+        "measures": results.measures_block(monitor.evaluator.measures),
+        "history_by": "epoch" if monitor.points.every_steps is None else "step",
+        "backend": results.backend_block(backend, config, state, text.batches),
+        "environment": results.environment(backend.device),
+    }
+    page.describe(description)
+    return monitor
+
+
 def train_profiled(config: Config, training: Training, monitor: Monitor, facts: dict[str, Any]) -> dict[str, Any]:
     """Train, and say what ended it, and the limits that it had; `facts` gets where the time went."""
     batches, backend, path = training.batches, training.backend, monitor.folder.path
@@ -230,3 +262,12 @@ def train_profiled(config: Config, training: Training, monitor: Monitor, facts: 
     monitor.close()
     facts["profile"] = profiling.gathered(training.profile, config, batches, backend, facts["identity"])
     return ending
+
+
+def publish(found: dict[str, Any], models: Models, monitor: Monitor, resolved: str) -> dict[str, Any]:
+    """Write everything that the run leaves, the report in place of the page of the run; gives results.json."""
+    content = redacted(found)
+    monitor.page.stop()
+    write_outputs(monitor.folder, content, models, resolved, monitor.backend)
+    monitor.backend.barrier()
+    return content

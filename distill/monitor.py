@@ -13,6 +13,7 @@ from distill.evaluation.sets import EvaluationSet
 from distill.points import Points
 from distill.progress import Progress
 from distill.report import results
+from distill.report.live_run import RunPage
 from distill.run_folder import RunFolder
 from distill.schedule import ENDLESS
 
@@ -35,9 +36,10 @@ class Monitor:
         sets: list[EvaluationSet],
         steps: int,
         state: State,
+        page: RunPage,
     ) -> None:
-        """`steps`: after which the run ends; `state`: where it starts."""
-        self.config, self.folder, self.backend, self.student = config, folder, backend, student
+        """`steps`: after which the run ends; `state`: where it starts; `page`: gets every line of metrics."""
+        self.config, self.folder, self.backend, self.student, self.page = config, folder, backend, student, page
         self.evaluator, self.sets, self.steps = evaluator, sets, steps
         self.points = Points.of(config.evaluate)
         # Of the student at the last point, where anybody asks for them; None: an earlier process scored it.
@@ -51,6 +53,7 @@ class Monitor:
         if self.backend.rank > 0:
             return
         self.folder.metrics.append(metrics)
+        self.page.add(metrics)
         self.tracker.log_metrics(metrics, int(metrics["step"]))
         note = f"loss {metrics['loss/total']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
         self.progress.update(metrics["step"], note)

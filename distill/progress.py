@@ -7,7 +7,9 @@ import logging
 import shutil
 import sys
 import time
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Self, TextIO
 
 from distill.errors import printable
@@ -19,6 +21,7 @@ WIPE = "\r\x1b[K"
 
 _open: list["Progress"] = []  # innermost last: only that one draws, so that nested work does not garble the line
 _quiet = False  # in this process
+_keepers: list[deque[str]] = []  # of what is said, see `keeping`
 
 
 class _Handler(logging.Handler):
@@ -41,12 +44,29 @@ def configure_logging(rank: int) -> None:
 def log(text: str, stream: TextIO | None = None) -> None:
     """Write plain lines to `stream` (standard error when None) without garbling an active progress line."""
     stream, text = stream or sys.stderr, "\n".join(map(printable, redact(text).split("\n")))
+    for keeper in _keepers:
+        keeper.extend(text.split("\n"))
     line = _open[-1] if _open and _open[-1].on_terminal else None
     if line and line.stream is stream:
         say(stream, WIPE)
     say(stream, f"{text}\n")
     if line:
         line.draw()
+
+
+@contextmanager
+def keeping(lines: deque[str]) -> Iterator[None]:
+    """Within it `lines` gets every line that `log` writes."""
+    _keepers.append(lines)
+    try:
+        yield
+    finally:
+        _keepers[:] = [keeper for keeper in _keepers if keeper is not lines]
+
+
+def under_way() -> list["Progress"]:
+    """The pieces of work whose progress is shown now, the innermost last."""
+    return list(_open)
 
 
 def say(stream: TextIO, text: str) -> None:
@@ -131,18 +151,28 @@ class Progress:
             columns = shutil.get_terminal_size().columns
             self._write(WIPE + self.line()[: columns - 1])
 
+    @property
+    def rate(self) -> float:
+        """Units a second; 0 where that is not known yet."""
+        since = time.monotonic() - self.rate_began
+        return (self.done - self.start) / since if since > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At this rate; None where that or the end is not known."""
+        rate = self.rate
+        return max(0.0, self.total - self.done) / rate if rate > 0 and self.total else None
+
     def line(self, ended: bool = False) -> str:
-        now = time.monotonic()
-        elapsed, since = now - self.began, now - self.rate_began
-        rate = (self.done - self.start) / since if since > 0 else 0.0
+        elapsed, rate, left = time.monotonic() - self.began, self.rate, self.seconds_left
         of_total = f"/{amount(self.total)}" if self.total else ""
         percent = f" {self.done / self.total:4.0%}" if self.total else ""
         parts = [f"{self.label}{percent} {amount(self.done)}{of_total} {self.unit}"]
         if rate > 0:
             parts.append(f"{amount(float(f'{rate:.3g}'))} {self.unit}/s")
         parts.append(f"{duration(elapsed)} elapsed")
-        if rate > 0 and self.total and not ended:
-            parts.append(f"{duration(max(0.0, self.total - self.done) / rate)} left")
+        if left is not None and not ended:
+            parts.append(f"{duration(left)} left")
         return ", ".join(parts) + (f"  {self.note}" if self.note else "")
 
     def _write(self, text: str) -> None:

@@ -250,3 +250,11 @@ def test_what_stops_it(
     line = capfd.readouterr().err.strip().splitlines()[-1]
     assert all(word in line for word in words), line
     assert not (tmp_path / "chain" / "chain.md").exists()
+
+
+def test_the_page_of_a_chain_lists_its_jobs_and_ends_with_its_table(finished: Path) -> None:
+    text = (finished / "report.html").read_text()
+    assert f"{len(JOBS)} of {len(JOBS)} jobs are finished" in text and "<script" not in text
+    for name in JOBS:
+        assert f'<a href="{name}/report.html">{name}</a>' in text
+    assert "Published: 99." in text and f'<th scope="col">{ACCURACY}</th>' in text

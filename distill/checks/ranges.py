@@ -10,6 +10,7 @@ from distill import config as settings
 from distill.component import Component
 from distill.config import Config
 from distill.config_corpus import NearConfig
+from distill.config_report import ReportConfig
 from distill.errors import SettingError
 from distill.profile.settings import ProfileConfig
 from distill.ramp import Ramp
@@ -132,6 +133,7 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "trace_after": Range(0, ENDLESS),
         "stop_after": STEPS,
     },
+    ReportConfig: {"every": Range(0, 86_400)},
     settings.StageConfig: {"seeds": Range(0, 2**63 - 1)},
     Config: {"seed": Range(0, 2**63 - 1)},
 }

@@ -35,16 +35,20 @@ class Sampler:
 
     def start(self) -> None:
         """Begin; the first sample comes after one interval."""
+        self.begin()
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Begin without a thread: whoever calls `sample` says when."""
         self._began = self._last = time.perf_counter()
         self._before = self._machine.counters()
-        self._thread.start()
 
     def stop(self) -> None:
         """Take the last sample and end the thread."""
         self._ended.set()
         self._thread.join()
         if time.perf_counter() - self._last > self.interval / 5 or not self._series:
-            self._sample()
+            self.sample()
 
     def series(self) -> dict[str, list[float]]:
         """Each quantity over time: `seconds` since the start, shares from 0 to 1, bytes, bytes a second, watts."""
@@ -65,9 +69,10 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._ended.wait(self.interval):
-            self._sample()
+            self.sample()
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Take a sample of now, and of the rates since the one before."""
         now, counters = time.perf_counter(), self._machine.counters()
         span, self._last = max(now - self._last, 1e-6), now
         sample = {"seconds": now - self._began, **self._rates(counters, span), **self._machine.levels()}

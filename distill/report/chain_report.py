@@ -6,7 +6,7 @@ from statistics import median
 
 from distill.files import atomic
 from distill.report.by_milestone import MilestoneRuns, curves_of, section
-from distill.report.page import number, short
+from distill.report.page import Block, Table, number, short
 from distill.report.stage_scores import Column, Runs, cell, lines_of_table, scores_of
 
 NOTE = "Of several seeds the median with the lowest and the highest; in per cent, the share of the first line's."
@@ -21,7 +21,7 @@ def write(path: Path, results: dict[str, list[Runs]], milestones: dict[str, Mile
     """
     scores = {model: _scores(stages) for model, stages in results.items()}
     curves = {stage: curves_of(stage, runs) for stage, runs in milestones.items()}
-    tables = [_table(results, scores), NOTE] if results else []
+    tables = [lines_of_table(*_table(results, scores)), NOTE] if results else []
     sections = [section(path, stage, milestones[stage], found) for stage, found in curves.items()]
     text = "\n\n".join([*tables, *sections, *anchors]) + "\n"
     with atomic(path / "chain.md") as new:
@@ -35,7 +35,17 @@ def write(path: Path, results: dict[str, list[Runs]], milestones: dict[str, Mile
     return text
 
 
-def _table(results: dict[str, list[Runs]], scores: dict[str, dict[Column, list[float]]]) -> str:
+def blocks(results: dict[str, list[Runs]], anchors: list[str]) -> list[Block]:
+    """The same for an HTML page, which says where the scores by milestone are."""
+    head, rows = _table(results, {model: _scores(stages) for model, stages in results.items()}) if results else ([], [])
+    table: list[Block] = [Table(head, rows, NOTE)] if rows else []
+    return [*table, *anchors, "chain.md has this table as text, and the scores by milestone where stages keep some."]
+
+
+def _table(
+    results: dict[str, list[Runs]], scores: dict[str, dict[Column, list[float]]]
+) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows: a line for each model, beside the first one."""
     columns = list(dict.fromkeys(column for found in scores.values() for column in found))
     first = next(iter(scores.values()))
     head = ["", "parameters", "tokens/s", *(f"{title}, {data}" for title, data in columns)]
@@ -44,7 +54,7 @@ def _table(results: dict[str, list[Runs]], scores: dict[str, dict[Column, list[f
         student = results[model][0][0]["student"]
         cells = [model, short(student["parameters"]), number(student["tokens_per_second"])]
         rows.append([*cells, *(_compared(found.get(column), first.get(column)) for column in columns)])
-    return lines_of_table(head, rows)
+    return head, rows
 
 
 def _scores(stages: list[Runs]) -> dict[Column, list[float]]:

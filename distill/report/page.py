@@ -5,11 +5,24 @@ import re
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
+from distill.progress import duration
 from distill.report.plots import Picture
 
 NONE = "\u2013"  # en dash: stands where there is no number
 TIMES, MINUS = "\u00d7", "\u2212"
+
+
+class Link(str):
+    """A cell of a table that leads to another file; in Markdown and everywhere else it is its text."""
+
+    href: str
+
+    def __new__(cls, text: str, href: str) -> "Link":
+        made = super().__new__(cls, text)
+        made.href = href
+        return made
 
 
 @dataclass
@@ -42,6 +55,7 @@ class Code:
     text: str
     title: str = ""
     language: str = ""
+    wrap: bool = False  # long lines go on in the next one, instead of beyond the edge
 
 
 Block = str | list[str] | Table | Tiles | Code | Picture  # a string is a paragraph, a list of strings a list
@@ -81,6 +95,11 @@ def short(value: Any, unit: str = "") -> str:
             scaled = value / size
             return f"{scaled:.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f} {letter}{unit}"
     return f"{value:,.0f} {unit}".strip()
+
+
+def time_of(seconds: Any) -> str | None:
+    """A span of time in words; None where it is not known."""
+    return duration(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else None
 
 
 def markdown(title: str, sections: list[Section]) -> str:
@@ -132,8 +151,13 @@ def _md_table(table: Table) -> str:
     return "\n".join(lines) + (f"\n\n{_md(table.note)}" if table.note else "")
 
 
-def html(title: str, sections: list[Section]) -> str:
-    """The report as one well-formed page that loads nothing: styles and figures are inside, scripts there are none."""
+def html(title: str, sections: list[Section], head: str = "", first: str = "") -> str:
+    """The report as one well-formed page that loads nothing: styles and figures are inside.
+
+    Args:
+        head, first: further elements of the page's head, and in front of its heading, such as those of a page that
+            renews itself (`distill.report.live`).
+    """
     body = "\n".join(
         "<section>"
         + (f"<h2>{escape(section.title)}</h2>" if section.title else "")
@@ -145,8 +169,8 @@ def html(title: str, sections: list[Section]) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
         '<meta name="color-scheme" content="light dark"/>\n'
-        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n"
-        f"<body>\n<main>\n<h1>{escape(title)}</h1>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n{head}</head>\n"
+        f"<body>\n<main>\n{first}<h1>{escape(title)}</h1>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -162,11 +186,17 @@ def _html_block(block: Block) -> str:
             tiles = (f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in block.tiles)
             return f'<div class="tiles">{"".join(tiles)}</div>'
         case Code():
-            text = f"<pre>{escape(block.text.rstrip())}</pre>"
+            kind = ' class="wrap"' if block.wrap else ""
+            text = f"<pre{kind}>{escape(block.text.rstrip())}</pre>"
             return f"<details><summary>{escape(block.title)}</summary>{text}</details>" if block.title else text
         case Picture():
             caption = escape(block.caption)
             return f'<figure role="img" aria-label="{caption}">{block.svg}<figcaption>{caption}</figcaption></figure>'
+
+
+def _html_cell(cell: str) -> str:
+    text = escape(cell)
+    return f'<a href="{escape(quote(cell.href))}">{text}</a>' if isinstance(cell, Link) else text
 
 
 def _html_table(table: Table) -> str:
@@ -181,8 +211,8 @@ def _html_table(table: Table) -> str:
         if len(row) == 1 < len(table.head):
             rows.append(f'<tr class="group"><th colspan="{len(table.head)}">{escape(row[0])}</th></tr>')
             continue
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
-        rows.append(f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>')
+        cells = "".join(f"<td>{_html_cell(cell)}</td>" for cell in row[1:])
+        rows.append(f'<tr><th scope="row">{_html_cell(row[0])}</th>{cells}</tr>')
     kind = ' class="text"' if table.text else ""
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
@@ -191,11 +221,11 @@ def _html_table(table: Table) -> str:
 
 
 CSS = """
-:root{--paper:#fff;--ink:#22303c;--soft-ink:#5a6672;--rule:#d5dbe1;--hair:#e6eaee;--wash:#f4f6f8;
+:root{--paper:#fff;--ink:#22303c;--soft-ink:#5a6672;--rule:#d5dbe1;--hair:#e6eaee;--wash:#f4f6f8;--alarm:#fdecdc;
 --teacher:#66717d;--student:#0072b2;--twin:#d55e00;--series-1:#0072b2;--series-2:#009e73;--series-3:#b0588c;
 --series-4:#e69f00;--series-5:#56b4e9;--series-6:#8c6d31}
 @media (prefers-color-scheme:dark){:root{--paper:#14191f;--ink:#e3e8ed;--soft-ink:#9aa7b4;--rule:#333d47;
---hair:#262f38;--wash:#1c232b;
+--hair:#262f38;--wash:#1c232b;--alarm:#4a2c14;
 --teacher:#a3aeba;--student:#56b4e9;--twin:#f0884a;--series-1:#56b4e9;--series-2:#35c79c;--series-3:#dd90bd;
 --series-4:#f2bd4b;--series-5:#a6d8f5;--series-6:#cbb07a}}
 *{box-sizing:border-box}
@@ -233,8 +263,20 @@ figure svg{display:block;width:100%;min-width:30rem;height:auto}
 svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 pre{background:var(--wash);border-radius:.5rem;padding:.9rem 1rem;overflow-x:auto;margin:.75rem 0;
 font:.84rem/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
+pre.wrap{white-space:pre-wrap;overflow-wrap:anywhere}
+.notice{background:var(--alarm);color:var(--ink);border-radius:.5rem;padding:.8rem .9rem;max-width:none}
+.panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(17rem,100%),1fr));gap:.5rem 1rem}
+figure .panels svg{min-width:0}
+.panels text{font-size:11px;fill:var(--soft-ink)}.panels .title{font-size:12px;fill:var(--ink)}
+.panels polyline{fill:none;stroke-linejoin:round}.curve{stroke-width:1.8}.faint{stroke-width:.9;opacity:.3}
+.level{stroke:var(--hair);fill:none}.mark{stroke:var(--twin);stroke-dasharray:1 3;fill:none}
+a{color:var(--student)}
 details{margin:1rem 0}summary{cursor:pointer;font-weight:600}
-@media print{:root{--paper:#fff;--ink:#000;--soft-ink:#444;--rule:#ccc;--hair:#ddd;--wash:#f2f2f2;
+@media (max-width:40rem){main{padding:1.5rem 1rem 3rem}h1{font-size:1.5rem;overflow-wrap:anywhere}
+table{font-size:.82rem}th,td{padding:.38rem .45rem}td{white-space:normal}
+table.text th:first-child{min-width:6rem;width:7.5rem}table.text,table.text tbody{table-layout:fixed}
+tbody th:first-child{min-width:7rem}}
+@media print{:root{--paper:#fff;--ink:#000;--soft-ink:#444;--rule:#ccc;--hair:#ddd;--wash:#f2f2f2;--alarm:#eee;
 --teacher:#66717d;--student:#0072b2;--twin:#d55e00;--series-1:#0072b2;--series-2:#009e73;--series-3:#b0588c;
 --series-4:#e69f00;--series-5:#56b4e9;--series-6:#8c6d31}
 @page{margin:16mm 14mm}html{font-size:11.5px}body{font-size:1rem}main{max-width:none;padding:0}

@@ -80,7 +80,7 @@ def utilisation(folder: Path, samples: dict[str, list[float]]) -> Picture | None
     if not samples.get("seconds"):
         return None
     with matplotlib.rc_context(STYLE):
-        drawn = [(title, curves) for title, curves in _panels_of(samples) if curves]
+        drawn = [(title, curves) for title, curves in panels_of(samples) if curves]
         figure, panels = make_panels(len(drawn), 2, 1.7)
         for axes, (title, curves) in zip(panels, drawn, strict=True):
             _draw(axes, title, samples["seconds"], curves)
@@ -88,7 +88,7 @@ def utilisation(folder: Path, samples: dict[str, list[float]]) -> Picture | None
     return Picture("plots/utilisation.png", svg, "Utilisation over the time of training, of rank 0 and its host.")
 
 
-def _panels_of(samples: dict[str, list[float]]) -> list[tuple[str, dict[str, list[float]]]]:
+def panels_of(samples: dict[str, list[float]]) -> list[tuple[str, dict[str, list[float]]]]:
     """The title of each panel, and its curves by label."""
     wanted: list[tuple[str, dict[str, tuple[str, float]]]] = [
         ("Cores in use", {"rank 0": ("process_cpu", 1)}),

@@ -5,18 +5,17 @@ from typing import Any
 
 from distill.data.duplicates import described
 from distill.files import atomic
-from distill.progress import duration
 from distill.report import page, plots
 from distill.report.facts import facts_table as _facts
 from distill.report.facts import rows_of_step as _rows
-from distill.report.lookup import axis_of, label_of, measures_of, models_of, sets_of, titles_of_terms, usable, value_at
-from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, short
+from distill.report.history import history_blocks
+from distill.report.lookup import axis_of, label_of, measures_of, models_of, titles_of_terms, usable, value_at
+from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, time_of
 from distill.report.plots import Picture
 from distill.report.profile import profile_blocks
 from distill.report.summary import comparison, findings, setting, tiles
 
 MOST_NAMED = 5  # left-out files that are listed by name
-MOST_LINES = 40  # of a history in a table; the figures show all
 
 
 def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], config_yaml: str) -> None:
@@ -29,7 +28,7 @@ def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], 
     sections = [
         Section("", _headline(results)),
         Section("Size, speed and quality", _models(results, pictures)),
-        Section(f"{axis_of(results).capitalize()} by {axis_of(results)}", _history(results, pictures)),
+        Section(f"{axis_of(results).capitalize()} by {axis_of(results)}", history_blocks(results, pictures)),
         Section("How training went", _training(results, pictures)),
         Section("Where the time goes", profile_blocks(folder, results)),
         Section("What it was trained and tested on", _data(results)),
@@ -81,96 +80,6 @@ def _name(results: dict[str, Any], model: str) -> str | None:
     return None if model == "twin" else value_at(results, model, "name")
 
 
-def _history(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
-    axis = axis_of(results)
-    all_lines, all_twin = (
-        {_point(line, axis): line for line in history or []}
-        for history in (results.get("history"), value_at(results, "twin", "history"))
-    )
-    student, twin = _some(all_lines), _some(all_twin)
-    tables = [_losses(results, student, twin)]
-    tables += [_measure(results, measure, student, twin) for measure in measures_of(results)]
-    shown: list[Block] = [table for table in tables if table.rows]
-    if len(student) < len(all_lines):
-        shown.insert(0, f"The tables list {len(student)} of {len(all_lines)} points; history.jsonl has all.")
-    return shown + ([pictures["history"]] if "history" in pictures else [])
-
-
-def _point(line: dict[str, Any], axis: str) -> str:
-    """The key of a line of a history: its step, or its epoch without needless zeros."""
-    return number(line.get("step") or 0) if axis == "step" else f"{_epochs(line):.2f}".rstrip("0").rstrip(".")
-
-
-def _epochs(line: dict[str, Any]) -> float:
-    return float(line.get("epoch") or 0)
-
-
-def _some(lines: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The lines themselves, or every n-th from the last one back where a table of all would be too long."""
-    stride = -(-len(lines) // MOST_LINES)
-    return {key: line for at, (key, line) in enumerate(lines.items(), 1) if (len(lines) - at) % max(stride, 1) == 0}
-
-
-def _losses(results: dict[str, Any], student: dict[str, Any], twin: dict[str, Any]) -> Table:
-    """Training losses up to each point, with what the twin's terms were beside them."""
-    titles = titles_of_terms(results, results.get("twin") or {})
-    columns = [
-        (term, history)
-        for history in (student, twin)
-        for term in titles
-        if any(value_at(line, "loss", term) is not None for line in history.values())
-    ]
-    # With one term alone the weighted total is that term again.
-    for history in (student, twin):
-        terms = [term for term, of in columns if of is history]
-        if len(terms) == 2 and terms[0] == "total":
-            columns.remove(("total", history))
-    by_step = axis_of(results) == "step"
-    first = ["Step", "Epochs"] if by_step else ["Epoch", "Steps"]
-    head = [*first, "Tokens", "Time", *(titles[term] for term, _ in columns)]
-    twin_columns = sum(of is twin for _, of in columns)
-    groups = [("", 4), ("Student", len(columns) - twin_columns), ("Twin", twin_columns)] if twin_columns else []
-    rows = [
-        [
-            point,
-            f"{_epochs(line):.3g}" if by_step else number(line.get("step")),
-            short(line.get("tokens")),
-            _time(line.get("seconds")) or NONE,
-            *(number(value_at(of, point, "loss", term)) for term, of in columns),
-        ]
-        for point, line in student.items()
-    ]
-    return Table(head, rows if columns else [], title="Training loss", groups=groups)
-
-
-def _measure(results: dict[str, Any], measure: str, student: dict[str, Any], twin: dict[str, Any]) -> Table:
-    """One measure at each point for each evaluation set, student and twin side by side; the teacher's last."""
-    histories = [("Student", student), ("Twin", twin)]
-    columns = [
-        (key, name, history)
-        for key in sets_of(results, measure)
-        for name, history in histories
-        if any(value_at(line, measure, key) is not None for line in history.values())
-    ]
-    axis = axis_of(results)
-    points = {**twin, **student}
-    ordered = sorted(points, key=lambda point: float(points[point].get(axis) or 0))
-    rows = [[point, *(number(value_at(of, point, measure, key)) for key, _, of in columns)] for point in ordered]
-    rows = [row for row in rows if set(row[1:]) - {NONE}]
-    if rows and value_at(results, "teacher", measure):
-        # Once for each set: the first of its columns.
-        keys = [key for key, _, _ in columns]
-        cells = [number(value_at(results, "teacher", measure, key)) for key in keys]
-        firsts = [keys.index(key) == column for column, key in enumerate(keys)]
-        rows.append(["Teacher", *(cell if first else "" for cell, first in zip(cells, firsts, strict=True))])
-    labels = [label_of(results, key) for key, _, _ in columns]
-    title = measures_of(results)[measure]["title"]
-    if not twin:
-        return Table([axis.capitalize(), *labels], rows, title=title)
-    groups = [("", 1), *((label, labels.count(label)) for label in dict.fromkeys(labels))]
-    return Table([axis.capitalize(), *(name for _, name, _ in columns)], rows, title=title, groups=groups)
-
-
 def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
     training, backend = results.get("training") or {}, results.get("backend") or {}
     epochs, rings = training.get("epochs"), backend.get("rings") or {}
@@ -182,7 +91,7 @@ def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Blo
         ("Epochs", f"{epochs:.4g}" if usable(epochs) else None),
         ("Ended by", training.get("ended_by")),
         ("Tokens", number(training.get("tokens"))),
-        ("Time", _time(training.get("seconds"))),
+        ("Time", time_of(training.get("seconds"))),
         ("Throughput", _with_unit(training.get("tokens_per_second"), "tokens/s")),
         ("Waiting for data", _waiting(training.get("data_wait"))),
         ("Final loss", ", ".join(losses)),
@@ -204,10 +113,6 @@ def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Blo
 
 def _waiting(share: Any) -> str | None:
     return f"{percent(share, 1)} of the time" if usable(share) else None
-
-
-def _time(seconds: Any) -> str | None:
-    return duration(seconds) if usable(seconds) else None
 
 
 def _with_unit(value: Any, unit: str) -> str | None:
@@ -233,7 +138,7 @@ def _data(results: dict[str, Any]) -> list[Block]:
     skipped = [str(item) for item in corpus.get("skipped") or []]
     more = f" and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
     preparation = corpus.get("preparation") or {}
-    prepared = [_time(preparation.get("seconds")), _with_unit(preparation.get("tokens_per_second"), "tokens/s")]
+    prepared = [time_of(preparation.get("seconds")), _with_unit(preparation.get("tokens_per_second"), "tokens/s")]
     facts = [
         ("Name", corpus.get("name")),
         ("Documents", number(corpus.get("documents"))),

@@ -1,0 +1,167 @@
+"""One page for several jobs, such as the stages of a chain: the state of each, how far it is, and where its page is."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from distill.errors import first_line
+from distill.files import atomic
+from distill.jsonl import is_metrics
+from distill.progress import duration
+from distill.redaction import redact
+from distill.report import live, page
+from distill.report.live import PAGE, STATE
+from distill.report.lookup import label_of, measures_of, usable, value_at
+from distill.report.page import NONE, Block, Link, Section, Table, number, percent, time_of
+from distill.report.series import read_json
+from distill.storage import storage_failure
+
+EVERY = 15.0  # seconds between two pages
+MOST_SCORES = 4  # of a job, in the table
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One line of the page; without a folder it is not known yet what will run, and `note` says so."""
+
+    name: str
+    folder: Path | None = None
+    note: str = ""
+
+
+class JobsPage:
+    """Keeps `folder`/report.html up to date while jobs run; a context, which says what has ended them where that fails.
+
+    A thread writes it, which neither delays the jobs nor ends them.
+    """
+
+    def __init__(self, folder: Path, title: str, jobs: Callable[[], list[Job]], every: float = EVERY) -> None:
+        """`jobs`: what there is to run, as far as it is known; looked up for each page."""
+        self.path, self.title, self.jobs, self.every = folder / PAGE, title, jobs, every
+        self.current: Path | None = None  # the folder of the job that runs now
+        self.blocks: list[Block] = []  # what the page ends with, once all jobs have ended
+        self._began, self._failed = time.time(), False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="jobs page", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join(self.every)
+        if error is None:
+            self._write("All jobs are finished.", ended=True)
+        else:
+            ended = f"Stopped: {redact(first_line(error))}. The same command goes on from there."
+            self._write(ended, ended=True, resting=True)
+
+    def start(self, folder: Path) -> None:
+        """This job runs from now on."""
+        self.current = folder
+
+    def _work(self) -> None:
+        while True:
+            self._write(f"Under way for {duration(time.time() - self._began)}.")
+            if self._stopped.wait(self.every):
+                return
+
+    def _write(self, state: str, ended: bool = False, resting: bool = False) -> None:
+        """Write the page; what goes wrong is said the first time."""
+        try:
+            current = None if ended else self.current
+            found = sections(self.jobs(), self.path.parent, state, current)
+            found += [Section("What came of it", self.blocks)] if self.blocks and ended else []
+            if ended and not resting:
+                with atomic(self.path) as new:
+                    new.write_text(page.html(self.title, found), encoding="utf-8")
+            else:
+                seconds = live.RESTING if resting else self.every
+                live.write(self.path, self.title, found, seconds, watched=not resting)
+        except Exception as error:
+            if not self._failed:
+                reason = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
+                logger.warning(f"the page {self.path} cannot be written now, and the jobs go on without it: {reason}")
+            self._failed = True
+
+
+def sections(jobs: list[Job], folder: Path, state: str, current: Path | None) -> list[Section]:
+    """The page: how many jobs are finished, and a table of all."""
+    rows = [row_of(job, folder, job.folder is not None and job.folder == current) for job in jobs]
+    done = sum(row[1] == "finished" for row in rows)
+    opening: list[Block] = [f"{done} of {len(jobs)} jobs are finished. {state} Written {live.clock()}."]
+    table = Table(["Job", "State", "Progress", "Scores of the student"], rows, text=True)
+    return [Section("", opening), Section("Jobs", [table])]
+
+
+def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
+    """Name (a link to its page, where there is one), state, progress and scores of a job."""
+    if job.folder is None:
+        return [job.name, "waiting", job.note, NONE]
+    there = (job.folder / PAGE).is_file()
+    name = Link(job.name, os.path.relpath(job.folder / PAGE, folder)) if there else job.name
+    results = read_json(job.folder / "results.json")
+    if results.get("finished") and not runs:
+        training = results.get("training") or {}
+        took = " in ".join(filter(None, [f"{number(training.get('steps'))} steps", time_of(training.get("seconds"))]))
+        return [name, "finished", took, scores_of(results)]
+    live_state = read_json(job.folder / STATE)
+    if live_state and (runs or live_state.get("state") == "stopped" or not _is_old(live_state)):
+        return [name, "under way" if runs else str(live_state.get("state")), progress_of(live_state), NONE]
+    if live_state:
+        return [name, "no news", f"since {live.clock(live_state['written'])}; {progress_of(live_state)}", NONE]
+    step = newest_step(job.folder / "metrics.jsonl")
+    progress = f"step {number(step)}" if step else NONE
+    return [name, "under way" if runs else "stopped" if step else "waiting", progress, NONE]
+
+
+def progress_of(state: dict[str, Any]) -> str:
+    """How far a job is, by what its progress.json says."""
+    steps = f" of {number(state['steps'])}" if usable(state.get("steps")) else ""
+    parts = [
+        percent(state["share"]) if usable(state.get("share")) else None,
+        f"step {number(state['step'])}{steps}" if state.get("step") else None,
+        f"{duration(state['seconds_left'])} left" if usable(state.get("seconds_left")) else None,
+    ]
+    known = ", ".join(filter(None, parts))
+    return ": ".join(filter(None, [known, str(state.get("message") or "")])) or str(state.get("doing") or NONE)
+
+
+def scores_of(results: dict[str, Any]) -> str:
+    """The first scores of the student, in words."""
+    found = [
+        f"{measure['title'].lower()} {label_of(results, key)} {number(value)}"
+        for name, measure in measures_of(results).items()
+        for key, value in (value_at(results, "student", name) or {}).items()
+        if usable(value)
+    ]
+    return ", ".join(found[:MOST_SCORES]) + (", ..." if len(found) > MOST_SCORES else "") or NONE
+
+
+def newest_step(path: Path) -> int:
+    """The step of the last whole line of a log; 0 where there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 16_384))
+            *whole, _torn = log.read().split(b"\n")
+    except OSError:
+        return 0
+    last = read_json(whole[-1]) if whole else {}
+    return int(last["step"]) if is_metrics(last) else 0
+
+
+def _is_old(state: dict[str, Any]) -> bool:
+    """Whether something new should long have come from a job that writes its progress."""
+    written, every = state.get("written"), state.get("every")
+    return not (usable(written) and usable(every)) or time.time() - written > 3 * every + 30

@@ -1,0 +1,235 @@
+"""Keeps report.html of a run that is under way up to date, in a thread that neither delays the run nor ends it."""
+
+import fcntl
+import json
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from distill.backends import Backend
+from distill.config import Config
+from distill.errors import first_line
+from distill.files import atomic
+from distill.jsonl import is_history, read_lines, without_nan
+from distill.memory import memory_failure
+from distill.profile.sampler import Sampler
+from distill.progress import keeping, under_way
+from distill.redaction import redact, redacted
+from distill.report import live
+from distill.report.live import PAGE, STATE
+from distill.report.live_sections import Ending, Snapshot, sections, title_of
+from distill.report.lookup import usable
+from distill.report.series import Series, earlier_lines, thinned
+from distill.report.tails import LINES, cleaned, tails
+from distill.schedule import ENDLESS
+from distill.storage import storage_failure
+
+PATIENCE = 30.0  # seconds that the end of a run waits for a page that is being written
+
+logger = logging.getLogger(__name__)
+
+
+class RunPage:
+    """The page of a run from its first minute on; a context, which says how the run has stopped where it fails.
+
+    Rank 0 alone writes, every `report.every` seconds. What goes wrong with that is said once. Nothing is written into a
+    folder that holds a finished run, or where another process is at work, before `begin`.
+    """
+
+    def __init__(self, config: Config, path: Path, recipe: str, command: str, backend: Backend) -> None:
+        self.path, self.recipe, self.command, self.backend = path, recipe, command, backend
+        self.every, self.minutes = config.report.every or 0.0, config.train.minutes
+        # A trial that ends with its profile leaves no report either.
+        self.on = backend.rank == 0 and self.every > 0 and config.profile.stop_after is None
+        self._description: dict[str, Any] = {}
+        self._first_step, self._steps = 0, ENDLESS
+        self._series, self._latest = Series(), dict[str, Any]()
+        self._earlier: list[dict[str, Any]] | None = None  # lines of earlier starts, once they are read
+        self._exchanged, self._until = 0.0, 0.0
+        self._said: deque[str] = deque(maxlen=LINES)
+        self._sampler: Sampler | None = None
+        self._held, self._stopped = ExitStack(), threading.Event()
+        self._may_write = self._begun = self._wrote = self._failed = False
+        self._thread = threading.Thread(target=self._work, name="report", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self.on:
+            self._held.enter_context(keeping(self._said))
+            self._may_write = is_free(self.path)
+            self._thread.start()
+        return self
+
+    def describe(self, description: dict[str, Any]) -> None:
+        """What the run is, by the names of results.json."""
+        self._description = redacted(description)
+
+    def begin(self, first_step: int, seconds: float, steps: int) -> None:
+        """The folder is this run's.
+
+        Args:
+            first_step, seconds: where it starts, and the training time until there.
+            steps: after which it ends.
+        """
+        self._first_step, self._until, self._steps = first_step, seconds, steps
+        self._earlier = None  # only those up to this step: the others are made again
+        self._exchanged = self.backend.exchange_seconds
+        self._may_write = self._begun = True
+
+    def add(self, metrics: dict[str, float]) -> None:
+        """A line of metrics.jsonl; costs microseconds."""
+        if not self.on:
+            return
+        line: dict[str, Any] = dict(metrics)
+        if self.backend.size > 1:
+            exchanged, span = self.backend.exchange_seconds, max(metrics["seconds"] - self._until, 1e-9)
+            line["exchange_wait"] = min((exchanged - self._exchanged) / span, 1.0)
+            self._exchanged, self._until = exchanged, metrics["seconds"]
+        self._series.add(line)
+        self._latest = line
+
+    def stop(self) -> None:
+        """Write no more: what comes next is the report itself, or the end."""
+        self._held.close()
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if error is not None and (self._begun or self._wrote):
+            self._refresh(ending_of(error))
+        elif error is None and self._begun and self.backend.rank == 0:
+            if self._is_live():
+                self._refresh(Ending(0, ""))
+            with suppress(OSError):
+                (self.path / STATE).unlink(missing_ok=True)
+
+    def _is_live(self) -> bool:
+        """Whether the page is still one of these, because no report has taken its place."""
+        with suppress(OSError, ValueError):
+            return live.OVERDUE in (self.path / PAGE).read_text(encoding="utf-8")
+        return False
+
+    def _work(self) -> None:
+        while not self._stopped.wait(self.every):
+            self._refresh()
+
+    def _refresh(self, ending: Ending | None = None) -> None:
+        """Sample the machine and write the page; what goes wrong is said the first time."""
+        if not (self.on and self._may_write):
+            return
+        try:
+            self._sample()
+            run = self._snapshot(ending)
+            resting = ending is not None
+            every = max(live.RESTING, self.every) if resting else self.every
+            live.write(self.path / PAGE, title_of(run), sections(run), every, watched=not resting)
+            self._wrote = True
+            with atomic(self.path / STATE) as new:
+                new.write_text(json.dumps(without_nan(state_of(run))), encoding="utf-8")
+        except Exception as error:
+            if not self._failed:
+                reason = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
+                logger.warning(f"the page of this run cannot be written now, and the run goes on without it: {reason}")
+            self._failed = True
+
+    def _sample(self) -> None:
+        if self._sampler is None:
+            self._sampler = Sampler(self.every, self.backend.device)
+            self._sampler.begin()
+        else:
+            self._sampler.sample()
+
+    def _snapshot(self, ending: Ending | None) -> Snapshot:
+        if self._earlier is None:
+            upto = self._first_step if self._begun else ENDLESS
+            self._earlier = earlier_lines(self.path / "metrics.jsonl", upto)
+        latest = self._latest or (self._earlier[-1] if self._earlier else {})
+        logs, count = tails(self.path / "logs") if self.backend.size > 1 else ({0: cleaned(list(self._said))}, 1)
+        step = int(latest.get("step") or self._first_step)
+        share, left = self._progress(step, latest.get("seconds"))
+        history = read_lines(self.path / "history.jsonl", is_history, only_good=True)
+        return Snapshot(
+            recipe=self.recipe,
+            command=self.command,
+            folder=str(self.path),
+            written=live.clock(),
+            every=self.every,
+            description=self._description | {"history": history},
+            step=step,
+            steps=self._steps if self._steps < ENDLESS else None,
+            left=None if ending else left,
+            share=share,
+            activities=[] if ending else [redact(" ".join(each.line().split())) for each in under_way()],
+            latest=latest,
+            points=thinned([*self._earlier, *self._series.points()]),
+            machine=self._sampler.series() if self._sampler else {},
+            logs=logs,
+            num_logs=count,
+            ending=ending,
+        )
+
+    def _progress(self, step: int, seconds: Any) -> tuple[float | None, float | None]:
+        """How much of the run is done, and the seconds that are left; by steps or by the clock, whichever ends it."""
+        if not self._begun:
+            return None, None
+        training = next((each for each in under_way() if each.label == "training"), None)
+        shares = [step / self._steps] if self._steps < ENDLESS else []
+        lefts = [training.seconds_left] if training is not None else []
+        if self.minutes is not None and usable(seconds):
+            shares.append(seconds / (60 * self.minutes))
+            lefts.append(max(60 * self.minutes - seconds, 0.0))
+        known = [left for left in lefts if left is not None]
+        return (min(max(shares), 1.0) if shares else None), (min(known) if known else None)
+
+
+def is_free(path: Path) -> bool:
+    """Whether a run that is about to begin may write its page into the folder: nobody's work is there to be lost."""
+    if not path.is_dir() or (path / "results.json").exists() or (path / PAGE).is_dir() or (path / STATE).is_dir():
+        return False
+    try:
+        with (path / ".lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:  # another process is at work there
+        return False
+    return True
+
+
+def ending_of(error: BaseException) -> Ending:
+    """How a run that has met this error stops."""
+    known: Any = error
+    if not isinstance(getattr(error, "status", None), int) and isinstance(error, Exception):
+        known = storage_failure(error) or memory_failure(error) or error
+    status = getattr(known, "status", None)
+    if isinstance(status, int):
+        return Ending(status, redact(" ".join(str(known).split())))
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(130, "stopped by SIGINT")
+    trace = redact("".join(traceback.format_exception(error)))
+    return Ending(1, redact(f"{type(error).__name__}: {first_line(error)}"), trace)
+
+
+def state_of(run: Snapshot) -> dict[str, Any]:
+    """How far a run is, for other programs and for the page of the sweep or the chain that it belongs to."""
+    return {
+        "state": "stopped" if run.ending else "under way",
+        "written": time.time(),
+        "every": run.every,
+        "step": run.step,
+        "steps": run.steps,
+        "share": run.share,
+        "seconds_left": run.left,
+        "doing": run.activities[-1] if run.activities else "",
+        "status": run.ending.status if run.ending else None,
+        "message": run.ending.message if run.ending else "",
+    }

@@ -1,0 +1,103 @@
+"""The pages in a real browser, where one is installed: widths, the dark scheme, renewal, and silence of a lost run."""
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import BROWSER, look
+from pages import under_way
+
+from distill.report import live, page
+from distill.report.live_run import ending_of
+from distill.report.live_sections import sections, title_of
+
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+PAGES = ("live", "stopped", "report")
+
+
+@pytest.fixture(scope="module")
+def pages(written: Path) -> Path:
+    """A folder with the finished report, the page of a run that is under way and that of one that has stopped."""
+    run = under_way()
+    live.write(written / "live.html", title_of(run), sections(run), run.every)
+    stopped = replace(run, ending=ending_of(RuntimeError("an odd thing" + 60 * "!")), left=None)
+    live.write(written / "stopped.html", title_of(stopped), sections(stopped), 60, watched=False)
+    return written
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [380, 1280])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_wider_than_the_window(name: str, width: int, pages: Path) -> None:
+    # The tables of the report fit, too: at 380 pixels only curves and long lines may be scrolled.
+    on_load = """
+        found.cut = [].filter.call(page.document.querySelectorAll(".wide"), function (box) {
+          return box.scrollWidth > box.clientWidth + 1; }).map(function (box) { return box.innerText.slice(0, 60); });
+    """
+    found = look(pages / f"{name}.html", width, on_load)
+    assert found["inner"] == width and found["scroll"] <= width
+    expected = {"live": "Under way: training", "stopped": "Stopped with status 1", "report": "Size, speed and quality"}
+    assert expected[name] in found["text"]
+    if name == "report":
+        assert not any("Parameters" in table for table in found["cut"]), found["cut"]
+
+
+@needs_browser
+def test_the_dark_scheme_is_the_browsers(pages: Path) -> None:
+    light, dark = look(pages / "live.html", 1280), look(pages / "live.html", 1280, dark=True)
+    assert (light["dark"], dark["dark"]) == (False, True)
+    assert (light["paper"], dark["paper"]) == ("rgb(255, 255, 255)", "rgb(20, 25, 31)")
+
+
+@needs_browser
+def test_a_page_renews_itself_where_the_reader_is_and_waits_while_text_is_selected(tmp_path: Path) -> None:
+    run = replace(under_way(), every=1.0)
+    live.write(tmp_path / "live.html", title_of(run), sections(run), run.every)
+    scroll = "if (loads === 1) { page.scrollTo(0, 300); page.document.querySelector('details').open = true; }"
+    opened = "found.open = page.document.querySelector('details').open;"
+    found = look(tmp_path / "live.html", 900, scroll + opened, seconds=5)
+    assert found["loads"] > 2 and found["top"] == 300 and found["open"]
+    select = "page.getSelection().selectAllChildren(page.document.querySelector('h1'));"
+    assert look(tmp_path / "live.html", 900, select, seconds=5)["loads"] == 1
+    assert "No news since" not in found["text"]
+
+
+@needs_browser
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_run_that_is_silent_for_long_is_said_to_be(
+    watched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, now = under_way(), time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(live.time, "time", lambda: now - 3600)
+        live.write(tmp_path / "live.html", title_of(run), sections(run), run.every, watched=watched)
+    assert ("No news since" in look(tmp_path / "live.html", 900, seconds=3)["text"]) == watched
+
+
+def colours(scheme: str) -> dict[str, str]:
+    return dict(re.findall(r"--([\w-]+):(#\w+)", scheme))
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, by the definition of WCAG 2.1."""
+    light = []
+    for colour in (one, other):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    return max(light) / min(light)
+
+
+def test_text_can_be_read_on_every_ground() -> None:
+    """Text has a contrast of at least 4.5 in the light, the dark and the printed scheme."""
+    assert contrast("#000", "#fff") == pytest.approx(21)
+    schemes = [colours(each) for each in re.findall(r":root\{([^}]*)\}", page.CSS)]
+    assert len(schemes) == 3
+    for scheme in schemes:
+        pairs = [(text, ground) for text in ("ink", "soft-ink") for ground in ("paper", "wash")]
+        pairs += [("ink", "alarm"), ("student", "paper")]
+        for text, ground in pairs:
+            assert contrast(scheme[text], scheme[ground]) >= 4.5, (text, ground)
