@@ -248,7 +248,7 @@ def make_monitor(
         "measures": results.measures_block(monitor.evaluator.measures),
         "history_by": "epoch" if monitor.points.every_steps is None else "step",
         "backend": results.backend_block(backend, config, state, text.batches),
-        "environment": results.environment(backend.device),
+        "environment": {"device": results.device_name(backend.device)},
     }
     page.describe(description)
     return monitor

@@ -8,8 +8,8 @@ from html import escape
 from distill.report.page import short
 from distill.report.plots import Picture, smoothed
 
-WIDTH, HEIGHT = 360, 190
-LEFT, RIGHT, TOP, BOTTOM = 48, 10, 28, 34  # margins of the panel
+WIDTH, HEIGHT = 360, 198
+LEFT, RIGHT, TOP, BOTTOM = 48, 10, 36, 34  # margins of the panel
 CROWDED = 20  # a largest value beyond so many medians asks for a logarithmic axis
 
 
@@ -87,8 +87,8 @@ def _legend(lines: list[Line]) -> list[str]:
     parts, right = [], float(WIDTH - RIGHT)
     for line in reversed(lines if len(lines) > 1 else []):
         left = right - 6 * len(line.label) - 4
-        parts.append(f'<path class="curve" stroke="{line.colour}" d="M{left - 12:.0f} {TOP - 8}h10"/>')
-        parts.append(_text(left, TOP - 4, line.label, "start"))
+        parts.append(f'<path class="curve" stroke="{line.colour}" d="M{left - 12:.0f} {TOP - 10}h10"/>')
+        parts.append(_text(left, TOP - 6, line.label, "start"))
         right = left - 22
     return parts
 

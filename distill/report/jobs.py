@@ -116,7 +116,8 @@ def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
         training = results.get("training") or {}
         took = " in ".join(filter(None, [f"{number(training.get('steps'))} steps", time_of(training.get("seconds"))]))
         return [name, "finished", took, scores_of(results)]
-    live_state = read_json(job.folder / STATE)
+    found = read_json(job.folder / STATE)
+    live_state = found if usable(found.get("written")) and usable(found.get("every")) else {}
     if live_state and (runs or live_state.get("state") == "stopped" or not _is_old(live_state)):
         return [name, "under way" if runs else str(live_state.get("state")), progress_of(live_state), NONE]
     if live_state:
@@ -163,5 +164,4 @@ def newest_step(path: Path) -> int:
 
 def _is_old(state: dict[str, Any]) -> bool:
     """Whether something new should long have come from a job that writes its progress."""
-    written, every = state.get("written"), state.get("every")
-    return not (usable(written) and usable(every)) or time.time() - written > 3 * every + 30
+    return bool(time.time() - state["written"] > 3 * state["every"] + 30)

@@ -221,17 +221,17 @@ def _html_table(table: Table) -> str:
 
 
 CSS = """
-:root{--paper:#fff;--ink:#22303c;--soft-ink:#5a6672;--rule:#d5dbe1;--hair:#e6eaee;--wash:#f4f6f8;--alarm:#fdecdc;
+:root{--paper:#fff;--ink:#22303c;--soft-ink:#5a6672;--rule:#d5dbe1;--hair:#e6eaee;--wash:#f4f6f8;--alarm:#fdecdc;--shade:#0003;
 --teacher:#66717d;--student:#0072b2;--twin:#d55e00;--series-1:#0072b2;--series-2:#009e73;--series-3:#b0588c;
 --series-4:#e69f00;--series-5:#56b4e9;--series-6:#8c6d31}
 @media (prefers-color-scheme:dark){:root{--paper:#14191f;--ink:#e3e8ed;--soft-ink:#9aa7b4;--rule:#333d47;
---hair:#262f38;--wash:#1c232b;--alarm:#4a2c14;
+--hair:#262f38;--wash:#1c232b;--alarm:#4a2c14;--shade:#fff4;
 --teacher:#a3aeba;--student:#56b4e9;--twin:#f0884a;--series-1:#56b4e9;--series-2:#35c79c;--series-3:#dd90bd;
 --series-4:#f2bd4b;--series-5:#a6d8f5;--series-6:#cbb07a}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.6 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-main{max-width:56rem;margin:0 auto;padding:3rem 1.5rem 4rem}
+main{max-width:56rem;margin:0 auto;padding:3rem 1.5rem 4rem;overflow-wrap:break-word}
 h1{font-size:1.9rem;line-height:1.2;letter-spacing:-.015em;margin:0 0 1rem;text-wrap:balance}
 h2{font-size:1.2rem;line-height:1.3;margin:3rem 0 .75rem;padding-top:1.1rem;border-top:1px solid var(--rule)}
 p,ul{margin:.75rem 0;max-width:44rem}
@@ -241,7 +241,10 @@ ul{padding-left:1.2rem}li{margin:.3rem 0;overflow-wrap:anywhere}
 .tiles div{background:var(--wash);border-radius:.5rem;padding:.8rem .9rem}
 .tiles b{display:block;font-size:1.5rem;line-height:1.25;letter-spacing:-.02em;font-variant-numeric:tabular-nums}
 .tiles span{display:block;font-size:.84rem;line-height:1.4;color:var(--soft-ink)}
-.wide{overflow-x:auto;margin:1rem 0 .5rem}
+.wide{overflow-x:auto;margin:1rem 0 .5rem;background:linear-gradient(90deg,var(--paper) 40%,transparent),
+linear-gradient(270deg,var(--paper) 40%,transparent) 100% 0,linear-gradient(90deg,var(--shade),transparent),
+linear-gradient(270deg,var(--shade),transparent) 100% 0;background-size:2.5rem 100%,2.5rem 100%,.9rem 100%,.9rem 100%;
+background-repeat:no-repeat;background-attachment:local,local,scroll,scroll}
 caption{text-align:left;font-weight:600;padding:.9rem 0 .35rem}
 thead tr.over th{text-align:center;padding-bottom:0}
 tr.over span{display:block;border-bottom:1px solid var(--rule);padding-bottom:.25rem}
@@ -274,9 +277,9 @@ a{color:var(--student)}
 details{margin:1rem 0}summary{cursor:pointer;font-weight:600}
 @media (max-width:40rem){main{padding:1.5rem 1rem 3rem}h1{font-size:1.5rem;overflow-wrap:anywhere}
 table{font-size:.82rem}th,td{padding:.38rem .45rem}td{white-space:normal}
-table.text th:first-child{min-width:6rem;width:7.5rem}table.text,table.text tbody{table-layout:fixed}
-tbody th:first-child{min-width:7rem}}
-@media print{:root{--paper:#fff;--ink:#000;--soft-ink:#444;--rule:#ccc;--hair:#ddd;--wash:#f2f2f2;--alarm:#eee;
+table.text th:first-child{min-width:6rem;width:7.5rem}}
+@media print{:root{--paper:#fff;--ink:#000;--soft-ink:#444;--rule:#ccc;--hair:#ddd;--wash:#f2f2f2;
+--alarm:#eee;--shade:transparent;
 --teacher:#66717d;--student:#0072b2;--twin:#d55e00;--series-1:#0072b2;--series-2:#009e73;--series-3:#b0588c;
 --series-4:#e69f00;--series-5:#56b4e9;--series-6:#8c6d31}
 @page{margin:16mm 14mm}html{font-size:11.5px}body{font-size:1rem}main{max-width:none;padding:0}

@@ -277,14 +277,19 @@ def backend_block(backend: Backend, config: Config, state: State, batches: Batch
     }
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def device_name(device: torch.device) -> str:
+    """What computes: the kind of device and, in parentheses, which one it is."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return f"{device.type} ({name})"
+
+
+def environment(device: torch.device) -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "distill": __version__,
-        "device": f"{device.type} ({name})",
+        "device": device_name(device),
         "cpu_count": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
         "git_revision": _git_revision(),

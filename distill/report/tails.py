@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from distill.errors import printable
@@ -10,6 +11,7 @@ from distill.redaction import redact
 
 LINES = 30  # of each log
 BYTES = 16_384  # of each log that are read
+LONGEST = 2000  # characters of a line that is shown
 MOST_RANKS = 32  # those whose logs were written to last, where there are more
 NAME = re.compile(r"rank(\d+)\.log")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of terminals: colours, and how a progress line is drawn anew
@@ -38,7 +40,14 @@ def last_lines(path: Path) -> list[str]:
 def cleaned(lines: Iterable[str]) -> list[str]:
     """The last ones of these lines that are not empty, fit to be shown; of one that was drawn anew its last state."""
     kept = [line for each in lines if (line := ESCAPES.sub("", each.rstrip("\r").rpartition("\r")[2]).rstrip())]
-    return [printable(redact(line)) for line in kept[-LINES:]]
+    return [_shown(line) for line in kept[-LINES:]]
+
+
+@lru_cache(maxsize=4096)  # most lines stand in the next page again, and looking for secrets takes its time
+def _shown(line: str) -> str:
+    if len(line) > LONGEST:  # not cut, because a part of a secret would not be known as one
+        return f"(a line of {len(line):,} characters)"
+    return printable(redact(line))
 
 
 def _changed(path: Path) -> float:

@@ -54,6 +54,7 @@ FINISHED = "perplexity heldout test 39.05, perplexity wikitext2 test 140.5, pseu
         (True, {"metrics": '{"step": 4, "seconds": 1.0, "data_wait": 0.0}\n{"st'}, ["under way", "step 4", NONE]),
         (False, {"metrics": '{"step": 4, "seconds": 1.0, "data_wait": 0.0}\n'}, ["stopped", "step 4", NONE]),
         (True, {"metrics": "no JSON\n", "state": "[", "results": "{"}, ["under way", NONE, NONE]),
+        (False, {"state": {"state": "under way"}}, ["waiting", NONE, NONE]),
     ],
 )
 def test_the_state_of_a_job_follows_from_its_folder(

@@ -104,8 +104,8 @@ def test_lines_of_an_earlier_start_end_with_the_step_that_the_run_goes_on_from(t
 def test_curves_lie_where_their_numbers_say() -> None:
     """The axes go from 0 to 10 and from 0 to 4; positions are those of the panel's box."""
     svg = draw(Panel("A <title>", "step", [Line([0, 5, 10], [4.0, 1.0, 2.0], "red")], from_zero=True, marks=[5, 11]))
-    assert 'points="48.0,28.0 199.0,124.0 350.0,92.0"' in svg and "A &lt;title&gt;" in svg
-    assert svg.count('class="mark"') == 1 and "M199.0 28V156" in svg
+    assert 'points="48.0,36.0 199.0,132.0 350.0,100.0"' in svg and "A &lt;title&gt;" in svg
+    assert svg.count('class="mark"') == 1 and "M199.0 36V164" in svg
     assert ">10</text>" in svg and ">4</text>" in svg
     assert "<circle" in draw(Panel("one", "step", [Line([3], [0.0], "red")]))
     assert "no values yet" in draw(Panel("none", "step", [Line([], [], "red")]))
@@ -119,10 +119,11 @@ def test_the_last_lines_of_logs_are_fit_to_be_shown(tmp_path: Path, monkeypatch:
     assert cleaned(["a\r\x1b[Kb\r", "", "\x1b[31mred\x1b[0m", "pass hunter2-hunter2 on", "bell\x07"]) == [
         "b", "red", "pass *** on", "bell\\x07",
     ]  # fmt: skip
+    assert cleaned(["x" * 2001]) == ["(a line of 2,001 characters)"]
     assert tails(tmp_path / "none") == ({}, 0)
     for rank in range(40):
         log = tmp_path / f"rank{rank}.log"
-        log.write_text("".join(f"line {number} of rank {rank} {'x' * 200}\n" for number in range(1000)))
+        log.write_text("".join(f"line {number} of rank {rank} {'x ' * 100}\n" for number in range(1000)))
         os.utime(log, (1000 + rank, 1000 + rank))
     (tmp_path / "other.log").write_text("no rank")
     found, count = tails(tmp_path)
