@@ -25,8 +25,8 @@ from distill.rank_identity import refuse_differing_ranks
 from distill.record import STEP, read_record
 from distill.results_file import STUDENT_FILES, check_student, read_results, student_digests, write_results
 
-FILES = (".lock", "config.yaml", "metrics.jsonl", "history.jsonl", "results.json", "report.html", "report.md")
-FILES += ("progress.json",)
+LOGS = ("metrics.jsonl", "history.jsonl")
+FILES = (".lock", "config.yaml", *LOGS, "results.json", "report.html", "report.md", "progress.json")
 FOLDERS = ("checkpoints", "milestones", "plots", "profile", "tensorboard")
 FORMER_RANK = 60.0  # seconds for the rank 0 of an elastic run's earlier start, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint

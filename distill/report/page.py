@@ -213,7 +213,9 @@ def _html_table(table: Table) -> str:
             continue
         cells = "".join(f"<td>{_html_cell(cell)}</td>" for cell in row[1:])
         rows.append(f'<tr><th scope="row">{_html_cell(row[0])}</th>{cells}</tr>')
-    kind = ' class="text"' if table.text else ""
+    # On a narrow screen the rows of such a table stand in two lines, the name above its numbers.
+    many = len(table.head) in (5, 6) and not table.groups
+    kind = ' class="text"' if table.text else f' class="many" style="--columns:{len(table.head) - 1}"' if many else ""
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     head = f"<thead>{head}</thead>" if head else ""
@@ -277,7 +279,10 @@ a{color:var(--student)}
 details{margin:1rem 0}summary{cursor:pointer;font-weight:600}
 @media (max-width:40rem){main{padding:1.5rem 1rem 3rem}h1{font-size:1.5rem;overflow-wrap:anywhere}
 table{font-size:.82rem}th,td{padding:.38rem .45rem}td{white-space:normal}
-table.text th:first-child{min-width:6rem;width:7.5rem}}
+table.text th:first-child{min-width:6rem;width:7.5rem}
+table.many,.many thead,.many tbody{display:block}.many tr{display:grid;grid-template-columns:repeat(var(--columns),1fr)}
+.many th,.many td{padding-inline:.15rem}.many th:first-child{grid-column:1/-1;padding-bottom:0}
+.many thead th:first-child:empty{display:none}}
 @media print{:root{--paper:#fff;--ink:#000;--soft-ink:#444;--rule:#ccc;--hair:#ddd;--wash:#f2f2f2;
 --alarm:#eee;--shade:transparent;
 --teacher:#66717d;--student:#0072b2;--twin:#d55e00;--series-1:#0072b2;--series-2:#009e73;--series-3:#b0588c;
