@@ -34,7 +34,7 @@ def test_nothing_is_wider_than_the_window(name: str, width: int, pages: Path) ->
     # The tables of the report fit, too: at 380 pixels only curves and long lines may be scrolled.
     on_load = """
         found.cut = [].filter.call(page.document.querySelectorAll(".wide"), function (box) {
-          return box.scrollWidth > box.clientWidth + 1; }).map(function (box) { return box.innerText.slice(0, 60); });
+          return box.scrollWidth > box.clientWidth + 1; }).map(function (box) { return box.innerText.slice(0, 200); });
     """
     found = look(pages / f"{name}.html", width, on_load)
     assert found["inner"] == width and found["scroll"] <= width
