@@ -15,7 +15,13 @@ NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep t
 
 def findings(results: dict[str, Any]) -> str:
     """Size and speed, quality against the teacher, and against the twin: one sentence each, where there are numbers."""
-    parts = [_size(results), _quality(results), against_twin(results), significance.of_twin(results), _unscored(results)]
+    parts = [
+        _size(results),
+        _quality(results),
+        against_twin(results),
+        significance.of_twin(results),
+        _unscored(results),
+    ]
     return " ".join(filter(None, parts))
 
 
