@@ -81,20 +81,17 @@ def predict(
     in fp32, and code that comes with a model is never run.
 
     Args:
-        model: a run folder, a milestone, a model folder, a name on the Hub, or what `distill.load_model` gave, which
-            spares loading it again.
+        model: a run folder, a milestone, a model folder, a name on the Hub, or what `distill.load_model` gave.
         inputs: a text; for pairs of texts a tuple of both, or a dict with `text` and `second`; for answers a dict with
             `question` and `context`. Further entries of a dict, such as `id`, are kept in its outcome. Or a list.
-        top_k: how many words for a mask (5), classes (all) or answers (1) are given; of a causal model that samples,
-            from how many tokens it draws (all).
+        top_k: words for a mask (5), classes (all) or answers (1) that are given, or tokens to draw from (all).
         max_new_tokens: of a continuation (30).
         sample: draw the tokens of a continuation, by `temperature` (1), `top_k`, `top_p` (1) and `seed` (0); else the
             most probable ones are taken.
         sequence_length: tokens of a row of a fine-tuned model; None: as in the run that trained it, else all it reads.
         no_answer: whether a question may stay without an answer; None: as in the run that trained the model.
         max_answer_tokens: of an answer (30).
-        batch_size: rows that are computed at once.
-        device: as `distill.load_model` takes it, where `model` is not loaded yet.
+        batch_size, device: rows that are computed at once; as `distill.load_model` takes it, where that is to be done.
 
     Returns:
         A dict for one input, a list of them for a list: the input's own entries, and `filled` and `masks`;
