@@ -54,14 +54,7 @@ def run_hydra(signals: "Signals") -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from distill.command_line import (
-        check_overrides,
-        check_search,
-        check_secrets,
-        check_trust,
-        name_folders_of_sweeps,
-        with_recipe,
-    )
+    from distill.command_line import check_search, checked, name_folders_of_sweeps
     from distill.compose import register
     from distill.config import CONF
     from distill.progress import say as write
@@ -98,10 +91,7 @@ def run_hydra(signals: "Signals") -> int:
 
     register()
     try:
-        sys.argv[1:] = with_recipe(sys.argv[1:])
-        check_overrides(sys.argv[1:])
-        check_secrets(sys.argv[1:])
-        check_trust(sys.argv[1:])
+        sys.argv[1:] = checked(sys.argv[1:])
         check_search(sys.argv[1:])
         name_folders_of_sweeps(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed)()

@@ -2,12 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from distill.compose import build, group_of, register, written
 from distill.config import CONF, RECIPES, Config
 from distill.errors import SettingError
-from distill.redaction import masked, redact_override, secrets_in
+from distill.redaction import masked, secrets_in
 from distill.sweep.index import SweepIndex
 from distill.sweep.names import swept_overrides
 from distill.trust import OF_HYDRA
@@ -20,8 +20,6 @@ BASIC_SWEEPER = OF_HYDRA[1]  # runs every value that is given
 LISTED = re.compile(r"^\s*-\s+(\w+)\s*(?:#.*)?$", re.MULTILINE)  # a recipe in the defaults of another
 # Parts of Hydra's configuration that run and change nothing: folders, and facts about the run.
 HARMLESS = ("run", "sweep", "overrides", "runtime", "job")
-# What of Hydra's own settings a program may give that runs one job itself.
-PROGRAM = ("hydra.run.dir", "hydra.searchpath")
 HARMLESS_OF_JOB = ("name", "override_dirname", "id", "num", "config_name", "config")
 MAIN_RECIPE = "distilbert_gutenberg"  # of a command line that names none
 # Either of them says what the run is, and so does a configuration of the user's own, which need not know that recipe.
@@ -42,6 +40,19 @@ def with_recipe(arguments: list[str]) -> list[str]:
     return [f"+recipe={MAIN_RECIPE}", *arguments]
 
 
+def checked(arguments: list[str]) -> list[str]:
+    """The command line with its recipe, see `with_recipe`, after every look at it that comes before Hydra's.
+
+    Raises:
+        SettingError: a value that names nothing, a secret that would be written, or code that is not trusted.
+    """
+    arguments = with_recipe(arguments)
+    check_overrides(arguments)
+    check_secrets(arguments)
+    check_trust(arguments)
+    return arguments
+
+
 def composed(arguments: list[str]) -> Config:
     """The settings of the one run that a command line names, for commands beside `python -m distill` itself.
 
@@ -52,87 +63,16 @@ def composed(arguments: list[str]) -> Config:
         SettingError: bad input, or a chain or a sweep, which are several runs.
     """
     register()
-    arguments = with_recipe(arguments)
-    check_overrides(arguments)
-    check_secrets(arguments)
-    check_trust(arguments)
+    arguments = checked(arguments)
     if _flags(arguments).multirun or any(each.is_sweep_override() for each in _parsed(arguments, strict=True)):
         raise SettingError("this command is about one run: leave --multirun and lists of several values out")
-    settings = _compose(arguments)
+    settings = compose_settings(arguments)
     if settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
-    return build(settings, _own(arguments))
+    return build(settings, own_overrides(arguments))
 
 
-class ComposedRun(NamedTuple):
-    """One run as `python -m distill` would have it, and what its report says of it."""
-
-    config: Config
-    folder: Path
-    recipe: str
-    command: str
-    resolved: str  # the settings as YAML
-
-
-def composed_run(arguments: list[str]) -> ComposedRun:
-    """The one run that a command line names, for programs that run it themselves.
-
-    What Hydra keeps for the whole process, such as the configuration of a program that uses it too, is as before
-    afterwards.
-
-    Args:
-        arguments: as `composed` takes them, and hydra.run.dir, the folder of the run.
-
-    Raises:
-        SettingError: bad input, several runs, or a part of Hydra that only the command has.
-    """
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
-
-    _check_for_program(arguments)
-    states = GlobalHydra.instance(), HydraConfig.instance()
-    before = states[0].hydra, states[1].cfg
-    states[0].hydra = None
-    try:
-        register()
-        check_overrides(arguments)
-        settings = _compose(arguments, hydra=True)
-        HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
-        return _described(composed(arguments), settings, _own(arguments))
-    finally:
-        GlobalHydra.set_instance(states[0])  # what composes has put a copy in its place
-        states[0].hydra, states[1].cfg = before
-
-
-def _check_for_program(arguments: list[str]) -> None:
-    """Raises SettingError for options of the command and parts of Hydra that nothing but the command acts on."""
-    rest = iter(arguments)
-    for argument in rest:
-        if argument in ("--config-dir", "-cd"):
-            next(rest, None)
-        elif argument.startswith("-") and not argument.startswith("--config-dir="):
-            raise SettingError(
-                f"{argument} is an option of the command: run `python -m distill` with it, or leave it out"
-            )
-        elif (name := argument.lstrip("+~").partition("=")[0]).startswith(("hydra.", "hydra/")) and name not in PROGRAM:
-            raise SettingError(
-                f"{name}: of Hydra's own settings only {' and '.join(PROGRAM)} are read here; leave it out"
-            )
-
-
-def _described(config: Config, settings: Any, overrides: list[str]) -> ComposedRun:
-    from omegaconf import OmegaConf, open_dict
-
-    folder, recipe = Path(str(settings.hydra.run.dir)), settings.hydra.runtime.choices.get("recipe") or "default"
-    with open_dict(settings):
-        del settings["hydra"]
-    build(settings, overrides)  # which replaces whole dicts in place
-    plain = masked(OmegaConf.to_container(settings, resolve=True))
-    command = " ".join(["python -m distill", *map(redact_override, overrides)])
-    return ComposedRun(config, folder, str(recipe), command, OmegaConf.to_yaml(OmegaConf.create(plain)))
-
-
-def _own(arguments: list[str]) -> list[str]:
+def own_overrides(arguments: list[str]) -> list[str]:
     """The overrides among the arguments, without those of Hydra's own part."""
     return [each for each in _flags(arguments).overrides if not each.lstrip("+~").startswith(("hydra.", "hydra/"))]
 
@@ -185,7 +125,7 @@ def check_secrets(arguments: list[str]) -> None:
     given = [each.key_or_group for each in _parsed(arguments)]
     found = [name for name in given if any(secrets_in("value", name))]
     found += [name for each in _parsed(arguments) for name in secrets_in(_values(each), each.key_or_group)]
-    composed = OmegaConf.to_container(_compose(arguments, hydra=True), resolve=False)
+    composed = OmegaConf.to_container(compose_settings(arguments, hydra=True), resolve=False)
     assert isinstance(composed, dict)
     found += secrets_in(composed.pop("hydra")["sweeper"].get("params"), "hydra.sweeper.params")
     found += secrets_in(composed)
@@ -213,7 +153,7 @@ def check_trust(arguments: list[str]) -> None:
     sweeps = [each.key_or_group for each in _parsed(arguments) if each.is_sweep_override()]
     if any(name.startswith("trust") for name in sweeps):
         raise SettingError("trust.targets: give one list, and no sweep over several")
-    composed = _compose(arguments, hydra=True)
+    composed = compose_settings(arguments, hydra=True)
     if (allowed := OmegaConf.select(composed, "trust.targets")) is None:
         return
     for option, value in [
@@ -230,7 +170,7 @@ def check_trust(arguments: list[str]) -> None:
             raise SettingError(
                 f"{name}: a sweep over files cannot be looked at as trust.targets demands; start the runs one by one"
             )
-    before, now = _working_parts(_compose(arguments, hydra=True, recipes=False)), _working_parts(composed)
+    before, now = _working_parts(compose_settings(arguments, hydra=True, recipes=False)), _working_parts(composed)
     for name in {**before, **now}:
         if before.get(name) != now.get(name):
             raise SettingError(
@@ -248,7 +188,7 @@ def check_search(arguments: list[str]) -> None:
     """
     if not _may_sweep(arguments):
         return
-    composed = _compose(arguments, hydra=True)
+    composed = compose_settings(arguments, hydra=True)
     sweeper = str(composed.hydra.sweeper.get("_target_"))
     if sweeper != BASIC_SWEEPER and composed.get("optimize") is None:
         raise SettingError(
@@ -367,7 +307,7 @@ def _values(override: Any) -> Any:
         return None
 
 
-def _compose(arguments: list[str], hydra: bool = False, recipes: bool = True) -> Any:
+def compose_settings(arguments: list[str], hydra: bool = False, recipes: bool = True) -> Any:
     """The configuration that these arguments make; of a sweep what its jobs have in common.
 
     Args:

@@ -1,4 +1,4 @@
-"""Turns Hydra's configuration into `distill.config.Config`; only this module, `command_line` and `__main__` know Hydra.
+"""Turns Hydra's configuration into `distill.config.Config`; beside it only what reads the command line knows Hydra.
 
 Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
 read settings start quickly.
@@ -42,6 +42,7 @@ from distill.config import (
     TrustConfig,
 )
 from distill.errors import SettingError
+from distill.meant_overrides import REPLACED, apply_overrides
 from distill.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.nearest import did_you_mean
 from distill.ramp import Ramp
@@ -49,7 +50,6 @@ from distill.redaction import masked
 from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
 from distill.unknown import explain
 
-REPLACED = ("student.config", "corpus.sources")  # settings whose dict is replaced as a whole
 NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 
@@ -125,8 +125,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    _replace_dicts(composed, overrides or [])
-    _take_teacher_path(composed, overrides or [])
+    apply_overrides(composed, overrides or [])
     try:
         container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -359,46 +358,3 @@ OPEN_GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "optimizer": optimizer_config,
     "schedule": schedule_config,
 }
-
-
-def _replace_dicts(composed: Any, overrides: list[str]) -> None:
-    """Let `student.config={...}` on the command line replace the group's own entries, which Hydra would add it to.
-
-    They are fields of one architecture's configuration, and would be refused by another's; those of `corpus.sources`
-    are the sources of one mixture.
-
-    Args:
-        composed: Hydra's configuration, changed in place.
-        overrides: of the command line, in their order; those of single entries still hold after such a one.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-
-    struct = OmegaConf.is_struct(composed)
-    OmegaConf.set_struct(composed, False)
-    replaced = set[str]()
-    for override in OverridesParser.create().parse_overrides(overrides):
-        name = override.key_or_group
-        if name in REPLACED and isinstance(override.value(), dict):
-            OmegaConf.update(composed, name, override.value(), merge=False)
-            replaced.add(name)
-        elif name.startswith(tuple(f"{each}." for each in replaced)):
-            OmegaConf.update(composed, name, override.value())
-    OmegaConf.set_struct(composed, struct)
-
-
-def _take_teacher_path(composed: Any, overrides: list[str]) -> None:
-    """Let `teacher.path=FOLDER` on the command line alone replace the embedded teacher, which would not read it.
-
-    Args:
-        composed: Hydra's configuration, changed in place.
-        overrides: of the command line.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-
-    names = {override.key_or_group for override in OverridesParser.create().parse_overrides(overrides)}
-    chosen = OmegaConf.select(composed, "teacher.kind", throw_on_missing=False)
-    given = "teacher.path" in names and OmegaConf.select(composed, "teacher.path") is not None
-    if given and chosen == "embedded" and not names & {"teacher", "teacher.kind"}:
-        OmegaConf.update(composed, "teacher.kind", "pretrained")

@@ -15,7 +15,7 @@ from distill.redaction import redact
 
 if TYPE_CHECKING:
     from distill.api.run_results import RunResults
-    from distill.command_line import ComposedRun
+    from distill.composed_run import ComposedRun
 
 # By its exit status, what has ended a run that was started as a command. A chain's stage has a status of its own.
 ENDINGS = {each.status: each for each in (SettingError, Diverged, RankLost, StorageFailed)}
@@ -42,7 +42,7 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
         Diverged, RankLost, StorageFailed: as the command's exit statuses 3, 4 and 74 say.
         Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call goes on.
     """
-    from distill.command_line import composed_run
+    from distill.composed_run import composed_run
 
     if isinstance(overrides, str):
         raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
