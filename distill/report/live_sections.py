@@ -93,7 +93,8 @@ def sections(run: Snapshot) -> list[Section]:
 
 
 def _headline(run: Snapshot) -> list[Block]:
-    now = "; ".join(run.activities) or "between two pieces of work"
+    idle = "between two pieces of work" if run.description.get("corpus") else "preparing models and text"
+    now = "; ".join(run.activities) or idle
     renewed = (
         f"Written {run.written}; renews itself every {time_of(run.every)}, and becomes the report when the run ends."
     )

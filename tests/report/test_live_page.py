@@ -47,6 +47,8 @@ def test_a_run_that_has_just_begun_has_a_page_too(tmp_path: Path) -> None:
     assert "Under way: tokens 34% 3/9 MB." in text and "runs/mine" in text
     for absent in ("Curves", "None", "nan", "step"):
         assert absent not in text.replace("python -m distill", ""), absent
+    _, text = written(replace(bare, activities=[]), tmp_path)
+    assert "Under way: preparing models and text." in text
     _, text = written(replace(bare, points=[{"step": 1.0, "loss/total": 3.0}]), tmp_path)
     assert "Curves so far" in text
 
