@@ -19,7 +19,7 @@ from distill.files import atomic
 from distill.jsonl import is_history, read_lines, without_nan
 from distill.memory import memory_failure
 from distill.profile.sampler import Sampler
-from distill.progress import keeping, under_way
+from distill.progress import Progress, keeping, under_way
 from distill.redaction import redact, redacted
 from distill.report import live
 from distill.report.live import PAGE, STATE
@@ -168,7 +168,7 @@ class RunPage:
             steps=self._steps if self._steps < ENDLESS else None,
             left=None if ending else left,
             share=share,
-            activities=[] if ending else [redact(" ".join(each.line().split())) for each in under_way()],
+            activities=[] if ending else [_in_words(each) for each in under_way()],
             latest=latest,
             points=thinned([*self._earlier, *self._series.points()]),
             machine=self._sampler.series() if self._sampler else {},
@@ -217,6 +217,12 @@ def ending_of(error: BaseException) -> Ending:
         return Ending(130, "stopped by SIGINT")
     trace = redact("".join(traceback.format_exception(error)))
     return Ending(1, redact(f"{type(error).__name__}: {first_line(error)}"), trace)
+
+
+def _in_words(work: Progress) -> str:
+    line, note = work.line(), work.note
+    parts = [line.removesuffix(note) if note else line, note]
+    return redact(", ".join(filter(None, (" ".join(part.split()) for part in parts))))
 
 
 def state_of(run: Snapshot) -> dict[str, Any]:
