@@ -29,7 +29,7 @@ from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.models.check import check_vocabulary, longest_row
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
-from distill.models.loaded import LoadedModel, device_of, kind_of
+from distill.models.loaded import LoadedModel, device_of, kind_of, without_bars
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher, teacher_path
 from distill.objective.build import fit_terms, make_terms
@@ -212,7 +212,8 @@ def load_pair(
     kind = kind_of("teacher", teacher_path(settings))
     if kind not in (MASKED, CAUSAL):
         raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")
-    model, tokenizer, _ = load_teacher(settings, kind)
+    with without_bars():
+        model, tokenizer, _ = load_teacher(settings, kind)
     assert tokenizer is not None
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
@@ -220,7 +221,7 @@ def load_pair(
     elif not isinstance(student, StudentConfig):
         student = StudentConfig(kind="pretrained", path=str(student))
     length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)
-    with torch.random.fork_rng([]):
+    with torch.random.fork_rng([]), without_bars():
         torch.manual_seed(seed)
         made = make_student(student, model, tokenizer, length, kind)
     check_vocabulary(model, made, tokenizer)

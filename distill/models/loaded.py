@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import yaml
 from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from distill.errors import SettingError, first_line
 from distill.models.check import longest_row
@@ -80,8 +81,21 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
     """
     place = device_of(device)
     kind = kind_of(setting, str(path))
-    model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
+    with without_bars():
+        model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
     return LoadedModel(model.to(place), load_tokenizer(setting, str(path), kind), kind, str(path), corpus_of(path))
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Without transformers' bars, which show how the weights of a model are read."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def loaded(model: "str | Path | LoadedModel", device: str = "auto") -> LoadedModel:

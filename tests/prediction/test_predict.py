@@ -85,7 +85,7 @@ def test_classes_as_the_pipeline_gives_them(classifier: LoadedModel) -> None:
     texts = ["the cat", "owls and the cat and the owl", "of"]
     classify = pipeline("text-classification", model=classifier.model, tokenizer=classifier.tokenizer, top_k=None)
     for text, each in zip(texts, predict(classifier, texts), strict=True):
-        expected = {one["label"]: one["score"] for one in classify(text)}
+        expected = {one["label"]: one["score"] for one in classify([text])[0]}
         assert each["probabilities"] == pytest.approx(expected, abs=1e-5)
         assert each["class"] == max(expected, key=lambda name: expected[name]) == next(iter(each["probabilities"]))
         assert each["probability"] == pytest.approx(max(expected.values()), abs=1e-5)
