@@ -132,7 +132,7 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(
 def read_in_process(place: str, folder: str, counter: str, seed: int) -> None:
     plain = Blocks.plain
 
-    def counted(self: Blocks, block: Block, attempts: int = 1) -> bytes:
+    def counted(self: Blocks, block: Block, attempts: int = 1) -> memoryview:
         with open(counter, "a") as file:
             file.write(f"{block.first}\n")
         time.sleep(0.01)
@@ -172,7 +172,7 @@ def test_blocks_are_fetched_ahead_and_what_is_needed_comes_first(
     allowed = threading.Event()
     plain = Blocks.plain
 
-    def slow(self: Blocks, block: Block, attempts: int = 1) -> bytes:
+    def slow(self: Blocks, block: Block, attempts: int = 1) -> memoryview:
         begun.append(block.first // BLOCK)
         if threading.current_thread().name.startswith("blocks-ahead"):
             allowed.wait(10)

@@ -86,7 +86,7 @@ def test_a_store_that_needs_many_blocks_fetches_few_at_a_time(tmp_path: Path, mo
     write_shards(tmp_path / "s", rows, 10, 100, "zstd")
     running, most, lock, plain = [0], [0], threading.Lock(), Blocks.plain
 
-    def counted(self: Blocks, block: Block, attempts: int = 1) -> bytes:
+    def counted(self: Blocks, block: Block, attempts: int = 1) -> memoryview:
         with lock:
             running[0] += 1
             most.append(running[0])

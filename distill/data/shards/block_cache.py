@@ -54,7 +54,7 @@ class BlockCache:
         (self.folder.parent / "locks").mkdir(exist_ok=True)
 
     def get(
-        self, block: Block, layout: Layout, fetch: Callable[[Block], bytes | bytearray], ahead: bool = False
+        self, block: Block, layout: Layout, fetch: Callable[[Block], memoryview], ahead: bool = False
     ) -> memoryview:
         """The plain bytes of a block, mapped; fetched unless they are here, while others of this node wait for that.
 
@@ -93,7 +93,7 @@ class BlockCache:
             os.utime(path)
         return memoryview(content)[: block.rows * layout.row_bytes]
 
-    def _add(self, block: Block, plain: bytes | bytearray) -> None:
+    def _add(self, block: Block, plain: memoryview) -> None:
         """Write a block; one process of the node at a time, so that the bound holds."""
         with self._lock("write"):
             self._make_room(len(plain) + DIGEST_BYTES)

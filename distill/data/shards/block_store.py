@@ -120,7 +120,7 @@ class BlockStore(ShardRows):
         """
         ahead = coming is self._expected
 
-        def fetch(wanted: Block) -> bytes | bytearray:
+        def fetch(wanted: Block) -> memoryview:
             signals.end_waiting()
             return self.blocks.plain(wanted, ATTEMPTS_AHEAD if ahead else ATTEMPTS)
 

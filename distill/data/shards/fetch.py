@@ -1,6 +1,7 @@
 """Blocks as they are stored, read from a disk or through a network, tried again until they are whole and right."""
 
 import logging
+import mmap
 import time
 from asyncio import run_coroutine_threadsafe
 from concurrent.futures import wait
@@ -42,7 +43,7 @@ class Blocks:
         """The file that holds it."""
         return f"{self.place}/{self.layout.shard_name(block.shard)}"
 
-    def plain(self, block: Block, attempts: int = ATTEMPTS) -> bytes | bytearray:
+    def plain(self, block: Block, attempts: int = ATTEMPTS) -> memoryview:
         """The rows of a block, decompressed.
 
         Raises:
@@ -54,14 +55,14 @@ class Blocks:
         import pyarrow
 
         size = block.rows * self.layout.row_bytes
-        plain: bytes = pyarrow.decompress(stored, size, codec=self.layout.compression, asbytes=True)
-        return plain
+        return memoryview(pyarrow.decompress(stored, size, codec=self.layout.compression))
 
-    def _stored(self, block: Block, attempts: int) -> bytearray:
+    def _stored(self, block: Block, attempts: int) -> memoryview:
         """The bytes of a block as they are stored, piece by piece; what has come stays for the next attempt."""
-        name, data, arrived = self.name(block), bytearray(block.size), 0
+        # Memory of its own, which goes back to the system at once: malloc would keep a block for each thread.
+        name, data, arrived = self.name(block), memoryview(mmap.mmap(-1, block.size)), 0
 
-        def attempt() -> bytearray:
+        def attempt() -> memoryview:
             nonlocal arrived
             while arrived < block.size:
                 end = min(arrived + PIECE, block.size)
