@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torchmetrics.functional.classification import binary_f1_score, multiclass_f1_score
-from torchmetrics.functional.regression import pearson_corrcoef
 
 from distill.data.class_rows import ClassRows
 from distill.data.tables import LabelledTexts
@@ -66,6 +64,8 @@ def accuracy(found: np.ndarray, right: np.ndarray) -> float:
 
 def f1(found: np.ndarray, right: np.ndarray) -> float:
     """Of class 1, "equivalent" or "duplicate"; 0 where it is neither found nor right anywhere."""
+    from torchmetrics.functional.classification import binary_f1_score  # only here, see `PerplexityMeter`
+
     return float(
         binary_f1_score(torch.from_numpy((found == 1).astype(int)), torch.from_numpy((right == 1).astype(int)))
     )
@@ -73,6 +73,8 @@ def f1(found: np.ndarray, right: np.ndarray) -> float:
 
 def macro_f1(found: np.ndarray, right: np.ndarray) -> float:
     """The mean over the classes that are found or right somewhere."""
+    from torchmetrics.functional.classification import multiclass_f1_score
+
     classes = max(2, int(max(found.max(), right.max())) + 1)
     return float(multiclass_f1_score(torch.from_numpy(found), torch.from_numpy(right), classes, average="macro"))
 
@@ -88,6 +90,8 @@ def matthews(found: np.ndarray, right: np.ndarray) -> float:
 
 def pearson(found: np.ndarray, right: np.ndarray) -> float:
     """Pearson's correlation, in float64; nan where one of the two is constant."""
+    from torchmetrics.functional.regression import pearson_corrcoef
+
     if np.ptp(found) == 0 or np.ptp(right) == 0:
         return float("nan")
     return float(pearson_corrcoef(torch.from_numpy(found), torch.from_numpy(right)))

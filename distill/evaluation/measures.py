@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
-from torchmetrics.aggregation import MeanMetric
 
 from distill.backends import Backend
 from distill.data.batch import Batch
@@ -113,6 +112,9 @@ class PerplexityMeter:
     """exp of the mean negative log-likelihood of tokens, over all ranks, in float64."""
 
     def __init__(self, backend: Backend) -> None:
+        # Only here: a launcher or a refused run need not wait for it, a tenth of a run's start.
+        from torchmetrics.aggregation import MeanMetric
+
         self.backend = backend
         # Without its look for nan, which would wait for the GPU, as torchmetrics' own perplexity does thrice a batch.
         self.mean = MeanMetric(nan_strategy="disable").set_dtype(torch.float64).to(backend.device)
