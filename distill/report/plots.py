@@ -328,6 +328,7 @@ def save_figure(figure: Any, folder: Path, name: str) -> str:
 
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150, facecolor="white")
+    figure.set_layout_engine("none")  # all has its place now; to lay it out again takes as long as to draw it
     # A palette is enough for a drawing and takes a third of the space.
     Image.open(picture).convert("RGB").quantize(64).save(folder / "plots" / f"{name}.png", optimize=True)
     buffer = io.StringIO()
