@@ -23,12 +23,13 @@ class PretendedHosts:
     Attributes:
         names: all of them.
         away: those that do not answer.
+        folder: of what is known of them.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
         self.names = [f"127.0.0.{2 + n}" for n in range(number)]
         self.away: set[str] = set()
-        self._folder = folder
+        self.folder = folder
         folder.mkdir(parents=True)
         program = folder / "ssh"
         program.write_text(SSH.format(folder=folder))
@@ -36,7 +37,7 @@ class PretendedHosts:
 
     def environment(self) -> dict[str, str]:
         """In which a launcher takes them for hosts."""
-        return {"PATH": f"{self._folder}:{os.environ['PATH']}"}
+        return {"PATH": f"{self.folder}:{os.environ['PATH']}"}
 
     def setting(self, ranks: int = 1) -> str:
         """Their names and ranks, for `backend.hosts`."""
@@ -55,7 +56,7 @@ class PretendedHosts:
     def kill(self, name: str, stays_away: bool) -> None:
         """End everything on a host at once; whether it answers afterwards is another question."""
         if stays_away:
-            (self._folder / f"{name}.away").touch()
+            (self.folder / f"{name}.away").touch()
             self.away.add(name)
         if (group := self._group(name)) is not None:
             with suppress(ProcessLookupError):
@@ -63,7 +64,7 @@ class PretendedHosts:
 
     def come_back(self, name: str) -> None:
         """Let a host that was away answer again."""
-        (self._folder / f"{name}.away").unlink()
+        (self.folder / f"{name}.away").unlink()
         self.away.remove(name)
 
     def end(self) -> None:
@@ -75,7 +76,7 @@ class PretendedHosts:
                 time.sleep(0.05)
 
     def _group(self, name: str) -> int | None:
-        path = self._folder / f"{name}.group"
+        path = self.folder / f"{name}.group"
         return int(path.read_text()) if path.exists() else None
 
 

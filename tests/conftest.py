@@ -14,6 +14,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import tiny  # noqa: E402
 import torch  # noqa: E402
+import undrawn  # noqa: E402
 from job import Shelf  # noqa: E402
 
 torch.set_num_threads(1)
@@ -21,6 +22,10 @@ torch.set_num_threads(1)
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The files of half a minute and more, from the longest one on.
+LONGEST = ["test_benchmarks.py"]
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +43,13 @@ def teacher() -> Any:
 def rows() -> np.ndarray:
     """20 rows of 5 to 12 tokens, padded: with 8 rows a step the last step of an epoch has 4."""
     return tiny.make_rows(20, shortest=5)
+
+
+@pytest.fixture(autouse=True)
+def undrawn_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn in the runs that tests share, in those of `program`, and in tests of reports."""
+    if "report" not in request.path.parts:
+        monkeypatch.setattr(undrawn.DRAWING, undrawn.save_figure)
 
 
 @pytest.fixture
@@ -69,3 +81,23 @@ def done(shelf: Shelf) -> Path:
     """The folder of an undisturbed run on that shelf; no test may change it."""
     assert shelf.run(shelf.root / "done") == 0
     return shelf.root / "done"
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file stays with one worker, so that what its tests share is made once; the longest files come first.
+
+    Otherwise the last of them would be under way while the other workers have nothing left to do.
+    """
+    if config.getoption("dist") != "load":
+        return None  # the user has chosen another order
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False  # it would put those with the most tests first
+    return LoadFileScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first."""
+    order = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))

@@ -1,6 +1,7 @@
 """Start several ranks on this machine for a test, the way a launcher would, and collect what each of them gives."""
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import socket
 import traceback
@@ -11,10 +12,35 @@ from typing import Any
 import torch
 
 START_LIMIT = 120  # seconds
-# What nearly every rank imports: a server that has them forks ranks, each of which would spend seconds on them.
-PRELOADED = ["torch.distributed.fsdp", "transformers.models.bert.modeling_bert", "tiny", "distill.backends.fsdp"]
+# What nearly every rank and run imports: a server that has them forks processes, which would spend seconds on them.
+PRELOADED = ["torch.distributed.fsdp", "distill.backends.ddp", "distill.backends.fsdp", "distill.job", "tiny", "forked"]
+PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "distilbert", "albert", "gpt2")]
+PRELOADED += ["distill.tasks.mlm_sop", "distill.tasks.clm", "distill.tasks.classes", "distill.report.plots"]
+PRELOADED += [
+    "torchmetrics.aggregation",
+    "hydra.main",
+    "hydra._internal.hydra",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+]
+TESTS = Path(__file__).resolve().parent
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(PRELOADED)
+
+
+def start_server() -> None:
+    """Start the server that ranks and runs are forked from, unless it is there.
+
+    Its environment is what libraries read as they are imported. Each process gets that of its own afterwards.
+    """
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = f"{TESTS.parent}{os.pathsep}{TESTS}"
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def free_port() -> int:
@@ -30,6 +56,7 @@ def run_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments:
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
+    start_server()
     # The server has the environment that there was when it started, so each rank is given today's.
     given = (dict(os.environ), size, port, folder, function, arguments)
     ranks = [FORKS.Process(target=_rank, args=(rank, *given)) for rank in range(size)]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from forked import Forked
 from job import library
 
 from distill import train as loop
@@ -27,12 +28,13 @@ sys.path.insert(0, str(FOLDER))
 
 def script(name: str, tmp_path: Path, *arguments: str) -> tuple[str, Any]:
     """What a script prints, and the results it writes."""
-    command = [sys.executable, str(FOLDER / name), *arguments, "--json", str(tmp_path / "results.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    arguments = (*arguments, "--json", str(tmp_path / "results.json"))
+    done = Forked(list(arguments), dict(os.environ), script=FOLDER / name)
+    output, errors = done.communicate(timeout=300)
+    assert done.returncode == 0, errors[-2000:]
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["machine"]["torch"]
-    return done.stdout, content["results"]
+    return output, content["results"]
 
 
 def test_prepare(tmp_path: Path) -> None:

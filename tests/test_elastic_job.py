@@ -5,9 +5,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from forked import Forked
+from forked_hosts import fork_agents
 from job import ROOT, TINY, Shelf, assert_alike, distill, environment, metrics, results, wait_for
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -53,10 +57,16 @@ def hosts(tmp_path: Path) -> Iterator[PretendedHosts]:
     made.end()
 
 
-def start(shelf: Shelf, folder: Path, hosts: PretendedHosts, backend: str, *more: str) -> "subprocess.Popen[str]":
+def start(
+    shelf: Shelf, folder: Path, hosts: PretendedHosts, backend: str, *more: str, in_interpreters: bool = False
+) -> Any:
+    """The command; all processes are forks of others but for `in_interpreters`, see `forked`."""
     ranks = [f"backend={backend}", f"backend.hosts={hosts.setting()}", "backend.elastic=1:2", "backend.device=cpu"]
+    given = [*arguments(shelf, folder), *ranks, *more]
+    if not in_interpreters:
+        return Forked(given, environment() | hosts.environment(), change=partial(fork_agents, hosts.folder))
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *arguments(shelf, folder), *ranks, *more],
+        [sys.executable, "-c", COMMAND, *given],
         env=environment() | hosts.environment(),
         text=True,
         stdout=subprocess.PIPE,
@@ -74,7 +84,7 @@ def test_a_host_is_lost_and_comes_back(
 ) -> None:
     """With an odd number of rows a step, on two ranks, on one, and on two again."""
     folder, (first, second) = tmp_path / "run", hosts.names
-    process = start(shelf, folder, hosts, backend)
+    process = start(shelf, folder, hosts, backend, in_interpreters=backend == "horovod")
     wait_for(lambda: num_steps(folder) > 3, process)
     hosts.kill(second, stays_away=True)
     wait_for(lambda: not hosts.is_at_work(first), process)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import tiny
 import torch
 from distributed import run_ranks
-from job import Shelf, assert_alike, command, metrics, results, wait_for
+from job import Shelf, assert_alike, command, metrics, program, results, wait_for
 
 from distill.backends import build
 from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
@@ -29,8 +30,8 @@ BACKENDS = [
 ]
 
 
-def run(shelf: Shelf, folder: Path, *more: str) -> str:
-    process = command(*shelf.arguments(folder, *more))
+def run(shelf: Shelf, folder: Path, *more: str, start: Callable[..., Any] = command) -> str:
+    process = start(*shelf.arguments(folder, *more))
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     return errors
@@ -47,7 +48,7 @@ def test_two_ranks_end_as_one_process_does(backend: str, shelf: Shelf, alone: Pa
     """The same rows in every step: half the accumulation on twice the ranks."""
     folder = shelf.root / f"two-{backend}"
     ranks = [f"backend={backend}", "backend.processes=2", "train.accumulate=1"]
-    errors = run(shelf, folder, *ranks)
+    errors = run(shelf, folder, *ranks, start=program)
     assert errors.count("distill 0.") == 1, "only rank 0 speaks"
     assert_alike(folder, alone)
     two, one = results(folder), results(alone)

@@ -1,11 +1,11 @@
 """The allow-list of code: what a recipe names outside of it is refused before it is imported."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from job import Shelf, command
+from forked import Forked
+from job import Shelf, command, program
 
 from distill.errors import SettingError
 from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
@@ -13,7 +13,6 @@ from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
 CANARY = """
 from functools import partial
 import re
-import subprocess
 from pathlib import Path
 from shutil import rmtree
 
@@ -176,7 +175,7 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path: Path, arguments: list[str
         check_trust(["--config-dir", str(tmp_path), "trust.targets=[lab]", *arguments])
 
 
-def run_recipe(shelf: Shelf, folder: Path, content: str, *arguments: str) -> subprocess.Popen[str]:
+def run_recipe(shelf: Shelf, folder: Path, content: str, *arguments: str) -> Forked:
     """`python -m distill` with a stranger's recipe, beside which lies the code that it would run."""
     (folder / "canary.py").write_text(CANARY)
     (folder / "recipe").mkdir(exist_ok=True)
@@ -186,7 +185,7 @@ def run_recipe(shelf: Shelf, folder: Path, content: str, *arguments: str) -> sub
 
 
 def test_a_folder_of_recipes_that_is_not_there(tmp_path: Path) -> None:
-    process = command("--config-dir", str(tmp_path / "no"), "+recipe=evil", "trust.targets=[]")
+    process = program("--config-dir", str(tmp_path / "no"), "+recipe=evil", "trust.targets=[]")
     error = process.communicate(timeout=120)[1]
     assert (
         process.returncode == 2

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from forked import Forked
 from job import environment, is_alive, wait_for
 
 from distill.backends.launch import should_launch
@@ -67,20 +69,25 @@ if __name__ == "__main__":
 """
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, name: str, what: str, *hosts: str) -> Any:
+    """The job above; in interpreters of their own are those that just `run`, the others are forks (see `forked`)."""
     script = tmp_path / "job.py"
     script.write_text(JOB)
+    arguments = [name, str(tmp_path), what, *hosts]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if what != "run":
+        return Forked(arguments, environment, script=script)
     return subprocess.Popen(
-        [sys.executable, str(script), arguments[0], str(tmp_path), *arguments[1:]],
+        [sys.executable, str(script), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment,
     )
 
 
-def run(tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
-    job = start(tmp_path, *arguments)
+def run(tmp_path: Path, name: str, what: str, *hosts: str) -> tuple[int, str, str]:
+    job = start(tmp_path, name, what, *hosts)
     output, errors = job.communicate(timeout=LIMIT)
     return job.returncode, output, errors
 
@@ -117,7 +124,7 @@ def test_a_killed_rank_ends_the_run(name: str, tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
-def start_and_wait(tmp_path: Path, name: str) -> subprocess.Popen[str]:
+def start_and_wait(tmp_path: Path, name: str) -> Any:
     """Two ranks that have begun to wait for a signal."""
     job = start(tmp_path, name, "wait")
     wait_for(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2)), job)

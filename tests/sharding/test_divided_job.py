@@ -3,19 +3,21 @@
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from job import Shelf, assert_alike, command, metrics, results, wait_for
+from job import Shelf, assert_alike, command, metrics, program, results, wait_for
 from safetensors.torch import load_file
 
 RANKS = ["backend=fsdp", "backend.processes=2", "train.accumulate=1"]
 MILESTONE = "train.milestones=[3]"
 
 
-def run(shelf: Shelf, folder: Path, *more: str) -> str:
-    process = command(*shelf.arguments(folder, MILESTONE, *more))
+def run(shelf: Shelf, folder: Path, *more: str, start: Callable[..., Any] = command) -> str:
+    process = start(*shelf.arguments(folder, MILESTONE, *more))
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     return errors
@@ -85,7 +87,7 @@ def test_one_process_goes_on_from_their_checkpoint(shelf: Shelf, divided: Path, 
 def test_a_divided_teacher_beside_a_whole_student(shelf: Shelf, alone: Path) -> None:
     """The common case; the student's checkpoints are those of any backend."""
     folder = shelf.root / "beside"
-    run(shelf, folder, *RANKS, "backend.shard_student=false")
+    run(shelf, folder, *RANKS, "backend.shard_student=false", start=program)
     assert_alike(folder, alone)
     assert all((path / "model.safetensors").is_file() for path in (folder / "checkpoints").glob("step-*"))
 
