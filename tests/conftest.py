@@ -24,8 +24,9 @@ for number in (signal.SIGHUP, signal.SIGQUIT):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The files of half a minute and more, from the longest one on.
-LONGEST = ["test_benchmarks.py"]
+# The files that took longest when they were measured one by one.
+LONGEST = ["test_benchmarks.py", "test_elastic_job.py", "test_ranks.py", "test_divided_job.py", "test_chaos.py"]
+LONGEST += ["test_collective.py", "test_chain.py", "test_albert_job.py", "test_mixture_job.py", "test_fused.py"]
 
 
 @pytest.fixture(scope="session")
