@@ -151,6 +151,7 @@ def train(run: Training) -> str:
     loss_scale.begin(model.student.precision == "fp16")
     clock = state.seconds  # of rank 0, the same on all ranks
     with handled() as signals, signals.deferred():
+        signals.end_waiting()  # for one that came where Python drops errors, as in callbacks of its imports
         signals.on_usr1(settings.on_usr1 is OnUsr1.stop)
         while not over:
             began, syncs = time.monotonic(), backend.num_syncs

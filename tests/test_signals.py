@@ -7,6 +7,7 @@ import subprocess
 import sys
 import termios
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,15 @@ def test_a_closed_pipe_ends_no_run(shelf: Shelf, tmp_path: Path) -> None:
     process = start_on(inside, shelf, tmp_path)
     os.close(outside)
     assert process.wait(timeout=120) == 0 and (tmp_path / "results.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_whose_error_python_drops_is_raised_again() -> None:
+    """Python drops what is raised in the callback of a weak reference, and its imports have some."""
+    with handled() as signals:
+        item = Signals()
+        dying = weakref.ref(item, lambda _: signal.raise_signal(signal.SIGTERM))
+        del item
+        assert dying() is None
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            signals.end_waiting()

@@ -10,11 +10,10 @@ from distill.comparison.figures import draw
 from distill.comparison.runs import Run
 from distill.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table, summary
 from distill.files import atomic
-from distill.report import page
+from distill.report import live, page
 from distill.report.page import Section, Table
 
 HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
-RENEWED = '<meta http-equiv="refresh" content="{seconds}"/>\n'  # by the browser, from the file
 
 
 def write(folder: Path, runs: list[Run], title: str, first: str | None = None, renew: int | None = None) -> Comparison:
@@ -30,9 +29,8 @@ def write(folder: Path, runs: list[Run], title: str, first: str | None = None, r
     folder.mkdir(parents=True, exist_ok=True)
     comparison = compare(runs, first)
     sections = sections_of(comparison, folder)
-    html = page.html(title, sections)
-    if renew is not None:
-        html = html.replace("<title>", RENEWED.format(seconds=renew) + "<title>", 1)
+    renewed = {} if renew is None else {"head": live.head(renew), "first": live.OVERDUE}
+    html = page.html(title, sections, **renewed)
     for name, text in ((HTML, html), (MARKDOWN, page.markdown(title, sections))):
         with atomic(folder / name) as new:
             new.write_text(text, encoding="utf-8")
