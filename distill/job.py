@@ -269,5 +269,6 @@ def publish(found: dict[str, Any], models: Models, monitor: Monitor, resolved: s
     content = redacted(found)
     monitor.page.stop()
     write_outputs(monitor.folder, content, models, resolved, monitor.backend)
+    monitor.page.published = True  # whatever happens from here on, the report stays
     monitor.backend.barrier()
     return content

@@ -29,7 +29,8 @@ def write(folder: Path, runs: list[Run], title: str, first: str | None = None, r
     folder.mkdir(parents=True, exist_ok=True)
     comparison = compare(runs, first)
     sections = sections_of(comparison, folder)
-    renewed = {} if renew is None else {"head": live.head(renew), "first": live.OVERDUE}
+    # Nothing new comes while a run goes on, so the page says nothing about its absence.
+    renewed = {} if renew is None else {"head": live.head(renew, watched=False)}
     html = page.html(title, sections, **renewed)
     for name, text in ((HTML, html), (MARKDOWN, page.markdown(title, sections))):
         with atomic(folder / name) as new:

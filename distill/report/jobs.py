@@ -61,10 +61,12 @@ class JobsPage:
     ) -> None:
         self._stopped.set()
         self._thread.join(self.every)
+        if self._thread.is_alive():  # storage hangs: a second writer would only hang, too
+            return
         if error is None:
             self._write("All jobs are finished.", ended=True)
         else:
-            ended = f"Stopped: {redact(first_line(error))}. The same command goes on from there."
+            ended = f"Stopped: {redact(first_line(error))}."
             self._write(ended, ended=True, resting=True)
 
     def start(self, folder: Path) -> None:
@@ -118,6 +120,8 @@ def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
         return [name, "finished", took, scores_of(results)]
     found = read_json(job.folder / STATE)
     live_state = found if usable(found.get("written")) and usable(found.get("every")) else {}
+    if runs and live_state.get("state") == "stopped":  # of the start before this one
+        live_state = {}
     if live_state and (runs or live_state.get("state") == "stopped" or not _is_old(live_state)):
         return [name, "under way" if runs else str(live_state.get("state")), progress_of(live_state), NONE]
     if live_state:

@@ -1,9 +1,9 @@
 """A page that renews itself, from a file alone: what its head holds, and how it is written in one step."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from distill.files import atomic
 from distill.report import page
 from distill.report.page import Section
 
@@ -78,15 +78,29 @@ def head(seconds: float, watched: bool = True) -> str:
     return f"{refresh}\n<script>{script}</script>\n"
 
 
-def write(path: Path, title: str, sections: list[Section], seconds: float, watched: bool = True) -> None:
+def write(
+    path: Path,
+    title: str,
+    sections: list[Section],
+    seconds: float,
+    watched: bool = True,
+    wanted: Callable[[], bool] = lambda: True,
+) -> None:
     """Write the page `path` in one step; the arguments are those of `head` and of `distill.report.page.html`.
+
+    Args:
+        wanted: whether the page is to take its name after all, once it is written: storage may have taken long.
 
     Raises:
         OSError: storage that fails; what stood there before stays.
     """
     text = page.html(title, sections, head(seconds, watched), OVERDUE)
-    with atomic(path) as new:
-        new.write_text(text, encoding="utf-8")
+    new = path.with_name(f".{path.name}.live")  # not that of `atomic`, which the report itself may use at the same time
+    new.write_text(text, encoding="utf-8")
+    if wanted():
+        new.replace(path)
+    else:
+        new.unlink()
 
 
 def clock(now: float | None = None) -> str:

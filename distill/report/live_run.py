@@ -56,6 +56,7 @@ class RunPage:
         self._sampler: Sampler | None = None
         self._held, self._stopped = ExitStack(), threading.Event()
         self._may_write = self._begun = self._wrote = self._failed = False
+        self.published = False  # the report is there, which no page of a run that ends badly replaces
         self._thread = threading.Thread(target=self._work, name="report", daemon=True)
 
     def __enter__(self) -> Self:
@@ -77,9 +78,9 @@ class RunPage:
             steps: after which it ends.
         """
         self._first_step, self._until, self._steps = first_step, seconds, steps
-        self._earlier = None  # only those up to this step: the others are made again
         self._exchanged = self.backend.exchange_seconds
         self._may_write = self._begun = True
+        self._earlier = None  # only those up to this step: the others are made again
 
     def add(self, metrics: dict[str, float]) -> None:
         """A line of metrics.jsonl; costs microseconds."""
@@ -94,7 +95,10 @@ class RunPage:
         self._latest = line
 
     def stop(self) -> None:
-        """Write no more: what comes next is the report itself, or the end."""
+        """Write no more: what comes next is the report itself, or the end.
+
+        The thread may still hang in storage then. It is left there, and writes nothing once it comes back.
+        """
         self._held.close()
         self._stopped.set()
         if self._thread.is_alive():
@@ -104,9 +108,11 @@ class RunPage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        if error is not None and (self._begun or self._wrote):
+        if self._thread.is_alive():  # storage hangs: a second writer would only hang, too
+            return
+        if error is not None and not self.published and (self._begun or self._wrote):
             self._refresh(ending_of(error))
-        elif error is None and self._begun and self.backend.rank == 0:
+        elif (error is None or self.published) and self._begun and self.backend.rank == 0:
             if self._is_live():
                 self._refresh(Ending(0, ""))
             with suppress(OSError):
@@ -131,7 +137,10 @@ class RunPage:
             run = self._snapshot(ending)
             resting = ending is not None
             every = max(live.RESTING, self.every) if resting else self.every
-            live.write(self.path / PAGE, title_of(run), sections(run), every, watched=not resting)
+            live.write(
+                self.path / PAGE, title_of(run), sections(run), every, not resting,
+                wanted=lambda: resting or not self._stopped.is_set(),
+            )  # fmt: skip
             self._wrote = True
             with atomic(self.path / STATE) as new:
                 new.write_text(json.dumps(without_nan(state_of(run))), encoding="utf-8")
@@ -148,11 +157,18 @@ class RunPage:
         else:
             self._sampler.sample()
 
+    def _earlier_lines(self) -> list[dict[str, Any]]:
+        """The metrics of the steps before this start of the run; read anew once it is known which those are."""
+        begun, found = self._begun, self._earlier
+        if found is None:
+            found = earlier_lines(self.path / "metrics.jsonl", self._first_step if begun else ENDLESS)
+            if begun is self._begun:  # the run may have begun meanwhile, and some of these lines will be written again
+                self._earlier = found
+        return found
+
     def _snapshot(self, ending: Ending | None) -> Snapshot:
-        if self._earlier is None:
-            upto = self._first_step if self._begun else ENDLESS
-            self._earlier = earlier_lines(self.path / "metrics.jsonl", upto)
-        latest = self._latest or (self._earlier[-1] if self._earlier else {})
+        earlier = self._earlier_lines()
+        latest = self._latest or (earlier[-1] if earlier else {})
         logs, count = tails(self.path / "logs") if self.backend.size > 1 else ({0: cleaned(list(self._said))}, 1)
         step = int(latest.get("step") or self._first_step)
         share, left = self._progress(step, latest.get("seconds"))
@@ -170,7 +186,7 @@ class RunPage:
             share=share,
             activities=[] if ending else [_in_words(each) for each in under_way()],
             latest=latest,
-            points=thinned([*self._earlier, *self._series.points()]),
+            points=thinned([*earlier, *self._series.points()]),
             machine=self._sampler.series() if self._sampler else {},
             logs=logs,
             num_logs=count,
