@@ -174,6 +174,21 @@ def test_preparation_shows_and_a_refusal_later_is_said(tmp_path: Path) -> None:
     assert "Stopped with status 2: corpus.path=x holds no text" in page and "the command" in page
 
 
+def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> None:
+    config = composed("+recipe=smoke", "report.every=0.02")
+    with (
+        pytest.raises(SettingError),
+        RunPage(config, tmp_path, "smoke", "", single.Single(config.backend)) as page,
+    ):
+        page.begin(0, 0.0, 8)
+        wait_until((tmp_path / "progress.json").exists)
+        page.stop()
+        (tmp_path / "report.html").write_text("the report")
+        page.published = True
+        raise SettingError("another rank was lost at the very end")
+    assert (tmp_path / "report.html").read_text() == "the report" and not (tmp_path / "progress.json").exists()
+
+
 def test_exchanges_between_ranks_are_shares_of_the_time(tmp_path: Path) -> None:
     config = composed("+recipe=smoke", OFTEN)
     backend = single.Single(config.backend)
