@@ -86,7 +86,7 @@ def _run_of(folder: Path) -> Path | None:
 
 def _class_of(path: str, name: str) -> str:
     try:
-        config = AutoConfig.from_pretrained(model_folder(path))
+        config = AutoConfig.from_pretrained(model_folder(path), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise SettingError(
             f"model={name} is neither a run folder, nor a model folder, nor a name on the Hub that can be reached: "

@@ -1,6 +1,7 @@
 """Loads models one after the other and scores them on evaluation sets, by the measures of the task they are for."""
 
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -20,18 +21,18 @@ from distill.evaluation.mixture import MeanModel
 from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.scorable import require_positions
 from distill.evaluation.sets import EvaluationSet
-from distill.models.check import longest_row
+from distill.models.check import check_packing, check_vocabulary, longest_row
 from distill.models.kind import ORDERED, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, size
 from distill.progress import configure_logging
 from distill.redaction import redact_override
 from distill.report.results import environment, measures_block
 from distill.scoring.located import SETTING, Located, locate
-from distill.scoring.scores import Comparison, ModelScores, Scores, Vocabulary
+from distill.scoring.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
 from distill.scoring.settings import settings_of
 from distill.setup import choose_precision
 from distill.tasks import Task, find_task
-from distill.teacher.members import load_members, title_of
+from distill.teacher.members import Member, errors_of, load_members, title_of
 
 TEACHER = "the teacher"  # the name of its column
 
@@ -63,18 +64,22 @@ def evaluate_models(
         output: folder that gets scores.json and scores.md; None: nothing is written.
 
     Raises:
-        SettingError: bad input: models that do not load or are of different tasks, settings or sets that cannot be.
+        SettingError: bad input: models that do not load or are of different tasks, settings or sets that cannot be, or
+            an output that cannot be written.
     """
     configure_logging(0)
     transformers_logging.disable_progress_bar()
     located = locate([str(each) for each in models])
+    if output is not None:
+        check_folder(output)  # before hours of scoring rather than after them
     config, task_name = settings_of(located, settings)
     with ExitStack() as held:
         backend = held.enter_context(backends.build(config.backend))
         config.precision = choose_precision(config.precision, {}, backend)
         scores = _score(config, _task(task_name, located, config), located, backend)
-    names = [f"model={each.name}" for each in located]
-    scores = replace(scores, command=" ".join(["python -m distill.evaluate", *names, *map(redact_override, settings)]))
+    given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
+    command = shlex.join(["python", "-m", "distill.evaluate", *given, *map(redact_override, settings)])
+    scores = replace(scores, command=command)
     if output is not None:
         scores.write(Path(output).expanduser())
     return scores
@@ -131,6 +136,7 @@ def _groups(config: Config, task: Task, models: Sequence[Located], backend: Back
     if config.teacher.kind != "none":
         members, shared = load_members(config, task.kind, backend.device)
         assert shared is not None
+        _check_members(config, task.kind, members, shared)
         same = [group for group in groups if group.tokenizer.get_vocab() == shared.get_vocab()]
         own = same[0] if same else Group(shared, [])
         groups += [] if same else [own]
@@ -138,6 +144,29 @@ def _groups(config: Config, task: Task, models: Sequence[Located], backend: Back
         own.teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
         own.teacher_name = title_of(members)
     return groups
+
+
+def _check_members(
+    config: Config, kind: ModelKind, members: Sequence[Member], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse teachers as a run does: they have to know the vocabulary, and to take and keep apart what a row holds."""
+    for member in members:
+        with errors_of(member.name):
+            check_vocabulary(member.model, None, tokenizer)
+        _check_rows(config, kind, member.model, member.setting)
+
+
+def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> None:
+    """Refuse a model that is too short for the rows, or mixes up documents that share one.
+
+    Raises:
+        SettingError: so it is; it names `setting`.
+    """
+    length = config.corpus.tokens.sequence_length
+    if (limit := longest_row(model)) is not None and length > limit:
+        raise SettingError(f"corpus.sequence_length={length} exceeds the {limit} positions of {setting}: lower it")
+    if kind.causal and config.corpus.tokens.cross_documents:
+        check_packing(model, setting)
 
 
 def _evaluator(config: Config, task: Task, group: Group, sets: list[EvaluationSet], backend: Backend) -> Evaluator:
@@ -157,8 +186,7 @@ def _score_group(
     backend: Backend,
 ) -> None:
     """Fill in what each model of the group scored; besides the teacher one model at a time is in memory."""
-    length = config.corpus.tokens.sequence_length
-    for name, model in _loaded(task.kind, group, length, backend):
+    for name, model in _loaded(config, task.kind, group, backend):
         evaluator.rehearse([model], sets)
         scores = evaluator.score(model, name, sets)
         group.losses[name] = dict(evaluator.scoring.row_losses or {})
@@ -170,11 +198,12 @@ def _score_group(
         del model  # before the next one is loaded
 
 
-def _loaded(kind: ModelKind, group: Group, length: int, backend: Backend) -> Iterator[tuple[str, Any]]:
+def _loaded(config: Config, kind: ModelKind, group: Group, backend: Backend) -> Iterator[tuple[str, Any]]:
     """Name and model, the teacher first.
 
     Raises:
-        SettingError: one does not load, does not know all tokens of its tokenizer, or takes no rows of this length.
+        SettingError: one does not load, does not know all tokens of its tokenizer, takes no rows of this length, or
+            does not keep the documents of a row apart.
     """
     if group.teacher is not None:
         yield TEACHER, group.teacher
@@ -186,10 +215,7 @@ def _loaded(kind: ModelKind, group: Group, length: int, backend: Backend) -> Ite
                 f"model={located.name} knows {known:,} tokens, but its tokenizer has {len(group.tokenizer):,}: save "
                 "the tokenizer that it was trained with beside it"
             )
-        if (limit := longest_row(model)) is not None and length > limit:
-            raise SettingError(
-                f"corpus.sequence_length={length} exceeds the {limit} positions of model={located.name}: lower it"
-            )
+        _check_rows(config, kind, model, f"{SETTING}={located.name}")
         logger.info(f"model={located.name}: {type(model).__name__}, {size(model)[0]:,} parameters")
         yield located.name, model.to(backend.device)
         del model

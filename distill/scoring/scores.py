@@ -105,12 +105,11 @@ class Scores:
         Raises:
             SettingError: the folder cannot be written.
         """
+        check_folder(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SettingError(f"output={folder} is no folder that can be made: {error.strerror}") from error
-        if not os.access(folder, os.W_OK):
-            raise SettingError(f"output={folder} cannot be written: give another folder")
         texts = (json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", self.markdown())
         for name, text in zip(FILES, texts, strict=True):
             if (folder / name).exists():
@@ -153,10 +152,26 @@ class Scores:
                 yield [f"{name}{of}", str(found["description"]), *(number(found[key]) for key in keys)]
 
 
+def check_folder(output: str | Path) -> None:
+    """Refuse an output in which no scores can be written; nothing is made.
+
+    Raises:
+        SettingError: it is empty, a file is in the way, or the folder or the one that it would be made in is read-only.
+    """
+    if not str(output).strip():
+        raise SettingError("output= is empty (a shell variable that is not set?): give a folder")
+    folder = Path(output).expanduser().absolute()
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    if not there.is_dir():
+        raise SettingError(f"output={output} is no folder that can be made: {there} is a file; give another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SettingError(f"output={output} cannot be written: {there} is read-only; give another folder")
+
+
 COMPARED = (
     "A ratio of perplexities below 1 is in favour of the model in the first column. Both models were scored on the "
     "same 10,000 draws of the set, unit by unit and with replacement (Koehn 2004): the interval holds 95 % of the "
-    "ratios, and the next column says in how many draws the model is the better one."
+    "ratios, and the next column says in how many draws the model is the better one; a tie counts half."
 )
 
 

@@ -6,11 +6,13 @@ from typing import Any
 from distill.checks.evaluation import check_corpus, check_evaluation
 from distill.checks.paths import check_paths
 from distill.checks.ranges import check_ranges
+from distill.checks.unread import check_unread
 from distill.command_line import composed
 from distill.compose import add_recipe
 from distill.config import CONF, Config
 from distill.errors import SettingError
 from distill.nearest import did_you_mean
+from distill.redaction import redact_override
 from distill.scoring.located import Located, formats_of_run, settings_of_run
 from distill.tasks import find_task
 
@@ -44,6 +46,7 @@ def settings_of(models: Sequence[Located], given: Sequence[str]) -> tuple[Config
     config = composed(arguments)
     if set(TASK) & set(names):
         task = config.objective.task
+    _check_teacher(config, given)
     _check(config)
     return config, task
 
@@ -134,11 +137,20 @@ def _teacher(given: Sequence[str]) -> Iterator[str]:
             yield each
 
 
+def _check_teacher(config: Config, given: Sequence[str]) -> None:
+    """Refuse settings of a teacher where there is none: the scores would lack the column that was asked for."""
+    for each in given if config.teacher.kind == "none" else ():
+        name = each.partition("=")[0].lstrip("+~")
+        if name.startswith("teacher.") and name != "teacher.kind":
+            raise SettingError(f"{redact_override(each)} is not read without a teacher: give teacher=FOLDER")
+
+
 def _check(config: Config) -> None:
     """As before a run, but for what concerns training."""
     check_ranges(config)
     check_evaluation(config)
     check_corpus(config)
+    check_unread(config)
     check_paths(config)
     if config.backend.name != "single":
         raise SettingError(f"backend.name={config.backend.name}: models are scored by one process; leave it out")

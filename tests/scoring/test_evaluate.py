@@ -2,14 +2,18 @@
 
 import json
 import math
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from job import Shelf, book, distill, results, save_model
 from test_fine_tuning import squad, table
+from transformers import BloomConfig, BloomForCausalLM
+from vocabularies import vocabulary_of
 
 from distill.errors import SettingError
 from distill.evaluate import main
@@ -72,6 +76,8 @@ def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: p
     assert compared["bootstrap"]["low"] < compared["bootstrap"]["ratio"] < compared["bootstrap"]["high"]
     page = (folder / "scores.md").read_text()
     assert "python -m distill.evaluate model=" in page and "Koehn" in page
+    command = shlex.split(content["command"])  # as a shell reads it, whatever the settings hold
+    assert command == ["python", "-m", "distill.evaluate", *models, f"output={folder}", *settings]
 
 
 def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
@@ -133,6 +139,64 @@ def test_bad_input_is_one_line(done: Path, shelf: Shelf, tmp_path: Path, monkeyp
     assert "two commands" in refused([run, str(save_model(tmp_path / "gpt2"))])
     assert "none of the sets" in refused([str(shutil.copytree(done / "student", tmp_path / "plain"))])
     assert evaluate() == 2
+
+
+def test_settings_of_a_teacher_need_one(done: Path, shelf: Shelf) -> None:
+    said = refused([str(done)], f"teacher.path={shelf.teacher}")
+    assert said == f"teacher.path={shelf.teacher} is not read without a teacher: give teacher=FOLDER"
+    assert "is not read without a teacher" in refused([str(done)], "+teacher.members.a.path=x")
+    assert "teacher.kind=embedded" in refused([str(done)], "teacher=embedded", f"teacher.path={shelf.teacher}")
+
+
+def test_an_output_that_cannot_be_is_refused_before_the_scoring(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.scoring.score._score", None)  # a call of it would be a TypeError
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match="output= is empty"):
+        evaluate_models([done], [], "")
+    with pytest.raises(SettingError, match="file is a file; give another folder"):
+        evaluate_models([done], [], tmp_path / "file" / "scores")
+
+
+def test_a_teacher_is_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
+    first, tokens = str(save_model(tmp_path / "gpt2")), len(vocabulary_of("gpt2"))
+    short = save_model(tmp_path / "short", max_position_embeddings=16)
+    said = refused([first], *shelf.corpus, f"teacher={short}")
+    assert said == "corpus.sequence_length=32 exceeds the 16 positions of teacher: lower it"
+    poor = save_model(tmp_path / "poor", vocab_size=tokens - 1)
+    said = refused([first], *shelf.corpus, f"teacher={poor}")
+    assert said.startswith(f"teacher: it knows {tokens - 1} tokens, but the tokenizer has {tokens}")
+
+
+def test_models_that_mix_up_the_documents_of_a_row_are_refused(shelf: Shelf, tmp_path: Path) -> None:
+    first, mixing, tokenizer = save_model(tmp_path / "gpt2"), tmp_path / "bloom", vocabulary_of("gpt2")
+    model = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=2, n_head=4))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    model.save_pretrained(mixing)
+    tokenizer.save_pretrained(mixing)
+    packed = [*shelf.corpus, "corpus.cross_documents=true"]
+    apart = "does not keep the documents of a row apart: set corpus.cross_documents=false"
+    assert refused([str(mixing)], *packed).startswith(f"model={mixing}: BloomForCausalLM {apart}")
+    assert refused([str(first)], *packed, f"teacher={mixing}").startswith(f"teacher: BloomForCausalLM {apart}")
+
+
+def test_code_beside_a_model_is_never_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would ask on the console whether to run it."""
+    questions: list[str] = []
+
+    def ask(question: str = "") -> str:
+        questions.append(question)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", ask)
+    config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "is neither a run folder" in refused([str(tmp_path)])
+    assert not questions
 
 
 def test_a_run_whose_settings_name_code_is_not_trusted(done: Path, tmp_path: Path) -> None:
