@@ -28,6 +28,7 @@ CONFIDENCE = 0.95
 FEWEST = 20  # documents that a bootstrap over documents takes; of fewer, stretches of rows are drawn
 LEAST = 10  # units of any kind: draws of fewer are too much alike to say anything
 STRETCH = 16  # consecutive rows of the text that are drawn together then
+SAMPLED = f"rows, those of a stretch of {STRETCH} together"  # units where only some rows of the text are scored
 AT_ONCE = 4 << 20  # drawn units that are in memory at a time
 READ_ROWS = 1 << 16  # rows that are looked at together
 
@@ -36,7 +37,7 @@ READ_ROWS = 1 << 16  # rows that are looked at together
 class Units:
     """What is drawn: numbers of rows that belong together."""
 
-    name: str  # documents, stretches of 16 rows, or rows
+    name: str  # what it is called behind their number, such as `documents`
     of_row: np.ndarray  # [R] int64, the unit of each row of the set, from 0
 
 
@@ -47,7 +48,7 @@ class Bootstrap:
     ratio: float  # of the whole set; below 1 the first model is better
     low: float  # of the interval that holds the ratios of `confidence` of all draws
     high: float
-    better: float  # share of the draws in which the first model has the lower perplexity
+    better: float  # share of the draws in which the first model has the lower perplexity; a tie counts half
     confidence: float
     resamples: int
     units: str  # what was drawn
@@ -90,7 +91,7 @@ def paired_bootstrap(
         float(np.exp(difference.sum() / counts.sum())),
         float(low),
         float(high),
-        float((drawn < 0).mean()),
+        float((drawn < 0).mean() + (drawn == 0).mean() / 2),
         confidence,
         resamples,
         units,
@@ -141,15 +142,18 @@ def units_of(data: EvaluationSet, collator: Collator) -> Units:
     document ends follows from the rows: after one that is not full, or, of causal models, that ends in the mark of a
     document's end. Two documents count as one where the first fills its last row or ends in fewer tokens than make a
     row, so that intervals are wider rather than narrower than they should be. Rows of pairs of segments, and rows that
-    run over the end of a document, do not show where it is.
+    run over the end of a document or hold several, do not show where it is. Of rows that are a sample of the text a
+    stretch may have few or one.
     """
     documents = _documents(data, collator) if data.documents >= FEWEST else None
     if documents is not None and len(np.unique(documents)) >= FEWEST:
         return Units("documents", np.unique(documents, return_inverse=True)[1])
     numbers = np.arange(data.num_rows) if data.numbers is None else data.numbers
     stretches = np.unique(numbers // STRETCH, return_inverse=True)[1]
-    if stretches.max() + 1 >= FEWEST:
-        return Units(f"stretches of {STRETCH} rows", stretches)
+    count = int(stretches.max()) + 1
+    if count >= FEWEST:
+        whole = count * STRETCH <= data.num_rows + STRETCH
+        return Units(f"stretches of {STRETCH} rows" if whole else SAMPLED, stretches)
     return Units("rows", np.arange(data.num_rows))
 
 
@@ -157,6 +161,8 @@ def _documents(data: EvaluationSet, collator: Collator) -> np.ndarray | None:
     """[R] the number in the text of the document that each row belongs to; None where rows do not show it."""
     text = data.rows if data.text is None else data.text
     if not isinstance(collator, CausalLM | MaskedLM) or len(text) * row_bytes(text) > LARGE:
+        return None
+    if isinstance(collator, CausalLM) and collator.packed:
         return None
     ends = [np.zeros(1, bool)]  # whether a document ends with the row before
     for start in range(0, len(text), READ_ROWS):

@@ -4,6 +4,7 @@ Shapes: B windows, S positions of a window, N scored tokens, V vocabulary.
 """
 
 import re
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -64,7 +65,8 @@ class SlidingPerplexity:
             + moves
             + (", over what counts: prompts are read and not scored" if scoring.prompts else "")
         )
-        self._last: tuple[LanguageModel, EvaluationSet, Totals, RowLosses | None] | None = None
+        # The model is referred to weakly, so that it leaves memory before the next one is loaded.
+        self._last: tuple[weakref.ref[LanguageModel], EvaluationSet, Totals, RowLosses | None] | None = None
 
     def size(self, data: EvaluationSet) -> int:
         return data.num_rows
@@ -87,7 +89,7 @@ class SlidingPerplexity:
 
     def totals(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Totals:
         """The sums for a model on a set; asked again for the same, they are not computed again."""
-        if self._last is not None and self._last[0] is model and self._last[1] is data:
+        if self._last is not None and self._last[0]() is model and self._last[1] is data:
             done(-(-data.num_rows // self.scoring.backend.size))
             return self._last[2]
         sums = torch.zeros(4, dtype=torch.float64, device=self.scoring.backend.device)
@@ -108,7 +110,7 @@ class SlidingPerplexity:
                 numbers = self.scoring.tensor(np.array([window.row for window in windows], np.int64))
                 by_row.update(losses, numbers[positions // batch.ids.shape[1]])
         totals = Totals(*self.scoring.backend.sum(sums).tolist())
-        self._last = (model, data, totals, None if by_row is None else by_row.compute())
+        self._last = (weakref.ref(model), data, totals, None if by_row is None else by_row.compute())
         return totals
 
     def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:

@@ -16,6 +16,7 @@ from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows
 from distill.evaluation.bootstrap import (
     FEWEST,
+    SAMPLED,
     STRETCH,
     Units,
     compare_models,
@@ -56,7 +57,8 @@ def test_it_is_that_of_a_plain_loop(resamples: int) -> None:
         math.exp(logs[int(n)] + (n - int(n)) * (logs[min(int(n) + 1, resamples - 1)] - logs[int(n)])) for n in at
     )
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
-    assert found.better == pytest.approx(sum(ratio < 1 for ratio in ratios) / resamples)
+    wins = sum(ratio < 1 for ratio in ratios) + sum(ratio == 1 for ratio in ratios) / 2
+    assert found.better == pytest.approx(wins / resamples)
     assert found.ratio == pytest.approx(math.exp((first.sum() - second.sum()) / counts.sum()), rel=1e-12)
     assert (found.num_units, found.resamples, found.units) == (30, resamples, "documents")
 
@@ -72,7 +74,7 @@ def test_draws_in_several_chunks_are_all_different(monkeypatch: pytest.MonkeyPat
 def test_equal_models_and_one_that_is_clearly_better() -> None:
     first, _, counts = sums(2)
     same = paired_bootstrap(first, first, counts)
-    assert (same.ratio, same.low, same.high, same.better) == (1.0, 1.0, 1.0, 0.0)
+    assert (same.ratio, same.low, same.high, same.better) == (1.0, 1.0, 1.0, 0.5), "a tie counts half"
     better = paired_bootstrap(*sums(2, effect=0.5))
     assert better.high < 1 and better.better == 1.0 and better.ratio == pytest.approx(math.exp(-0.5), rel=0.1)
     worse = paired_bootstrap(*sums(2, effect=-0.5))
@@ -138,6 +140,11 @@ def test_of_few_documents_stretches_are_drawn(tokenizer: Any) -> None:
     assert books.name == f"stretches of {STRETCH} rows" and books.of_row.tolist() == [n // STRETCH for n in range(401)]
     long = units_of(rows_of([8] * 400, documents=100), masks)  # rows that run over the end of documents
     assert long.name == books.name
+    chosen = np.sort(np.random.default_rng(0).permutation(401)[:60])
+    text = rows_of([8] * 400 + [3], documents=5)
+    some = units_of(replace(text, rows=text.rows[chosen], text=text.rows, numbers=chosen), masks)
+    assert some.name == SAMPLED, "most stretches have two or three rows there"
+    assert some.of_row.tolist() == np.unique(chosen // STRETCH, return_inverse=True)[1].tolist()
     short = units_of(rows_of([8] * 60, documents=5), masks)
     assert short.name == "rows" and short.of_row.tolist() == list(range(60))
 
@@ -151,6 +158,7 @@ def test_causal_documents_end_in_their_token() -> None:
     data = EvaluationSet("made", "", rows, FEWEST)
     units = units_of(data, CausalLM(format, False))
     assert units.name == "documents" and units.of_row.tolist() == [n // 3 for n in range(3 * FEWEST)]
+    assert units_of(data, CausalLM(format, True)).name == "rows", "most documents end inside of rows there"
 
 
 # --- losses by row -------------------------------------------------------------------------------------------------

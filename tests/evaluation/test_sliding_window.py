@@ -1,6 +1,8 @@
 """Perplexity of causal models and bits per byte, against a loop over the tokens of whole documents in float64."""
 
+import gc
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -147,6 +149,17 @@ def test_batches_ranks_and_chosen_rows_change_nothing(text: Text) -> None:
                 totals = [measure(text, 5, batch_size, rank, size).totals(model, data, silent) for rank in range(size)]
             assert sum(each.tokens for each in totals) == len(losses)
             assert sum(each.loss for each in totals) == pytest.approx(sum(losses), rel=1e-5)
+
+
+def test_a_model_that_was_scored_can_leave_memory(text: Text) -> None:
+    perplexity, data = measure(text, None), EvaluationSet("text", "", text.rows, len(text.documents))
+    reader = LanguageModel(text.model)
+    first = perplexity.score(reader, data, silent)
+    gone = weakref.ref(reader)
+    del reader
+    gc.collect()
+    assert gone() is None
+    assert perplexity.score(LanguageModel(text.model), data, silent) == first
 
 
 def test_a_set_without_anything_to_score() -> None:
