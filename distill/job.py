@@ -45,7 +45,7 @@ from distill.tasks import Prepared, Task, find_task
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
 from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
-from distill.twin import find_twin
+from distill.twin import find_twin, with_formats
 
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
@@ -85,6 +85,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             return finished
 
         config.precision = choose_precision(config.precision, folder.recorded_precision(), backend)
+        twin = with_formats(twin, config.precision.student)
         folder.checkpoints.precision = asdict(config.precision)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         origin = cache_origin(config, models.tokenizer, text, objective)

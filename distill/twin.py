@@ -78,6 +78,20 @@ def check_twin(
     return _remarks(before, identity, terms, twin)
 
 
+def with_formats(twin: dict[str, Any] | None, student: str) -> dict[str, Any] | None:
+    """results.json of a twin with a remark where it was trained in another number format than this student.
+
+    Args:
+        twin: as `find_twin` gives it.
+        student: `precision.student` of this run, as it was chosen; so this comes later than `find_twin`.
+    """
+    before = ((twin or {}).get("precision") or {}).get("student")
+    if twin is None or before is None or before == student:
+        return twin
+    remark = f"The twin was trained in another number format: precision.student was {before} and is {student} here."
+    return twin | {"remarks": [*twin.get("remarks", []), remark]}
+
+
 def _known(name: str, before: dict[str, Any]) -> bool:
     """Whether an identity says this; rows without an order of their own are shuffled as a whole by the seed."""
     return name in before or (name == "corpus.order" and "corpus.digest" in before)

@@ -290,6 +290,12 @@ def test_draws_of_a_teacher_cache() -> None:
         "teacher.cache.top_k=8 with teacher.cache.sampled=12, but no term" in text
         and "top_k and sampled to null" in text
     )
+    change(config, "objective.soft.weight", 1.0)
+    change(config, "objective.soft.cutoff", 0.01)
+    assert refused(config).endswith("draws know no cut-off: set objective.soft.cutoff=0.01 to 0")
+    change(config, "objective.soft.cutoff", 0.0)
+    change(config, "objective.cosine.weight", 1.0)
+    assert "objective.cosine needs more of the teacher than a cache keeps" in refused(config)
 
 
 @pytest.mark.parametrize(("name", "value", "default"), [("exponent", 0.8, "1.0"), ("seed", 3, "0")])

@@ -16,7 +16,7 @@ from distill.data.batches import Batches
 from distill.errors import SettingError
 from distill.identity import run_identity
 from distill.objective.build import make_terms
-from distill.twin import check_twin
+from distill.twin import check_twin, with_formats
 
 MAIN, TWIN = "+recipe=distilbert_gutenberg", "+recipe=distilbert_gutenberg_twin"
 DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
@@ -131,6 +131,19 @@ def test_what_else_differs_is_said() -> None:
     assert "objective.masking.share was 0.15 and is 0.3 here" in line
     (line,) = checked(finished(identity(TWIN), terms="mlm sop"))
     assert "it learned from mlm, sop, this student besides its teacher from mlm" in line
+
+
+def test_another_number_format_is_said() -> None:
+    """So that no verdict is given; the formats are known only after the twin has been found."""
+    twin = {"precision": {"student": "fp32", "teacher": "bf16"}, "remarks": ["before"]}
+    assert with_formats(twin, "fp32") == twin and with_formats(None, "bf16") is None
+    unknown: dict[str, Any] = {"remarks": []}
+    assert with_formats(unknown, "bf16") == unknown
+    found = with_formats(twin, "bf16")
+    assert found is not None and found["remarks"] == [
+        "before",
+        "The twin was trained in another number format: precision.student was fp32 and is bf16 here.",
+    ]
 
 
 def test_what_an_older_release_did_not_record_is_said() -> None:

@@ -85,8 +85,8 @@ def _check_teacher_cache(config: Config, first: bool) -> None:
     for name, term in terms.items():
         if name not in readers and (first or name in on_logits):
             raise SettingError(
-                f"{where}, but objective.{name} needs more of the teacher than its most probable tokens, which are "
-                f"all that is cached: set objective.{name}.weight=0"
+                f"{where}, but objective.{name} needs more of the teacher than a cache keeps: set "
+                f"objective.{name}.weight=0"
             )
         if settings.sampled is not None and name in readers and not readers[name].reads_samples:
             raise SettingError(
@@ -94,7 +94,8 @@ def _check_teacher_cache(config: Config, first: bool) -> None:
                 f"teacher.cache.sampled to null, or reads_samples=True in its class where it takes `Samples`"
             )
         if isinstance(term, Soft) and term.cutoff > 0:
-            raise SettingError(f"{where} already cuts the teacher off: set objective.{name}.cutoff={term.cutoff} to 0")
+            why = " already cuts the teacher off" if settings.sampled is None else ": draws know no cut-off"
+            raise SettingError(f"{where}{why}: set objective.{name}.cutoff={term.cutoff} to 0")
         if (ramp := config.objective.terms[name].temperature) is not None:
             raise SettingError(
                 f"{where} is kept at one temperature, but objective.{name}.temperature goes from {ramp.start} to "

@@ -7,7 +7,7 @@ from typing import Any
 
 from distill.report import page
 from distill.report.facts import facts_table, rows_of_step
-from distill.report.lookup import measures_of, usable, value_at
+from distill.report.lookup import measures_of, sets_of, usable, value_at
 from distill.report.page import Block, Code, Section, number
 from distill.report.summary import comparison, findings, setting
 from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, Use, use_of_student
@@ -37,7 +37,9 @@ def model_card(results: dict[str, Any]) -> str:
     use, title = _use(results), title_of_run(results)
     tags = ["distill", use.task, "distillation" if results.get("teacher") else use.training]
     library = "pytorch" if use.own_code else "transformers"
-    metrics = dict.fromkeys(METRICS[name] for name in measures_of(results) if name in METRICS)
+    # Of a milestone, which is saved before it is scored, there is none.
+    scored = [name for name in measures_of(results) if name in METRICS and sets_of(results, name)]
+    metrics = dict.fromkeys(METRICS[name] for name in scored)
     front = ["---", f"library_name: {library}", f"pipeline_tag: {use.task}", "tags:"]
     front += [f"- {tag}" for tag in dict.fromkeys(tags)]
     front += ["metrics:", *(f"- {name}" for name in metrics)] if metrics else []

@@ -177,15 +177,17 @@ def _quality(results: dict[str, Any]) -> str:
 def against_twin(results: dict[str, Any]) -> str:
     """The first measure against the twin's, and what that says of the teacher, where nothing else differs.
 
-    Differences that round to nothing count as none. With other steps, or settings of its own (`remarks`), a twin shows
+    Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1:
+    other text of its kind might say the opposite. With other steps, or settings of its own (`remarks`), a twin shows
     numbers and no verdict.
     """
     measure, described = next(iter(measures_of(results).items()))
-    pairs = [
-        tuple(value_at(results, name, measure, key) for name in ("student", "twin"))
+    scored = {
+        key: tuple(value_at(results, name, measure, key) for name in ("student", "twin"))
         for key in sets_of(results, measure)
-    ]
-    known = [(student, twin) for student, twin in pairs if usable(student) and usable(twin)]
+    }
+    scored = {key: pair for key, pair in scored.items() if all(map(usable, pair))}
+    known = list(scored.values())
     if not known:
         return ""
     ratios = [_ratio(student, twin) for student, twin in known]
@@ -203,17 +205,30 @@ def against_twin(results: dict[str, Any]) -> str:
         after = f" for {number(twin_steps)} steps instead of {number(steps)}"
     if not same or value_at(results, "twin", "remarks"):
         return f"Against its twin, trained without a teacher{after}, {compared}."
-    verdict = _verdict(known, ratios, bool(described.get("lower_is_better", True)))
+    unclear = [_is_unclear(results, measure, key) for key in scored]
+    verdict = _verdict(known, ratios, unclear, bool(described.get("lower_is_better", True)))
     return f"{verdict}: against its twin, the same student trained without a teacher{after}, {compared}."
 
 
-def _verdict(known: list[tuple[Any, ...]], ratios: list[float | None], lower_is_better: bool) -> str:
+def _is_unclear(results: dict[str, Any], measure: str, key: str) -> bool:
+    """Whether the bootstrap of student and twin on a set leaves open which is better; not so where there is none."""
+    found = value_at(results, "twin", "bootstrap", measure, key)
+    low, high = value_at(found, "low"), value_at(found, "high")
+    return usable(low) and usable(high) and bool(low <= 1 <= high)
+
+
+def _verdict(
+    known: list[tuple[Any, ...]], ratios: list[float | None], unclear: list[bool], lower_is_better: bool
+) -> str:
     """What the pairs of scores of student and twin say of the teacher."""
-    same = [share is not None and _change(share) == SAME for share in ratios]
-    better = [(student < twin) == lower_is_better and student != twin for student, twin in known]
-    better = [each and not alike for each, alike in zip(better, same, strict=True)]
-    if all(same):
+    alike = [share is not None and _change(share) == SAME for share in ratios]
+    if all(alike):
         return "Learning from the teacher made no difference"
+    same = [each or unsure for each, unsure in zip(alike, unclear, strict=True)]
+    better = [(student < twin) == lower_is_better and student != twin for student, twin in known]
+    better = [each and not unsure for each, unsure in zip(better, same, strict=True)]
+    if all(same):
+        return "Learning from the teacher made no clear difference"
     if all(better):
         return "Learning from the teacher helped"
     return f"Learning from the teacher {'helped on some sets only' if any(better) else 'did not help'}"

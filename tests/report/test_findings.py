@@ -34,6 +34,23 @@ def test_the_verdict_on_the_teacher(results: dict[str, Any], scores: tuple[float
     assert summary.against_twin(results).startswith(verdict)
 
 
+@pytest.mark.parametrize(
+    ("low", "verdict"),
+    [
+        ((0.9, 0.9), "Learning from the teacher made no clear difference: against its twin"),
+        ((0.9, 0.02), "Learning from the teacher helped on some sets only: against its twin"),
+        ((0.02, 0.02), "Learning from the teacher helped: against its twin"),
+    ],
+)
+def test_a_difference_that_hangs_on_the_sample_is_no_verdict(
+    results: dict[str, Any], low: tuple[float, ...], verdict: str
+) -> None:
+    twin_scores(results, 1000.0, 1000.0)
+    sets = zip(("heldout", "wikitext2"), low, strict=True)
+    results["twin"]["bootstrap"] = {"perplexity": {name: {"low": one, "high": one * 1.2} for name, one in sets}}
+    assert summary.against_twin(results).startswith(verdict)
+
+
 def test_a_twin_that_differs_otherwise_gives_no_verdict(results: dict[str, Any], tmp_path: Path) -> None:
     results["twin"]["steps"] = 100
     words = summary.against_twin(results)

@@ -73,6 +73,12 @@ def test_it_is_titled_by_what_the_run_was(content: dict[str, Any], title: str) -
     assert f"\n# {title}\n" in card
 
 
+def test_only_measures_that_were_scored_are_named(results: dict[str, Any]) -> None:
+    assert yaml.safe_load(model_card(results).split("---\n")[1])["metrics"] == ["perplexity"]
+    milestone = {**run("BertForMaskedLM"), "milestone": 2000}  # which is saved before it is scored
+    assert "metrics" not in yaml.safe_load(model_card(milestone).split("---\n")[1])
+
+
 def test_several_teachers_are_counted(results: dict[str, Any]) -> None:
     results["teacher"]["members"] = {"one": {}, "other": {}}
     assert title_of_run(results).endswith(" distilled from 2 teachers")
