@@ -9,8 +9,8 @@ no cosine term) and `distilgpt2_gutenberg` (a GPT-2 of `gpt2_pretrain`, made fir
 Those of one seed see the same rows and masks in the same order: the live teacher, the largest entries of 16 to 64
 with one entry for the rest, and draws without bias at no more than half of the bytes of top 64
 (`teacher_cache_runs.CACHES`). The ratio is that of perplexities to the live teacher's of the same seed. Finished runs
-are not run again; every run is appended to `DIR/lines.jsonl`. Further arguments go to every run. `--noise STEPS` adds
-the table of `teacher_cache_noise.py`.
+of the same settings are not run again; every run is appended to `DIR/lines.jsonl`. Further arguments go to every run.
+`--noise STEPS` adds the table of `teacher_cache_noise.py`.
 
 Expected before any of it was run. The embedded teacher at T = 2 gives its 64 most probable words a quarter of the
 probability, and top 64 had 20 % more perplexity than the live teacher. With K draws the variance of the estimated
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import save, table
-from teacher_cache_runs import CACHES, LIVE, Line, evaluation, execute, pair_settings, run
+from teacher_cache_runs import CACHES, LIVE, Line, digest_of, evaluation, execute, pair_settings, run
 
 HEAD = (
     "teacher",
@@ -55,8 +55,10 @@ QUICK = [
 def make_teacher(work: Path, minutes: float, settings: list[str]) -> str:
     """The run folder of the causal pair's teacher, which is trained for so long unless it is there."""
     length = ["train.epochs=null", f"train.minutes={minutes}", "train.log_every=50"]
-    execute(work / "gpt2", ["+recipe=gpt2_pretrain", *length, *settings])
-    return str(work / "gpt2")
+    arguments = ["+recipe=gpt2_pretrain", *length, *settings]
+    folder = work / f"gpt2-{digest_of(arguments)}"
+    execute(folder, arguments)
+    return str(folder)
 
 
 def median(values: list[float | None], digits: int) -> str:

@@ -76,11 +76,11 @@ class Steps:
                 return Signal(teacher.head(rows), NO_OUTPUTS)
             positions = self.objective.positions(batch)
             counts = _counts(batch, positions)
-            offsets = torch.from_numpy(offsets_of(batch.row_ids, counts, f"noise {seed}"))
+            offsets = torch.from_numpy(offsets_of(batch.row_ids, counts, f"noise {seed}")).to(rows.device)
             temperature = self.objective.top_k_temperature
             assert temperature is not None
             entries = kept_entries(teacher.logits(rows, self.vocabulary), layout, temperature, offsets)
-        columns = {name: torch.from_numpy(values) for name, values in stored(entries, layout).items()}
+        columns = {name: torch.from_numpy(values).to(rows.device) for name, values in stored(entries, layout).items()}
         if layout.sampled:
             return Signal(as_samples(columns, layout), NO_OUTPUTS)
         return Signal(TopK(columns["ids"], columns["log_probs"]), NO_OUTPUTS)
@@ -90,7 +90,7 @@ class Steps:
         window = self.batches.window(step)
         scales = self.objective.scales(self.objective.count(window), self.backend.device)
         self.trainable.zero_grad(set_to_none=False)
-        for batch in window:
+        for batch in (each.to(self.backend.device) for each in window):
             loss, _ = self.objective(self.trainable, self.signal(batch, layout, seed), batch, scales)
             loss.backward()
         return torch.cat([p.grad.flatten() for p in self.trainable.parameters() if p.grad is not None]).clone()
@@ -101,7 +101,7 @@ def _counts(batch: Batch, positions: torch.Tensor | None) -> np.ndarray:
     rows, length = batch.ids.shape
     if positions is None:
         return np.full(rows, length)
-    return np.bincount(positions.numpy() // length, minlength=rows)
+    return np.bincount(positions.cpu().numpy() // length, minlength=rows)
 
 
 class Scatter:

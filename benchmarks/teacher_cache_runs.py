@@ -1,5 +1,6 @@
 """The pairs and caches that the teacher-cache benchmarks compare, and one run of them."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -105,11 +106,21 @@ def execute(folder: Path, arguments: list[str]) -> dict[str, Any]:
     return content
 
 
+def folder_name(name: str, seed: int, arguments: list[str]) -> str:
+    """What the folder of a run is called: other settings give another, so that no finished run is taken for theirs."""
+    return f"{name.replace(' ', '-').replace(',', '').replace('^', '')}-seed{seed}-{digest_of(arguments)}"
+
+
+def digest_of(arguments: list[str]) -> str:
+    return hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:8]
+
+
 def run(pair: str, name: str, seed: int, settings: list[str], work: Path) -> Line:
     """Train a student of the pair from this cache, and give what the run says of itself."""
-    folder = work / pair / f"{name.replace(' ', '-').replace(',', '').replace('^', '')}-seed{seed}"
+    arguments = [*settings, *CACHES[name].settings(seed), f"seed={seed}"]
+    folder = work / pair / folder_name(name, seed, arguments)
     fresh = not (folder / "results.json").is_file()
-    content = execute(folder, [*settings, *CACHES[name].settings(seed), f"seed={seed}"])
+    content = execute(folder, arguments)
     cache = content["teacher"].get("cache", {})
     line = Line(
         pair,

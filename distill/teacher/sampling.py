@@ -10,9 +10,10 @@ proportional to p^a over R, and each draw x stands for p(x) / (K q(x)) of probab
 
 has the mean p, and everything linear in p (the cross-entropy -sum p log s, its gradient, and with the teacher's entropy
 KL(p || s)) is estimated without bias; but for the 16 bits in which the numbers are stored. Weights divided by their own
-sum would be biased, and are not used. Of all q the one with a = 1 has the smallest sum of the variances of e where
-draws are independent, and its weights are all alike, P(R) / K, so that they need not be stored. The largest entries
-alone, with all others in one bucket, are a biased estimate whatever their number.
+sum would be biased, and are not used. Of all q the one with a = 1 has the smallest sum of the variances of e; that is
+proved for independent draws only, and not for the systematic ones below. Its weights are all alike, P(R) / K, so that
+they need not be stored. The largest entries alone, with all others in one bucket, are a biased estimate whatever their
+number.
 
 The draws of a position are systematic: the K points (i + u) / K, i = 0 ... K - 1, of the cumulative distribution of q
 in the order of the vocabulary, with a single uniform u. Every token is expected K q(v) times, as in independent draws,

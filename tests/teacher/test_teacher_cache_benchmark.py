@@ -54,6 +54,13 @@ def test_draws_take_half_of_the_bytes_of_top_64() -> None:
     assert halves == set(sizes) - {"top 32", "top 64", "16 exact, 94 draws"}
 
 
+def test_runs_of_other_settings_have_other_folders() -> None:
+    runs = __import__("teacher_cache_runs")
+    names = {runs.folder_name("63 draws", 0, arguments) for arguments in (["seed=0"], ["seed=0", "corpus.rows=9"])}
+    assert len(names) == 2 and all(name.startswith("63-draws-seed0-") for name in names)
+    assert runs.folder_name("63 draws", 0, ["seed=0"]) in names
+
+
 @pytest.mark.slow
 def test_runs_of_both_pairs(tmp_path: Path) -> None:
     command = [
