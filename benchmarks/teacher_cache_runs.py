@@ -107,7 +107,7 @@ def execute(folder: Path, arguments: list[str]) -> dict[str, Any]:
 
 
 def folder_name(name: str, seed: int, arguments: list[str]) -> str:
-    """What the folder of a run is called: other settings give another, so that no finished run is taken for theirs."""
+    """What the folder of a run is called: with other settings it has another, so that each is run."""
     return f"{name.replace(' ', '-').replace(',', '').replace('^', '')}-seed{seed}-{digest_of(arguments)}"
 
 

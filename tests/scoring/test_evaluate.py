@@ -179,9 +179,12 @@ def test_models_that_mix_up_the_documents_of_a_row_are_refused(shelf: Shelf, tmp
     model.save_pretrained(mixing)
     tokenizer.save_pretrained(mixing)
     packed = [*shelf.corpus, "corpus.cross_documents=true"]
-    apart = "does not keep the documents of a row apart: set corpus.cross_documents=false"
-    assert refused([str(mixing)], *packed).startswith(f"model={mixing}: BloomForCausalLM {apart}")
-    assert refused([str(first)], *packed, f"teacher={mixing}").startswith(f"teacher: BloomForCausalLM {apart}")
+    for setting, models, teacher in (
+        (f"model={mixing}", [str(mixing)], []),
+        ("teacher", [str(first)], [f"teacher={mixing}"]),
+    ):
+        said = refused(models, *packed, *teacher)
+        assert said.startswith(f"{setting}: BloomForCausalLM") and "set corpus.cross_documents=false" in said
 
 
 def test_code_beside_a_model_is_never_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
