@@ -1,6 +1,5 @@
 """Looks at the command line before Hydra does: for values that name nothing, secrets, and code that is not trusted."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 # What makes Hydra itself write settings, into files or the names of folders.
 WRITES = ("hydra.mode", "hydra.output_subdir", "override_dirname")
 BASIC_SWEEPER = OF_HYDRA[1]  # runs every value that is given
-LISTED = re.compile(r"^\s*-\s+(\w+)\s*(?:#.*)?$", re.MULTILINE)  # a recipe in the defaults of another
+SWEEP = "MULTIRUN"  # Hydra's mode of several runs
+# In an argument they make it possible that Hydra's mode is set, by the argument or by a recipe from elsewhere.
+SETS_MODE = ("hydra.mode", "searchpath", SWEEP)
 # Parts of Hydra's configuration that run and change nothing: folders, and facts about the run.
 HARMLESS = ("run", "sweep", "overrides", "runtime", "job")
 HARMLESS_OF_JOB = ("name", "override_dirname", "id", "num", "config_name", "config")
@@ -64,8 +65,10 @@ def composed(arguments: list[str]) -> Config:
     """
     register()
     arguments = checked(arguments)
-    if _flags(arguments).multirun or any(each.is_sweep_override() for each in _parsed(arguments, strict=True)):
-        raise SettingError("this command is about one run: leave --multirun and lists of several values out")
+    if any(each.is_sweep_override() for each in _parsed(arguments, strict=True)) or _may_sweep(arguments):
+        raise SettingError(
+            "this command is about one run: leave --multirun, lists of several values and recipes of sweeps out"
+        )
     settings = compose_settings(arguments)
     if settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
@@ -236,21 +239,17 @@ def fixed_overrides(arguments: list[str], job: Any) -> set[str]:
 
 
 def _may_sweep(arguments: list[str]) -> bool:
-    """Whether the command line, or a recipe that it names, makes this a sweep."""
-    if _flags(arguments).multirun or any("hydra.mode" in each for each in arguments):
+    """Whether the command line, or a recipe that it names, makes this a sweep.
+
+    The composition says so. It takes a moment, and a run of the packaged recipes that set no mode goes without it.
+    """
+    flags = _flags(arguments)
+    if flags.multirun:
         return True
-    recipes = [each.value() for each in _parsed(arguments) if each.key_or_group == "recipe"]
-    home = _flags(arguments).config_dir
-    homes = [RECIPES] if home is None else [RECIPES, Path(home) / "recipe"]
-    return any(_is_sweep(str(name), homes, set()) for name in recipes)
-
-
-def _is_sweep(recipe: str, homes: list[Path], seen: set[str]) -> bool:
-    """Whether a recipe, or one that it starts from, sets Hydra's mode; the files are only looked at, not composed."""
-    seen.add(recipe)
-    texts = [file.read_text("utf-8") for home in homes if (file := home / f"{recipe}.yaml").is_file()]
-    earlier = {name for text in texts for name in LISTED.findall(text)} - seen
-    return any("MULTIRUN" in text for text in texts) or any(_is_sweep(name, homes, seen) for name in earlier)
+    words = [*SETS_MODE, *(file.stem for file in RECIPES.glob("*.yaml") if SWEEP in file.read_text("utf-8"))]
+    if flags.config_dir is None and not any(word in each for word in words for each in arguments):
+        return False
+    return SWEEP in str(compose_settings(arguments, hydra=True).hydra.get("mode"))
 
 
 def _working_parts(composed: Any) -> dict[str, Any]:

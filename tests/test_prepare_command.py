@@ -81,6 +81,18 @@ def test_what_has_no_text_to_prepare_is_refused(
     assert capfd.readouterr().err.startswith(f"distill: {line}")
 
 
+def test_a_recipe_of_a_sweep_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Wherever it says that it is one: here in a file that another folder's recipe starts from."""
+    for name, text in (("mine/recipe/sub/base", "hydra: {mode: MULTIRUN}\n"), ("mine/recipe/own", "")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        defaults = "defaults: [sub/base, _self_]\n" if not text else "defaults: [/recipe/smoke, _self_]\n"
+        (tmp_path / f"{name}.yaml").write_text(f"# @package _global_\n{defaults}{text}")
+    assert run("--config-dir", str(tmp_path / "mine"), "+recipe=own") == 2
+    assert capfd.readouterr().err.startswith("distill: this command is about one run")
+    assert run("+recipe=smoke", "hydra.mode=MULTIRUN") == 2
+    assert capfd.readouterr().err.startswith("distill: this command is about one run")
+
+
 def test_help_says_what_it_does(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     assert "python -m distill.prepare +recipe=" in capfd.readouterr().out

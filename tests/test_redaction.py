@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from job import Shelf, command
 from omegaconf import OmegaConf
@@ -228,6 +229,30 @@ def test_secrets_that_hydra_would_write_are_refused(arguments: list[str], tmp_pa
         check_secrets(given)
     assert KEY not in str(raised.value)
     check_secrets([f"+student.api_key={KEY}", "seed=0"])  # a single run, of which Hydra writes nothing
+
+
+@pytest.mark.parametrize(
+    "defaults", ["[base, _self_]", "[sub/base, _self_]", "\n  - my-sweep\n  - _self_", "\n  - /recipe/base@_global_"]
+)
+@pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
+def test_recipes_that_sweep_are_found_however_they_are_named(defaults: str, way: str, tmp_path: Path) -> None:
+    register()
+    (tmp_path / "recipe" / "sub").mkdir(parents=True)
+    base = f"# @package _global_\nhydra: {{mode: MULTIRUN}}\nstudent: {{config: {{api_key: '{KEY}'}}}}\n"
+    for name in ("base", "sub/base", "my-sweep"):
+        (tmp_path / "recipe" / f"{name}.yaml").write_text(base)
+    (tmp_path / "recipe" / "mine.yaml").write_text(f"# @package _global_\ndefaults: {defaults}\n")
+    path = ["--config-dir", str(tmp_path)] if way == "--config-dir" else [f"hydra.searchpath=[file://{tmp_path}]"]
+    with pytest.raises(SettingError, match=r"api_key is named like a secret"):
+        check_secrets([*path, "+recipe=mine"])
+
+
+def test_packaged_recipes_that_sweep_say_so_themselves() -> None:
+    """Those that do not are not composed to find out."""
+    named = {file.stem: yaml.safe_load(file.read_text()).get("defaults") or [] for file in RECIPES.glob("*.yaml")}
+    sweeps = {file.stem for file in RECIPES.glob("*.yaml") if "MULTIRUN" in file.read_text()}
+    assert "search" in sweeps
+    assert {name for name, others in named.items() if any(each in str(others) for each in sweeps)} <= sweeps
 
 
 def write_recipe(folder: Path, key: str) -> None:
