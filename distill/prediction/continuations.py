@@ -26,6 +26,8 @@ def continue_texts(
     Raises:
         SettingError: text and continuation together are longer than the model's rows.
     """
+    if not records:
+        return []
     tokenizer, most = found.tokenizer, settings.max_new_tokens or MAX_NEW_TOKENS
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     prompts = [list(ids) or [first] for ids in tokenizer([record["text"] for record in records])["input_ids"]]
@@ -34,7 +36,10 @@ def continue_texts(
     outcome = list[dict[str, Any]]({} for _ in records)
     devices = [found.device] if found.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.inference_mode():
-        torch.manual_seed(settings.seed or 0)
+        torch.default_generator.manual_seed(settings.seed or 0)
+        for device in devices:  # and no other: `torch.manual_seed` would seed every GPU of the process
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(settings.seed or 0)
         for numbers in in_batches([len(prompt) for prompt in prompts], settings.batch_size):
             written = _write(found, [prompts[number] for number in numbers], most, settings)
             for number, tokens in zip(numbers, written, strict=True):

@@ -28,9 +28,9 @@ def classify(found: LoadedModel, records: Sequence[dict[str, Any]], settings: Pr
         values `value`.
 
     Raises:
-        SettingError: some records are pairs and others are not.
+        SettingError: some records are pairs and others are not, or a text has several classes at once.
     """
-    outputs, names = class_outputs(found, records, settings), class_names(found)
+    names, outputs = class_names(found), class_outputs(found, records, settings)
     if not names:
         return [{"value": float(row[0])} for row in outputs]
     shares = torch.from_numpy(outputs).softmax(-1).numpy()
@@ -43,8 +43,17 @@ def classify(found: LoadedModel, records: Sequence[dict[str, Any]], settings: Pr
 
 
 def class_names(found: LoadedModel) -> list[str]:
-    """The name of each class by its number; none where the model gives values."""
+    """The name of each class by its number; none where the model gives values.
+
+    Raises:
+        SettingError: the model was trained to give a text several classes at once, each with a probability of its own.
+    """
     config = found.model.config
+    if config.problem_type == "multi_label_classification":
+        raise SettingError(
+            f"model={found.path} gives a text several classes at once (problem_type={config.problem_type}), which "
+            "predictions do not: choose a model of one class for each text, or of values"
+        )
     if config.problem_type == "regression" or config.num_labels == 1:
         return []
     return [str(config.id2label[number]) for number in range(config.num_labels)]

@@ -69,6 +69,19 @@ def test_continuations_do_not_depend_on_their_batch(writer: LoadedModel) -> None
         assert each["continuation"] == writer.tokenizer.decode(new, skip_special_tokens=True)
 
 
+def test_no_text_has_no_continuation(writer: LoadedModel) -> None:
+    assert predict(writer, []) == []
+
+
+def test_several_classes_at_once_are_refused(tmp_path: Path) -> None:
+    kinds = {"problem_type": "multi_label_classification", "num_labels": 3}
+    found = load_model(save_fine_tuned(tmp_path / "model", AutoModelForSequenceClassification, **kinds), "cpu")
+    with pytest.raises(
+        SettingError, match=r"^model=.* gives a text several classes at once \(problem_type=multi_label"
+    ):
+        predict(found, ["the cat"])
+
+
 def test_drawn_continuations_follow_the_seed(writer: LoadedModel) -> None:
     before = torch.get_rng_state()
 
