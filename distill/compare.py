@@ -4,16 +4,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from distill.comparison.from_python import compare_runs
-from distill.comparison.runs import is_sweep
-from distill.errors import SettingError
-from distill.storage import storage_failure
+from distill.comparison.from_python import ComparedRuns
+from distill.comparison.runs import find_runs, is_sweep
+from distill.ending import status_of
 
 FOLDER = Path("compare")  # what is written to where neither --output nor a sweep says otherwise
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 done, 2 bad input, 74 storage that fails."""
+    """Exit status: 0 done, 2 bad input, 74 storage, 128 + a signal; else a bug."""
     parser = argparse.ArgumentParser(
         prog="python -m distill.compare",
         description="Lay runs side by side: the settings in which they differ against their scores, sizes, speeds and "
@@ -33,24 +32,16 @@ def main(arguments: list[str]) -> int:
         help="the number to begin with and to order by, such as perplexity or heldout.perplexity",
     )
     given = parser.parse_args(arguments)
-    try:
-        compared = compare_runs(*given.runs, by=given.by)
-        only = Path(given.runs[0]).expanduser()
-        folder = (given.output and given.output.expanduser()) or (
-            only if len(given.runs) == 1 and is_sweep(only) else FOLDER
-        )
-        page = compared.write(folder)
-    except SettingError as error:
-        print(f"distill: {error}", file=sys.stderr)
-        return error.status
-    except OSError as error:
-        failure = storage_failure(error)
-        if failure is None:
-            raise
-        print(f"distill: {failure}", file=sys.stderr)
-        return failure.status
+    return status_of(lambda: lay_side_by_side(given.runs, given.by, given.output))
+
+
+def lay_side_by_side(runs: list[str], by: str | None, output: Path | None) -> None:
+    """Compare these runs, write the page, and print the tables and where it is."""
+    compared = ComparedRuns(find_runs(runs), by, "--by")
+    only = Path(runs[0]).expanduser()
+    own = only if len(runs) == 1 and is_sweep(only) else FOLDER
+    page = compared.write(own if output is None else output.expanduser())
     print(f"{compared}\nComparison: {page}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -64,11 +64,12 @@ class Comparison:
         return sorted(found, key=lambda pair: fmean(pair[1]), reverse=not column.lower_is_better)
 
 
-def compare(runs: Sequence[Run], first: str | None = None) -> Comparison:
+def compare(runs: Sequence[Run], first: str | None = None, setting: str = "--by") -> Comparison:
     """Lay runs side by side.
 
     Args:
         first: name of the number to begin with, and to order the groups by, best first.
+        setting: what an error line calls it.
 
     Raises:
         SettingError: no number has that name.
@@ -87,7 +88,7 @@ def compare(runs: Sequence[Run], first: str | None = None) -> Comparison:
         _mark(comparison, column)
     if first is not None and finished:
         known = {column.name: column for run in finished for column in columns_of(run.results or {})} | columns
-        column = column_named(first, list(known.values()), "--by")
+        column = column_named(first, list(known.values()), setting)
         ordered.sort(key=lambda other: other.name != column.name)
         ranked = [group for group, _ in comparison.best(column)]
         comparison.groups.sort(key=lambda group: ranked.index(group) if group in ranked else len(ranked))

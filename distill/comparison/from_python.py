@@ -1,4 +1,4 @@
-"""Comparisons from scripts and notebooks: `compare_runs("runs/first", "runs/second")` shows itself."""
+"""Comparisons from scripts and notebooks: `distill.compare("runs/first", "runs/second")` shows itself."""
 
 from html import escape
 from pathlib import Path
@@ -12,9 +12,10 @@ from distill.comparison.write import HTML, header_of, records_of, text_of, write
 class ComparedRuns:
     """Runs side by side, as a table of text (`print`), as records, or as the files of `python -m distill.compare`."""
 
-    def __init__(self, runs: list[Run], by: str | None) -> None:
+    def __init__(self, runs: list[Run], by: str | None, setting: str = "by") -> None:
+        """`setting`: what an error line calls `by`."""
         self.runs, self.by = runs, by
-        self.comparison = compare(runs, by)
+        self.comparison = compare(runs, by, setting)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -29,6 +30,8 @@ class ComparedRuns:
 
     def __str__(self) -> str:
         return text_of(self.comparison)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -1,7 +1,9 @@
 """Runs side by side, on run folders made by hand: what is folded, marked, ordered and said."""
 
 import csv
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -208,6 +210,21 @@ def test_from_python(tmp_path: Path) -> None:
     assert second["run"] == "run1" and second["status"] == "finished" and second["seed"] == 0
     assert "objective.pairs" in str(compared) and "4.000" in compared._repr_html_()
     assert compared.write(tmp_path / "out").read_text().startswith("<!DOCTYPE html>")
+    assert repr(compared) == str(compared)
+    with pytest.raises(SettingError, match=r"^by=perplexty is no number .*did you mean perplexity"):
+        compare_runs(tmp_path / "run0", by="perplexty")
+
+
+def test_the_command_ends_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run", settings_of(0), results_of({"heldout": 3.0}))
+    assert main([str(tmp_path / "run"), "--by", "perplexty"]) == 2
+    assert capsys.readouterr().err.startswith("distill: --by=perplexty is no number")
+    monkeypatch.setattr("distill.compare.find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
+    assert main([str(tmp_path / "run")]) == 143
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "stopped by SIGTERM" in line
 
 
 def test_a_sweep_is_compared_in_its_own_folder(tmp_path: Path) -> None:
