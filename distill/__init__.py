@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from distill.version import __version__
 
 if TYPE_CHECKING:
+    from distill.api.evaluate import evaluate as evaluate
     from distill.api.pair import Pair as Pair
     from distill.api.pair import load_pair as load_pair
     from distill.api.run import open_run as open_run
     from distill.api.run import run as run
     from distill.api.run_results import RunResults as RunResults
     from distill.comparison.from_python import ComparedRuns as ComparedRuns
-    from distill.comparison.from_python import compare_runs as compare  # noqa: F401
+    from distill.comparison.from_python import compare_runs
     from distill.errors import Diverged as Diverged
     from distill.errors import Interrupted as Interrupted
     from distill.errors import RankLost as RankLost
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from distill.models.loaded import LoadedModel as LoadedModel
     from distill.models.loaded import load_model as load_model
     from distill.prediction.predict import predict as predict
-    from distill.scoring import evaluate_models as evaluate  # noqa: F401
     from distill.scoring.scores import Scores as Scores
+
+    compare = compare_runs
 
 # Where each public name is defined: a module, and `:NAME` where it has another name there. A line here, and one above
 # for type checkers, is all that a further one needs.
@@ -49,7 +51,7 @@ _PUBLIC = {
     "StorageFailed": "distill.errors",
     "TextScore": "distill.evaluation.text_scores",
     "compare": "distill.comparison.from_python:compare_runs",
-    "evaluate": "distill.scoring:evaluate_models",
+    "evaluate": "distill.api.evaluate",
     "load_model": "distill.models.loaded",
     "load_pair": "distill.api.pair",
     "open_run": "distill.api.run",

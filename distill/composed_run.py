@@ -1,5 +1,7 @@
 """One run as a command line names it, for programs and notebooks that run it themselves."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,19 +37,36 @@ def composed_run(arguments: list[str]) -> ComposedRun:
     Raises:
         SettingError: bad input, several runs, or a part of Hydra that only the command has.
     """
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
 
     _check_for_program(arguments)
-    states = GlobalHydra.instance(), HydraConfig.instance()
-    before = states[0].hydra, states[1].cfg
-    states[0].hydra = None
-    try:
+    with hydra_as_before():
         register()
         arguments = checked(arguments)
         settings = compose_settings(arguments, hydra=True)
         HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
         return _described(composed(arguments), settings, own_overrides(arguments))
+
+
+def run_dir(folder: Path) -> str:
+    """The argument of a command that makes this its run folder, whatever signs are in the name."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    text = str(folder).replace("${", r"\${")  # else OmegaConf would look for a setting of that name
+    return f"hydra.run.dir={QuotedString(text, Quote.single).with_quotes()}"
+
+
+@contextmanager
+def hydra_as_before() -> Iterator[None]:
+    """Within it Hydra is as if nothing had used it; afterwards it is as the program around has left it."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    states = GlobalHydra.instance(), HydraConfig.instance()
+    before = states[0].hydra, states[1].cfg
+    states[0].hydra = None
+    try:
+        yield
     finally:
         GlobalHydra.set_instance(states[0])  # what composes has put a copy in its place
         states[0].hydra, states[1].cfg = before

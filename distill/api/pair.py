@@ -1,6 +1,7 @@
 """A teacher and a student in memory: their objective on texts, and their scores, for a training loop of your own."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distill import backends
 from distill.api.texts import text_collator, text_rows
+from distill.backends.single import Single
 from distill.compose import objective_config
 from distill.config import (
     BackendConfig,
     EvaluateConfig,
     MaskingConfig,
+    ObjectiveConfig,
     PrecisionConfig,
     PseudoPerplexityConfig,
     StudentConfig,
@@ -35,6 +37,7 @@ from distill.models.teacher import load_teacher, teacher_path
 from distill.objective.build import fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.ramp import Ramp
 from distill.seed import key
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
@@ -96,12 +99,13 @@ class Pair:
             masking: how words are masked; None: 15 % of them.
 
         Raises:
-            SettingError: a term that is not known, or does not fit this pair.
+            SettingError: a term that is not known, does not fit this pair, or follows a schedule.
         """
         given = {
             name: {"weight": each} if isinstance(each, int | float) else dict(each) for name, each in terms.items()
         }
         settings = objective_config({"temperature": temperature, **given})
+        _refuse_schedules(settings)
         made = make_terms(settings)
         labels = find_task("clm" if self.student.kind.causal else "mlm").labels
         for name, term in made.items():
@@ -136,7 +140,10 @@ class Pair:
         ]
         pseudo = PseudoPerplexityConfig(share=pseudo_perplexity_share, batch_size=batch_size)
         settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=pseudo)
-        with backends.build(BackendConfig(device=str(self.student.device))) as backend:
+        device = self.student.device
+        # The backend makes its device the current one; here that is so within the call alone.
+        current: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with current, Single(BackendConfig(device=str(device)), alone=True) as backend:
             scoring = Scoring(text_collator(tokenizer, kind, MASKING), len(tokenizer), batch_size, backend)
             measures = find_task("clm" if kind.causal else "mlm").measures(scoring, settings, tokenizer, sets)
             evaluator = Evaluator(settings, scoring, measures, PrecisionConfig())
@@ -148,6 +155,19 @@ class Pair:
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {each!r}" for name, each in self._models())
+
+
+def _refuse_schedules(settings: ObjectiveConfig) -> None:
+    """Raises SettingError for numbers that change over a run, whose length nothing here knows."""
+    scheduled: dict[str, float | Ramp] = {"objective.temperature": settings.temperature}
+    for name, term in settings.terms.items():
+        scheduled |= {f"objective.{name}.weight": term.weight, f"objective.{name}.temperature": term.temperature or 0.0}
+    for setting, value in scheduled.items():
+        if isinstance(value, Ramp):
+            raise SettingError(
+                f"{setting} is a schedule from {value.start} to {value.end}, which needs the length of a run, and that "
+                "of a loop of your own is not known here: give a number, and make a new objective where it changes"
+            )
 
 
 class PairObjective:
@@ -222,7 +242,7 @@ def load_pair(
         student = StudentConfig(kind="pretrained", path=str(student))
     length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)
     with torch.random.fork_rng([]), without_bars():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
         made = make_student(student, model, tokenizer, length, kind)
     check_vocabulary(model, made, tokenizer)
     path = student.path or ""

@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from distill.__main__ import expected
+from distill.__main__ import config_dir
+from distill.api.process import in_notebook, process_as_before, raise_expected
 from distill.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
-from distill.redaction import redact
 
 if TYPE_CHECKING:
     from distill.api.run_results import RunResults
@@ -42,7 +42,7 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
         Diverged, RankLost, StorageFailed: as the command's exit statuses 3, 4 and 74 say.
         Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call goes on.
     """
-    from distill.composed_run import composed_run
+    from distill.composed_run import composed_run, run_dir
 
     if isinstance(overrides, str):
         raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
@@ -51,16 +51,14 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
         job = composed_run(arguments)
         folder = str(job.folder)
         if _has_several_ranks(job):
-            _run_command(arguments)
+            options = config_dir(arguments)
+            others = [each for each in arguments if each not in options]
+            # The folder by its name, which may hold the time. Hydra wants all that is no option to stand together.
+            _run_command([*others, run_dir(job.folder), *options])
             return open_run(job.folder)
         return _run_here(job)
     except Exception as error:
-        failure = expected(error, folder)
-        if failure is None or failure is error:
-            raise
-        if isinstance(failure, SettingError):
-            raise SettingError(redact(str(failure))) from None  # notebooks are handed on with what they show
-        raise failure from error
+        raise_expected(error, folder)
 
 
 def open_run(folder: str | Path) -> "RunResults":
@@ -91,45 +89,11 @@ def _run_here(job: "ComposedRun") -> "RunResults":
     with ExitStack() as held:
         signals = held.enter_context(handled(owns_process=False))
         signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
-        held.enter_context(_process_as_before())
+        held.enter_context(process_as_before())
         job.folder.mkdir(parents=True, exist_ok=True)
         content = run_job(*job)
     # A run that ends with its profile leaves no results.json.
     return open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, content)
-
-
-@contextmanager
-def _process_as_before() -> Iterator[None]:
-    """Put back what a run changes of the whole process: loggers, torch's generator and threads, transformers' bars.
-
-    In a notebook, whose standard error is a red block, messages and progress go to its standard output meanwhile.
-    """
-    import logging
-
-    import torch
-    from transformers.utils import logging as transformers_logging
-
-    package, bars = logging.getLogger("distill"), transformers_logging.is_progress_bar_enabled()
-    before = package.level, package.propagate, list(package.handlers)
-    generator, threads = torch.get_rng_state(), torch.get_num_threads()
-    with ExitStack() as held:
-        if in_notebook(sys.stderr):
-            held.enter_context(redirect_stderr(sys.stdout))
-        package.propagate = False  # handlers of the program's own would show every message a second time
-        try:
-            yield
-        finally:
-            package.setLevel(before[0])
-            package.propagate, package.handlers = before[1:]
-            torch.set_rng_state(generator)
-            torch.set_num_threads(threads)
-            if bars:
-                transformers_logging.enable_progress_bar()
-
-
-def in_notebook(stream: Any) -> bool:
-    """Whether what is written to a stream appears in a notebook."""
-    return type(stream).__module__.partition(".")[0] == "ipykernel"
 
 
 def _run_command(arguments: list[str]) -> None:

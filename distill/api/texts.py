@@ -23,8 +23,11 @@ def text_rows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, kind: Mo
     """[N, S] int64, S at most `length`: every text in rows of its own, as many as it fills, then padding.
 
     Raises:
-        SettingError: no text has a token, rows are too short for one, or the tokenizer lacks a special token.
+        SettingError: one string in place of a list, no text has a token, rows are too short for one, or the tokenizer
+            lacks a special token.
     """
+    if isinstance(texts, str):
+        raise SettingError("texts is one string: give a list of texts")
     if kind.causal:
         ends = causal_rows(tokenizer)
         first = [] if ends.document_start is None else [ends.document_start]

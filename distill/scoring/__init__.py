@@ -1,6 +1,7 @@
 """Scores models that exist on evaluation sets, without training: `python -m distill.evaluate`, or from Python.
 
-`evaluate_models(["runs/a", "runs/b"], ["evaluate.sets=[books]"])` gives what the command writes, as an object.
+`evaluate_models(["runs/a", "runs/b"], ["evaluate.sets=[books]"])` gives what the command writes, as an object. Programs
+call it as `distill.evaluate`, which leaves the process as it was.
 """
 
 from distill.scoring.score import evaluate_models

@@ -51,9 +51,9 @@ class Comparison:
     bootstrap: Bootstrap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores:
-    """What `evaluate_models` gives; `print(scores)` and a notebook show it as a table."""
+    """What `distill.evaluate` gives; `print(scores)`, an interpreter and a notebook show it as a table."""
 
     task: str
     models: tuple[ModelScores, ...]
@@ -95,6 +95,8 @@ class Scores:
         parts = [_table(self._rows()), *self.notes]
         parts += [_table(self._compared()), COMPARED] if self.comparisons else []
         return "\n\n".join(parts)
+
+    __repr__ = __str__
 
     def _repr_markdown_(self) -> str:
         return self.markdown()

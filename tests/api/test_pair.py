@@ -14,6 +14,8 @@ from distill.compose import objective_config
 from distill.config import StudentConfig
 from distill.errors import SettingError
 from distill.evaluation.text_scores import score
+from distill.models.loaded import load_model
+from distill.prediction.predict import predict
 
 TEXTS = ["the cat and an owl sat.", "of the owls", "and ran to the end of it"]
 WITHOUT_DROPOUT = StudentConfig(kind="layers", layers=[0], dropout=0.0)
@@ -123,6 +125,36 @@ def test_students_and_generators(teacher: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_scores_are_made_alone_where_a_launcher_has_started_several(
+    teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pair_of(teacher)
+    expected = pair.evaluate({"mine": TEXTS})
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert pair.evaluate({"mine": TEXTS}) == expected
+
+
+def test_generators_of_gpus_are_not_seeded(teacher: Path, causal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` would seed every GPU of the process."""
+    monkeypatch.setattr("torch.cuda.manual_seed_all", lambda seed: pytest.fail("seeded all GPUs"))
+    load_pair(teacher, device="cpu")
+    predict(load_model(causal, "cpu"), ["the cat"], max_new_tokens=2, sample=True, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("terms", "temperature", "setting"),
+    [
+        ({"soft": {"weight": {"start": 1.0, "end": 0.0}}}, 2.0, "objective.soft.weight is a schedule from 1.0 to 0.0"),
+        ({"soft": {"temperature": {"start": 4.0, "end": 1.0}}}, 2.0, "objective.soft.temperature is a schedule"),
+        ({"soft": 1.0, "mlm": 1.0}, {"start": 4.0, "end": 1.0}, "objective.temperature is a schedule from 4.0 to 1.0"),
+    ],
+)
+def test_schedules_are_refused(teacher: Path, terms: Any, temperature: Any, setting: str) -> None:
+    with pytest.raises(SettingError, match=f"^{setting}"):
+        pair_of(teacher).objective(terms, temperature=temperature)
+
+
 def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^layers and num_layers are for a student from the teacher's layers"):
         load_pair(teacher, student=teacher, layers=[0])
@@ -135,5 +167,9 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
         pair.objective({"sot": 1.0})
     with pytest.raises(SettingError, match=r"^texts: none of them has a token"):
         pair.objective({"mlm": 1.0})([""])
+    with pytest.raises(SettingError, match=r"^texts is one string: give a list of texts$"):
+        pair.objective({"mlm": 1.0})("the cat and an owl")
+    with pytest.raises(SettingError, match=r"^texts is one string"):
+        pair.evaluate({"mine": "the cat and an owl"})
     with pytest.raises(SettingError, match=r"^student\.path=.*: masked language models need"):
         load_pair(teacher, student=causal, device="cpu")

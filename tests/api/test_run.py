@@ -20,6 +20,8 @@ from transformers.utils import logging as transformers_logging
 import distill
 from distill.api import run as module
 from distill.api.run_results import RunResults
+from distill.compose import register
+from distill.composed_run import composed_run, run_dir
 from distill.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
 from distill.signals import SAME_REQUEST, Signals
 
@@ -139,6 +141,25 @@ def test_a_recipe_of_ones_own(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.
     arguments = [each for each in shelf.arguments(tmp_path / "x") if not each.startswith(("+recipe", "hydra.run.dir"))]
     found = distill.run(["--config-dir=mine", "+recipe=own", *arguments, "train.epochs=null", "evaluate.rows=2"])
     assert found.folder == Path("runs/own") and found.content["training"]["steps"] == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "it's, a=b", "(1) {b} [c]", "end\\", "${seed}", "a:b%"])
+def test_the_folder_of_a_command_is_quoted(name: str) -> None:
+    register()
+    assert composed_run(["+recipe=smoke", run_dir(Path("runs") / name)]).folder == Path("runs") / name
+
+
+def test_ranks_write_into_the_folder_that_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with the time in it is another one a moment later."""
+    calls: list[list[str]] = []
+    opened: list[Path] = []
+    monkeypatch.setattr(module, "_has_several_ranks", lambda job: True)
+    monkeypatch.setattr(module, "_run_command", calls.append)
+    monkeypatch.setattr(module, "open_run", opened.append)
+    given = "hydra.run.dir=runs/${now:%H-%M-%S-%f}"
+    distill.run(["--config-dir", str(tmp_path), "+recipe=smoke", given])
+    options = ["--config-dir", str(tmp_path)]
+    assert calls == [["+recipe=smoke", given, f"hydra.run.dir='{opened[0]}'", *options]] and "$" not in str(opened[0])
 
 
 def test_several_ranks(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
