@@ -65,14 +65,19 @@ def composed(arguments: list[str]) -> Config:
     """
     register()
     arguments = checked(arguments)
-    if any(each.is_sweep_override() for each in _parsed(arguments, strict=True)) or _may_sweep(arguments):
-        raise SettingError(
-            "this command is about one run: leave --multirun, lists of several values and recipes of sweeps out"
-        )
+    check_one_run(arguments)
     settings = compose_settings(arguments)
     if settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
     return build(settings, own_overrides(arguments))
+
+
+def check_one_run(arguments: list[str]) -> None:
+    """Raises SettingError where the command line, or a recipe that it names, makes this a sweep."""
+    if any(each.is_sweep_override() for each in _parsed(arguments, strict=True)) or _may_sweep(arguments):
+        raise SettingError(
+            "this command is about one run: leave --multirun, lists of several values and recipes of sweeps out"
+        )
 
 
 def own_overrides(arguments: list[str]) -> list[str]:

@@ -33,7 +33,12 @@ def main() -> int:
 
 def tune() -> None:
     """Try what the command line names, and print and write the table."""
+    from distill.command_line import check_one_run
+    from distill.compose import register
+
     plan = plan_of(sys.argv[1:])
+    register()
+    check_one_run(plan.arguments)
     tuning = Tuning(plan)
     tuning.run()
     text = write(tuning)

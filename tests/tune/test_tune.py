@@ -45,3 +45,13 @@ def test_a_run_that_cannot_be_tried(
     said = capfd.readouterr().err
     assert said.strip().splitlines()[-1].startswith("distill: the run cannot be tried: train.batch_size=0")
     assert "Traceback" not in said and os.listdir(tmp_path / "trials")
+
+
+@pytest.mark.parametrize("given", ["hydra.mode=MULTIRUN", "--multirun", "seed=0,1"])
+def test_sweeps_are_refused(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tune", "+recipe=smoke", given, f"hydra.run.dir={tmp_path}"])
+    assert main() == 2
+    assert capfd.readouterr().err.startswith("distill: this command is about one run")
+    assert not os.listdir(tmp_path)
