@@ -221,7 +221,8 @@ def test_the_command_ends_in_one_line(
     make_run(tmp_path / "run", settings_of(0), results_of({"heldout": 3.0}))
     assert main([str(tmp_path / "run"), "--by", "perplexty"]) == 2
     assert capsys.readouterr().err.startswith("distill: --by=perplexty is no number")
-    monkeypatch.setattr("distill.compare.find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
+    module = sys.modules[main.__module__]  # the name in the package is the function
+    monkeypatch.setattr(module, "find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
     assert main([str(tmp_path / "run")]) == 143
     (line,) = capsys.readouterr().err.splitlines()
     assert "stopped by SIGTERM" in line
