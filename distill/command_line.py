@@ -38,7 +38,9 @@ def with_recipe(arguments: list[str]) -> list[str]:
     named = {each.key_or_group.partition("@")[0] for each in _parsed(arguments)}
     if named.intersection(SAYS_WHAT) or any(own) or flags.shell_completion:
         return arguments
-    return [f"+recipe={MAIN_RECIPE}", *arguments]
+    overrides = flags.overrides  # Hydra wants them in a row, whatever options are before and after
+    at = arguments.index(overrides[0]) if overrides else len(arguments)
+    return [*arguments[:at], f"+recipe={MAIN_RECIPE}", *arguments[at:]]
 
 
 def checked(arguments: list[str]) -> list[str]:

@@ -26,6 +26,7 @@ import undrawn
 from distributed import FORKS, start_server
 
 RUN = [sys.executable, "-m", "distill"]
+ROOT = str(Path(__file__).resolve().parent.parent)  # where an editable installation finds the package
 
 
 class Forked:
@@ -191,7 +192,7 @@ def run(arguments: list[str], environment: dict[str, str], script: Path | None =
     installed = tuple({sys.prefix, sys.base_prefix})
     own = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
     first = os.getcwd() if script is None else str(script.parent)
-    sys.path = [first, *own, *(each for each in sys.path if each.startswith(installed))]
+    sys.path = [first, *own, *(each for each in sys.path if each.startswith(installed)), ROOT]
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

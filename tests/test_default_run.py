@@ -47,8 +47,9 @@ def test_a_command_line_that_says_what_to_run_stays_as_it_is(arguments: list[str
 
 
 def test_flags_are_left_alone() -> None:
-    assert with_recipe(["--cfg", "job", "seed=1"]) == [RECIPE, "--cfg", "job", "seed=1"]
-    assert with_recipe(["--config-dir", "mine", "-m", "seed=1,2"])[0] == RECIPE
+    assert with_recipe(["--cfg", "job", "seed=1"]) == ["--cfg", "job", RECIPE, "seed=1"]
+    assert with_recipe(["--config-dir", "mine", "-m", "seed=1,2"]) == ["--config-dir", "mine", "-m", RECIPE, "seed=1,2"]
+    assert with_recipe(["--config-dir", "mine"]) == ["--config-dir", "mine", RECIPE]
 
 
 def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
