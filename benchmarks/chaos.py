@@ -124,7 +124,8 @@ class Chaos:
             time.sleep(0.01)
         phase = "nothing, as it had ended"
         if process.poll() is None:
-            phase = phase_of(folder)
+            # What lies in the folder is of the starts before until this one has logged a step or cut the log.
+            phase = phase_of(folder) if steps_of(folder) != before else "the start"
             self.tally.phases[f"{event} in {phase}"] += 1
             getattr(self, f"_{event}")(process, folder)
         try:

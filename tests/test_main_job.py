@@ -1,10 +1,13 @@
 """The main job end to end: books in, student and report out; resumed, refused, repeated."""
 
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from job import Shelf, assert_alike, assert_same, command, distill, metrics, program, results, wait_for
+from forked import Forked
+from job import Shelf, assert_alike, assert_same, distill, environment, metrics, program, results, wait_for
 
 STEPS = 8  # of the distillation below: 2 epochs of 4 steps
 
@@ -81,13 +84,27 @@ def test_killed_and_started_again_it_ends_the_same_bitwise(shelf: Shelf, done: P
     assert [line["loss"] for line in results(folder)["history"]] == [line["loss"] for line in results(done)["history"]]
 
 
+def slow_steps() -> None:
+    """Let each step take so long that a signal comes between two of them on a busy machine, too."""
+    from distill import train
+
+    set_rate = train.set_learning_rate
+
+    def later(*arguments: Any) -> None:
+        time.sleep(0.5)
+        set_rate(*arguments)
+
+    train.set_learning_rate = later
+
+
 def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
     folder = shelf.root / "stopped"
-    stopped = command(*shelf.arguments(folder, "train.save_every=100"))
+    stopped = Forked(shelf.arguments(folder, "train.save_every=100"), environment(), change=slow_steps)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), stopped)
     stopped.send_signal(signal.SIGTERM)
     _, errors = stopped.communicate(timeout=60)
-    assert stopped.returncode == 143 and "the same command goes on" in errors
+    assert stopped.returncode == 143 and "the same command goes on" in errors, errors
+    assert len(metrics(folder)) < STEPS
     assert shelf.run(folder, "train.save_every=100") == 0
     assert_same(folder, done)
 
