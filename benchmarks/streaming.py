@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1 << 20, help="of the rates: 256 bytes each")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=45, help="of the loop that may wait, without the waiting")
+    parser.add_argument("--margins", type=float, nargs="+", default=[2.0, 1.2], help="bytes of storage to those needed")
     parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--random-rows", type=int, default=64)
     parser.add_argument("--json", type=Path)
@@ -294,7 +295,7 @@ def main() -> None:
             results["rate"] = rate(Path(name), options.rows, options.rounds)
             print_rates(results["rate"])
         if "waiting" in wanted:
-            results["waiting"] = waiting(Path(name), options.seconds, [2.0, 1.2])
+            results["waiting"] = waiting(Path(name), options.seconds, options.margins)
             print(json.dumps(results["waiting"], indent=1), "\n")
         if "ten_tb" in wanted:
             results["ten_tb"] = ten_tb(Path(name), options.shards, options.random_rows)

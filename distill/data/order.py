@@ -16,7 +16,8 @@ import numpy as np
 from distill.data.row_store import RowStore, row_bytes, starts_of
 from distill.seed import key, shuffled
 
-RAMP = 32  # the first window of a run is this part of a whole one
+RAMP = 32  # the first window of a run is this part of a whole one ...
+FEWEST = 2  # ... or so many blocks: after a single one there are two, twice as many
 GROWTH = 1.5  # of the windows after it: storage that gives twice what the run needs is ahead of them
 SLACK = 2.0  # standard deviations by which the rows of a step that fall to a rank stray from its share of a window
 
@@ -185,9 +186,11 @@ class WindowedShuffle:
     @property
     def identity(self) -> Hashable:
         """Blocks and windows: with others the same seed gives another order."""
-        return (
+        blocks = (
             f"{len(self.starts) - 1} blocks of at most {int(np.diff(self.starts).max())} rows, {self.window} a window"
         )
+        first = first_window(self.window)
+        return blocks if first == max(1, self.window // RAMP) else f"{blocks}, {first} in the first"
 
 
 def window_bounds(blocks: int, window: int, ramp: bool) -> np.ndarray:
@@ -195,13 +198,18 @@ def window_bounds(blocks: int, window: int, ramp: bool) -> np.ndarray:
 
     All are of nearly one size, of `window` blocks at most; with `ramp` they grow to it from a small part of it.
     """
-    bounds, length = [0], max(1, window // RAMP) if ramp else window
+    bounds, length = [0], first_window(window) if ramp else window
     while length < window and bounds[-1] + length < blocks:
         bounds.append(bounds[-1] + length)
         length = math.ceil(length * GROWTH)
     rest = blocks - bounds[-1]
     cuts = -(-rest // window)
     return np.array([*bounds, *(bounds[-1] + (number + 1) * rest // cuts for number in range(cuts))], np.int64)
+
+
+def first_window(window: int) -> int:
+    """Blocks of the first window of a run, of `window` in a whole one."""
+    return min(window, max(FEWEST, window // RAMP))
 
 
 def order_of(rows: RowStore, shuffle_bytes: int, seed: int) -> Order:
