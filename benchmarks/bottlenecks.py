@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import random
 import statistics
@@ -135,18 +136,28 @@ def with_memory(given: dict[str, Any]) -> None:
     work, steps = train.accumulate_gradients, []
     group, limit = Path(given["group"]), Path(given["limit"])
     (group / "memory.limit_in_bytes").write_text("-1")  # that of an earlier run
+    (group / "memory.swappiness").write_text("100")
     (group / "cgroup.procs").write_text(str(os.getpid()))
 
     def limited(*values: Any) -> Any:
         steps.append(True)
         if len(steps) == 3:
+            taken = int((group / "memory.usage_in_bytes").read_text())
             if not limit.exists():
-                taken = int((group / "memory.usage_in_bytes").read_text())
                 limit.write_text(str(int(given["share"] * taken)))
-            (group / "memory.limit_in_bytes").write_text(limit.read_text())
+            lower_limit(group, taken, int(limit.read_text()))
         return work(*values)
 
     train.accumulate_gradients = limited
+
+
+def lower_limit(group: Path, taken: int, limit: int) -> None:
+    """Lower a group's limit bit by bit: at once, Linux kills what it cannot swap out as quickly as it is asked to."""
+    for part in range(1, 17):
+        with contextlib.suppress(OSError):  # not yet: the next try goes further
+            (group / "memory.limit_in_bytes").write_text(str(taken + (limit - taken) * part // 16))
+        time.sleep(0.25)
+    (group / "memory.limit_in_bytes").write_text(str(limit))
 
 
 BREAKS: dict[str, Callable[[Any], None]] = {
@@ -261,6 +272,15 @@ def groups_for(case: Case, swap: Path) -> Iterator[None]:
             group.rmdir()
 
 
+def run_or_inf(case: Case, change: list[str], options: argparse.Namespace) -> float:
+    """Seconds of a step; infinite where the run ends early, as one that is killed for want of memory does."""
+    try:
+        return run(case, change, options)[0]
+    except RuntimeError as error:
+        print(f"{case.name} {' '.join(change)}: {str(error)[-300:]}", file=sys.stderr, flush=True)
+        return math.inf
+
+
 def relieved(case: Case) -> Case:
     """The same run without its break."""
     return Case(case.name, {}, case.settings, case.ranks, None)
@@ -283,7 +303,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
             by_setting = change and case.name != "memory"
             better.append(run(case, change, options)[0] if by_setting else run(relieved(case), [], options)[0])
             if change and not by_setting:
-                advised.append(run(case, change, options)[0])
+                advised.append(run_or_inf(case, change, options))
             if turn + 1 < options.turns:
                 broken.append(run(case, [], options)[0])
     return {
@@ -332,9 +352,8 @@ def show(results: list[dict[str, Any]]) -> str:
         if advised := each.get("advised"):
             gain = advised["measured"]
             relief = " ".join(advised["change"])
-            rows.append(
-                ["", "", "", "", relief, f"{each['predicted']:.2f}", f"{gain:.2f}", off(each["predicted"], gain)]
-            )
+            measured = [f"{gain:.2f}", off(each["predicted"], gain)] if gain else ["killed", ""]
+            rows.append(["", "", "", "", relief, f"{each['predicted']:.2f}", *measured])
     return table(["broken", "how much", "named", "right", "relief", "predicted", "measured", "off by"], rows)
 
 
