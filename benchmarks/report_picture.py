@@ -1,6 +1,7 @@
-"""The picture of a report that the README shows: the top of a run's page, by a browser without a window.
+"""Pictures of pages that the README and recipes/README.md show: their tops, by a browser without a window.
 
     python benchmarks/report_picture.py runs/distilbert_gutenberg benchmarks/report.png
+    python benchmarks/report_picture.py runs/distilbert_gutenberg-sweep recipes/sweep.png
 
 Needs Chromium or Chrome (Debian: apt-get install chromium). The colours are reduced to 64, which text and curves do not
 show, and the file is refused when it is larger than 200 kB.
@@ -16,12 +17,13 @@ from pathlib import Path
 from PIL import Image
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+PAGES = ("report.html", "compare.html")
 LARGEST = 200_000  # bytes
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a finished run folder")
+    parser.add_argument("run", type=Path, help="folder of a finished run, or of a sweep")
     parser.add_argument("picture", type=Path)
     parser.add_argument("--width", type=int, default=1000)
     parser.add_argument("--height", type=int, default=1250)
@@ -30,9 +32,9 @@ def main() -> int:
     if browser is None:
         print(f"none of {', '.join(BROWSERS)} is here (Debian: apt-get install chromium)", file=sys.stderr)
         return 2
-    page = (options.run / "report.html").resolve()
-    if not page.is_file():
-        print(f"{page} does not exist: give the folder of a finished run", file=sys.stderr)
+    page = next((each.resolve() for name in PAGES if (each := options.run / name).is_file()), None)
+    if page is None:
+        print(f"{options.run} has no {' or '.join(PAGES)}: give the folder of a finished run or sweep", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder, "shot.png")
