@@ -10,7 +10,7 @@ MOST_LINES = 40  # of a history in a table; the figures show all
 
 
 def history_blocks(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
-    """The tables of a history and its figure, where `pictures` has one; of a run under way what there is so far."""
+    """The tables of a history and its figures, where `pictures` has them; of a run under way what there is so far."""
     axis = axis_of(results)
     all_lines, all_twin = (
         {_point(line, axis): line for line in history or []}
@@ -22,7 +22,7 @@ def history_blocks(results: dict[str, Any], pictures: dict[str, Picture]) -> lis
     shown: list[Block] = [table for table in tables if table.rows]
     if len(student) < len(all_lines):
         shown.insert(0, f"The tables list {len(student)} of {len(all_lines)} points; history.jsonl has all.")
-    return shown + ([pictures["history"]] if "history" in pictures else [])
+    return shown + [pictures[name] for name in ("history", "minutes") if name in pictures]
 
 
 def _point(line: dict[str, Any], axis: str) -> str:

@@ -68,7 +68,8 @@ class Picture:
 
 
 def draw(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]]) -> dict[str, Picture]:
-    """Draw what there are numbers for into `folder`/plots; keys: comparison, history, loss, optimizer, throughput."""
+    """Draw what there are numbers for into `folder`/plots; keys: comparison, history, minutes, loss, optimizer,
+    throughput."""
     import matplotlib
 
     (folder / "plots").mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,7 @@ def draw(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]]) -
         drawn = {
             "comparison": _comparison(results),
             "history": _history(results),
+            "minutes": _minutes(results),
             "loss": _loss(results, metrics),
             "optimizer": _optimizer(metrics),
             "throughput": _throughput(metrics),
@@ -311,6 +313,36 @@ def _by_point(axes: Any, histories: dict[str, list[dict[str, Any]]], measure: st
             size = 4 if len(x) <= MOST_MARKED else 0
             axes.plot(x, y, color=MODELS[name], marker=marker, markersize=size, label=name)
     _count_steps(axes)
+
+
+def _minutes(results: dict[str, Any]) -> tuple[Any, str] | None:
+    """The first measure over the minutes of training, a panel for each set: how long for how good."""
+    from matplotlib.ticker import MaxNLocator
+
+    histories = {"student": results.get("history") or [], "twin": (results.get("twin") or {}).get("history") or []}
+    measure = next(iter(measures_of(results)), "")
+    keys = list(dict.fromkeys(key for line in histories["student"] for key in line.get(measure) or {}))
+    timed = [line for line in histories["student"] if usable(line.get("seconds"))]
+    if not keys or len(timed) < 2:
+        return None
+    title = measures_of(results)[measure]["title"].lower()
+    timed_by = {
+        name: [line | {"minutes": line["seconds"] / 60} for line in history if usable(line.get("seconds"))]
+        for name, history in histories.items()
+    }
+    figure, panels = make_panels(len(keys), min(3, len(keys)), 1.9)
+    for axes, key in zip(panels, keys, strict=True):
+        _by_point(axes, timed_by, measure, key, "minutes")
+        level = ((results.get("teacher") or {}).get(measure) or {}).get(key)
+        if usable(level):
+            axes.axhline(level, color=MODELS["teacher"], linestyle="--", linewidth=1.2, label="teacher")
+        axes.set_title(_plain(f"{label_of(results, key)}\n{title}"))
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_formatter("{x:,.3g}")
+        axes.set_xlabel("minutes of training")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure, f"{title.capitalize()} over the minutes of training, evaluation left out."
 
 
 def _count_steps(axes: Any) -> None:

@@ -63,12 +63,12 @@ def test_headline_says_what_happened_in_plain_words(results: dict) -> None:
 def test_figures_are_small_linked_and_themed(written: Path) -> None:
     linked = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (written / "report.md").read_text())
     files = sorted(path.relative_to(written).as_posix() for path in (written / "plots").iterdir())
-    assert sorted(linked) == files and len(files) == 5
+    assert sorted(linked) == files and len(files) == 6
     for file in files:
         content = (written / file).read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) < 60_000
     svg = re.findall(r"<svg.*?</svg>", (written / "report.html").read_text(), flags=re.DOTALL)
-    assert len(svg) == 5 and all("var(--rule)" in drawing and "currentColor" in drawing for drawing in svg)
+    assert len(svg) == 6 and all("var(--rule)" in drawing and "currentColor" in drawing for drawing in svg)
 
 
 def test_skipped_steps_are_marked_in_every_loss_curve(tmp_path: Path, metrics: list) -> None:
@@ -97,6 +97,18 @@ def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> Non
     assert len(loss) == 32 and loss[0] == "1,000" and loss[-1] == "125,000" and loss[1] == "5,000"
     assert [table[:32] for table in measures] == [loss, loss] and "32 of 125 points" in text
     assert plots.draw(tmp_path, results, metrics)["history"].caption.endswith("by step.")
+
+
+def test_scores_over_minutes(tmp_path: Path, results: dict, metrics: list) -> None:
+    """Student, twin and the teacher's level; nothing where there is one point, or no time was kept."""
+    figure = plots.draw(tmp_path, results, metrics)["minutes"]
+    assert "minutes of training" in figure.svg and figure.caption.startswith("Perplexity over the minutes")
+    for colour in ("var(--student)", "var(--twin)", "var(--teacher)"):
+        assert colour in figure.svg
+    results["history"], lines = results["history"][-1:], results["history"]
+    assert "minutes" not in plots.draw(tmp_path, results, metrics)
+    results["history"] = [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    assert "minutes" not in plots.draw(tmp_path, results, metrics)
 
 
 def test_report_without_teacher_twin_and_agreement(tmp_path: Path, results: dict, metrics: list) -> None:

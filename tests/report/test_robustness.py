@@ -50,7 +50,7 @@ def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, mo
 @pytest.mark.parametrize("path", [("teacher",), ("twin",), ("history",), ("student", "perplexity"), ("evaluation",)])
 def test_figures_survive_missing_parts(path: tuple[str, ...], tmp_path: Path, results: dict) -> None:
     drawn = plots.draw(tmp_path, without(results, path, None), [])
-    assert set(drawn) <= {"comparison", "history"}
+    assert set(drawn) <= {"comparison", "history", "minutes"}
 
 
 def test_empty_results_still_give_a_page(tmp_path: Path) -> None:
