@@ -125,7 +125,7 @@ def test_the_losses_are_their_formulas(name: str, dtype: torch.dtype, shape: tup
 
 
 @pytest.mark.parametrize("masked", [0.0, 0.4])
-@pytest.mark.parametrize("rows", [0, 1, 41])
+@pytest.mark.parametrize("rows", [0, 1, 15])
 @pytest.mark.parametrize("name", new_terms())
 def test_both_paths_agree_with_the_loops_down_to_the_head(name: str, rows: int, masked: float) -> None:
     """Value, and gradients of rows, weight and bias under an upstream gradient, with padded vocabularies."""
@@ -145,7 +145,7 @@ def test_both_paths_agree_with_the_loops_down_to_the_head(name: str, rows: int, 
     paths = {
         "plain": reference_loss([term], *arguments, scales, VOCAB),
         "chunked": vocabulary_loss([term], *arguments, scales, VOCAB, compiled=False),
-        "small": chunked_loss(*arguments, AutogradBlock([term]), scales, vocab=VOCAB, budget=7 * BOTH_HEADS),
+        "small": chunked_loss(*arguments, AutogradBlock([term]), scales, vocab=VOCAB, budget=4 * BOTH_HEADS),
     }
     for loss, sums in paths.values():
         assert float(sums[0]) == pytest.approx(float(values.sum()), rel=1e-5, abs=1e-5)
