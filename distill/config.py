@@ -123,15 +123,22 @@ class StudentConfig:
 
     kind: str = MISSING
     architecture: str = "same"  # same (as the teacher) or a transformers model type such as distilbert
-    # Teacher layers to start from: their numbers, or a rule (every_second, which is also null, even, first, ends).
+    # Teacher layers to start from: auto (those that cost least, by the untrained student's loss), their numbers (a list
+    # of some for the mean of their weights), or a rule (every_second, which is also null, even, first, last, ends,
+    # averaged).
     layers: Any = None
     num_layers: int | None = None  # how many a rule takes; null: half of the teacher's
     config: dict[str, Any] = field(default_factory=dict)  # fields of the transformers configuration
+    # Parts that keep the weights they start with: embeddings, and layers of the student by number, from 0. With
+    # dropout=0 what is then the teacher's own, from the embeddings up, is computed once for both.
+    frozen: list[Any] = field(default_factory=list)
     dropout: float | None = None  # null: 0.1, or what a saved model says; not of kind=custom
     # Folder or Hub name, or corpus (trained on it); null: the teacher's. Another one than the teacher's is for losses
     # that need no pair of token rows, such as `pooled`.
     tokenizer: str | None = None
-    start: str = "random"  # of kind=config: random weights, or neighbours (heads that look at the words beside)
+    # Of kind=config: random weights, or neighbours (heads that look at the words beside). Of kind=layers: random (the
+    # layers as they are), or fitted (the last one to the teacher's last state in closed form).
+    start: str = "random"
     path: str | None = None
     trust_remote_code: bool = False
     custom: Component | None = None  # of kind=custom

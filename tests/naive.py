@@ -37,7 +37,7 @@ def definition(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of a whole step as the field defines it: full logits of the models themselves, position by position."""
     values: dict[str, list[torch.Tensor]] = {name: [] for name in NAMES}
-    soft = settings.terms["soft"].make.arguments
+    soft, cosine = (settings.terms[name].make.arguments for name in ("soft", "cosine"))
     for batch in batches:
         attention, targets = attention_of(batch), targets_of(batch)
         of_student = student(input_ids=batch.ids, attention_mask=attention, output_hidden_states=True)
@@ -53,7 +53,7 @@ def definition(
             if teacher is not None and (soft["rows"] == "all" or target is not None):
                 teacher_logits = of_teacher.logits[row, column][:VOCAB]
                 values["soft"].append(kl(teacher_logits, logits, settings.temperature, soft["cutoff"]))
-            if teacher is not None:
+            if teacher is not None and (cosine.get("rows", "all") == "all" or target is not None):
                 a, b = of_student.hidden_states[-1][row, column], of_teacher.hidden_states[-1][row, column]
                 values["cosine"].append(1 - (a @ b) / (a.norm() * b.norm()))
     means = {n: torch.stack(v).mean() if v else torch.zeros((), dtype=torch.float64) for n, v in values.items()}

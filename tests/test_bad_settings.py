@@ -75,6 +75,11 @@ student.num_layers=0
 student=layers ;; student.num_layers=0
 student.tokenizer=/no/such
 student.start=neighbors
+student.start=neighbours ;; student.frozen=[] -> student.start
+student.frozen=[head]
+student.frozen=[1.5]
+student.frozen=[-1]
+student.frozen=null
 backend.device=mps
 backend.device=gpu
 backend.device=cuda:-1

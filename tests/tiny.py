@@ -157,6 +157,7 @@ def objective_config(
     temperature: Any = 2.0,
     kernel: str = "auto",
     masking: conf.MaskingConfig | None = None,
+    cosine_rows: str = "all",
     **more: dict[str, Any],
 ) -> conf.ObjectiveConfig:
     """The three terms of DistilBERT with these weights, and `more` terms as a recipe would write them.
@@ -166,7 +167,7 @@ def objective_config(
     given: dict[str, dict[str, Any]] = {
         "soft": {"weight": soft, "temperature": temperature, "rows": rows, "cutoff": cutoff},
         "mlm": {"weight": mlm},
-        "cosine": {"weight": cosine},
+        "cosine": {"weight": cosine, "rows": cosine_rows},
         **more,
     }
     settings = compose.objective_config({**given, "kernel": kernel, "temperature": temperature})

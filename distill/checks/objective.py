@@ -46,6 +46,12 @@ def _check_task(config: Config, terms: dict[str, Term]) -> None:
             "set it to false"
         )
     _check_unlabelled(config, task, terms)
+    for name, term in terms.items():
+        if term.student_reads.last_rows and not task.kind.vocabulary:
+            raise SettingError(
+                f"objective.{name}.rows chooses the positions of words that are predicted, and objective.task="
+                f"{settings.task} predicts none: set it to all"
+            )
     if not task.kind.vocabulary:
         _refuse_text_settings(config)
     if not task.kind.vocabulary and settings.masking != MaskingConfig():

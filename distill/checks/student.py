@@ -5,7 +5,8 @@ from typing import Any
 from distill.config import StudentConfig
 from distill.errors import SettingError
 from distill.models.fields import check_fields, family
-from distill.models.layer_choice import RULES
+from distill.models.frozen import EMBEDDINGS
+from distill.models.layer_choice import AUTO, RULES, are_layers, flat
 from distill.nearest import choose
 
 KINDS = ("layers", "config", "pretrained", "custom")
@@ -14,8 +15,13 @@ KINDS = ("layers", "config", "pretrained", "custom")
 def check_student(settings: StudentConfig) -> None:
     """Raises SettingError for a kind, family, field of its configuration or rule of layers that is not known."""
     choose("student.kind", settings.kind, KINDS)
-    choose("student.start", settings.start, ("random", "neighbours"))
+    choose("student.start", settings.start, ("random", "neighbours", "fitted"))
     _check_layers(settings.layers)
+    for part in settings.frozen:
+        if part != EMBEDDINGS and (not isinstance(part, int) or isinstance(part, bool) or part < 0):
+            raise SettingError(
+                f"student.frozen={settings.frozen}: {part} is neither {EMBEDDINGS} nor the number of a layer, from 0"
+            )
     if settings.kind == "pretrained" and settings.path is None:
         raise SettingError("student.path=null with student.kind=pretrained: give a folder or a name on the Hub")
     if settings.kind == "config" and settings.architecture == "same":
@@ -30,8 +36,8 @@ def _check_layers(layers: Any) -> None:
     if layers is None:
         return
     if not isinstance(layers, list):
-        choose("student.layers", str(layers), RULES)
-    elif not layers or any(not isinstance(layer, int) or isinstance(layer, bool) or layer < 0 for layer in layers):
+        choose("student.layers", str(layers), [AUTO, *RULES])
+    elif not layers or not are_layers(layers) or any(layer < 0 for layer in flat(layers)):
         raise SettingError(
-            f"student.layers={layers} has to be whole numbers, such as [0,2,4], or one of {', '.join(RULES)}"
+            f"student.layers={layers} has to be whole numbers, such as [0,2,4], or one of {', '.join([AUTO, *RULES])}"
         )

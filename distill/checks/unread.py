@@ -3,6 +3,8 @@
 from distill.config import Config
 from distill.errors import SettingError
 
+STARTS = {"neighbours": ("config",), "fitted": ("layers",)}  # the kinds of student that have them
+
 
 def check_unread(config: Config) -> None:
     """Refuse what the chosen kind of model would not read: the run would be another one than was asked for."""
@@ -13,7 +15,12 @@ def check_unread(config: Config) -> None:
         ("teacher.tokenizer", None if teacher.kind == "none" else teacher.tokenizer, teacher.kind, saved),
         ("student.path", student.path, student.kind, saved),
         ("student.num_layers", student.num_layers, student.kind, ("layers",)),
-        ("student.start", None if student.start == "random" else student.start, student.kind, ("config",)),
+        (
+            "student.start",
+            None if student.start == "random" else student.start,
+            student.kind,
+            STARTS.get(student.start, ("config",)),
+        ),
     ):
         wanted = wanting[0]
         if value is not None and kind not in wanting:

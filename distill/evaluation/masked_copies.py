@@ -14,24 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import (
-    BertForMaskedLM,
-    BertModel,
-    DistilBertForMaskedLM,
-    DistilBertModel,
-    RobertaForMaskedLM,
-    RobertaModel,
-)
+from transformers import BertForMaskedLM, DistilBertForMaskedLM, DistilBertModel, RobertaForMaskedLM
 
 from distill.data.batch import PADDING
 from distill.evaluation.mixture import MeanReader
-from distill.kernels.attention import pays, products
 from distill.kernels.packed_linear import PackedLinear
+from distill.models.known_layers import Layer, attend, known_layers
 from distill.models.language_model import LanguageModel, OutputSpec
 
-# Models that are known to the letter, their encoders, and what they do between the last hidden state [N, H] and the
-# output embedding [N, E].
-ENCODERS = {BertForMaskedLM: BertModel, DistilBertForMaskedLM: DistilBertModel, RobertaForMaskedLM: RobertaModel}
+# Of the models that are known to the letter: what they do between the last hidden state [N, H] and the output embedding
+# [N, E].
 PREDICTION_HEADS: dict[type, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     BertForMaskedLM: lambda m, x: m.cls.predictions.transform(x),
     DistilBertForMaskedLM: lambda m, x: m.vocab_layer_norm(m.activation(m.vocab_transform(x))),
@@ -77,22 +69,11 @@ class Copies:
         return torch.arange(len(self.row), device=self.row.device), self.column
 
 
-@dataclass(frozen=True)
-class Layer:
-    """An encoder layer without position terms in its attention, in the pieces that can be computed apart."""
-
-    query: nn.Linear | PackedLinear
-    key: nn.Linear | PackedLinear
-    value: nn.Linear | PackedLinear
-    num_heads: int
-    rest: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (attended, the layer's input) -> the layer's output
-
-
 def head_rows_at_masks(model: LanguageModel, copies: Copies) -> torch.Tensor:
     """Input of the output embedding of `model`, in evaluation mode, at the masked position of each copy, [B, E]."""
     if isinstance(model, MeanReader):
         return model.joined([head_rows_at_masks(each, copies) for each in model.members])
-    layers = _layers(model.model)
+    layers = known_layers(model.model)
     if layers is None:
         documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]
         positions = torch.arange(len(copies.row), device=copies.row.device) * copies.rows.shape[1] + copies.column
@@ -102,14 +83,14 @@ def head_rows_at_masks(model: LanguageModel, copies: Copies) -> torch.Tensor:
     return PREDICTION_HEADS[type(model.model)](model.model, _hidden_at_masks(model.model.base_model, layers, copies))
 
 
-def _hidden_at_masks(encoder: Any, layers: list["Layer"], copies: Copies) -> torch.Tensor:
+def _hidden_at_masks(encoder: Any, layers: list[Layer], copies: Copies) -> torch.Tensor:
     """Last hidden state at the masked position of each copy, [B, H]."""
     mask = None if copies.valid is None else copies.valid[copies.row][:, None, None]
     x = copies.embedded(encoder, masked=True)
     if len(layers) > 1:
         x = _first(layers[0], x, copies.embedded(encoder, masked=False), copies, mask)
     for layer in layers[1:-1]:
-        x = layer.rest(_attend(layer, layer.query(x), layer.key(x), layer.value(x), mask), x)
+        x = layer.rest(attend(layer, layer.query(x), layer.key(x), layer.value(x), mask), x)
     return _last(layers[-1], x, copies, mask)
 
 
@@ -124,7 +105,7 @@ def _first(
         projected[copies.index] = linear(masked)
         return projected
 
-    return layer.rest(_attend(layer, project(layer.query), project(layer.key), project(layer.value), mask), x)
+    return layer.rest(attend(layer, project(layer.query), project(layer.key), project(layer.value), mask), x)
 
 
 def _last(layer: Layer, x: torch.Tensor, copies: Copies, mask: torch.Tensor | None) -> torch.Tensor:
@@ -147,50 +128,3 @@ def _last(layer: Layer, x: torch.Tensor, copies: Copies, mask: torch.Tensor | No
     )
     attended = torch.einsum("bah,adh->bad", seen[:, 0], value).flatten(1) + layer.value.bias
     return layer.rest(attended, here)
-
-
-def _attend(
-    layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """Softmax attention of every head, [B, S, H] each -> [B, S, H]."""
-    query, key, value = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
-    if pays(query, key):
-        attended = products(query, key, value, mask, query.shape[-1] ** -0.5)
-    else:
-        attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    return attended.transpose(1, 2).flatten(2)
-
-
-def _layers(model: Any) -> list[Layer] | None:
-    """The pieces of a model whose encoder is known to the letter, else None: a subclass may compute something else."""
-    encoder: Any = getattr(model, "base_model", None)
-    known_encoder = ENCODERS.get(type(model)) is type(encoder)
-    if not known_encoder or getattr(model.config, "is_decoder", False):
-        return None
-    if type(model) is DistilBertForMaskedLM:
-        layers = [_distilbert(layer) for layer in encoder.transformer.layer]
-    else:
-        layers = [_bert(layer) for layer in encoder.encoder.layer]
-    # What else stands in for a linear layer (int8, adapters) has weights of another form.
-    known = (nn.Linear, PackedLinear)
-    plain = all(type(linear) in known for layer in layers for linear in (layer.query, layer.key, layer.value))
-    return layers if plain and layers else None
-
-
-def _bert(layer: Any) -> Layer:
-    inner = layer.attention.self
-
-    def rest(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return layer.feed_forward_chunk(layer.attention.output(attended, x))
-
-    return Layer(inner.query, inner.key, inner.value, inner.num_attention_heads, rest)
-
-
-def _distilbert(layer: Any) -> Layer:
-    inner = layer.attention
-
-    def rest(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        x = layer.sa_layer_norm(inner.out_lin(attended) + x)
-        return layer.output_layer_norm(layer.ffn.ff_chunk(x) + x)
-
-    return Layer(inner.q_lin, inner.k_lin, inner.v_lin, inner.n_heads, rest)

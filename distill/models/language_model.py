@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.kernels.precision import at_least_fp32, autocast, dtype_of
+from distill.models.known_layers import last_block_at, starting_above
 from distill.models.protocol import depth_of
 from distill.models.recorded_attention import QKV, recorded
 from distill.models.sliced_vocabulary import SlicedLogits, local_slice, sliced_logits
@@ -48,20 +49,22 @@ class OutputSpec(NamedTuple):
     qkv: tuple[int, ...] = ()  # blocks, from 1, whose queries, keys and values are
     pooled: tuple[str, ...] = ()  # vectors of whole rows: MEAN, CLS
     extra: tuple[str, ...] = ()  # logits of other heads, by their names in HEADS
+    last_rows: bool = False  # whether the encoder's last hidden state at `positions` is
 
     @property
     def is_empty(self) -> bool:
-        return not (self.head or self.layers or self.qkv or self.pooled or self.extra)
+        return not (self.head or self.layers or self.qkv or self.pooled or self.extra or self.last_rows)
 
 
 def union(specs: Iterable[OutputSpec]) -> OutputSpec:
-    """Everything that one of these wants, but for the head's input, whose positions belong to a batch."""
+    """Everything that one of these wants, but for the head's input and the positions, which belong to a batch."""
     found = list(specs)
     return OutputSpec(
         layers=tuple(sorted({layer for spec in found for layer in spec.layers})),
         qkv=tuple(sorted({block for spec in found for block in spec.qkv})),
         pooled=tuple(sorted({kind for spec in found for kind in spec.pooled})),
         extra=tuple(sorted({head for spec in found for head in spec.extra})),
+        last_rows=any(spec.last_rows for spec in found),
     )
 
 
@@ -73,9 +76,10 @@ class Outputs(NamedTuple):
     qkv: Mapping[int, QKV] = MappingProxyType({})  # by block number
     pooled: Mapping[str, Tensor] = MappingProxyType({})  # [B, H] by kind
     extra: Mapping[str, Tensor] = MappingProxyType({})  # logits of other heads, in at least fp32, by name
+    last_rows: Tensor | None = None  # [N, H], the last hidden state at the selected positions
 
     def of_rows(self, rows: slice) -> "Outputs":
-        """What belongs to some of the rows of the batch, without the head's input."""
+        """What belongs to some of the rows of the batch, without what belongs to positions."""
         hidden = {layer: states[rows] for layer, states in self.hidden.items()}
         qkv = {block: each.of_rows(rows) for block, each in self.qkv.items()}
         pooled = {kind: vectors[rows] for kind, vectors in self.pooled.items()}
@@ -113,15 +117,27 @@ class LanguageModel(nn.Module):
     forward at a time: the hooks of two threads would read each other's.
     """
 
-    def __init__(self, model: Any, precision: str = "fp32") -> None:
-        """`precision` is the format of the forward: fp32, or autocast in fp16 or, for anything else, bf16."""
+    def __init__(self, model: Any, precision: str = "fp32", plain: bool = False) -> None:
+        """
+        Args:
+            precision: of the forward: fp32, or autocast in fp16 or, for anything else, bf16.
+            plain: let the last block compute its output at positions that nobody reads, too; see `last_block_at`.
+        """
         super().__init__()
         self.model = model
         self.precision = precision
+        self.plain = plain
+        self.shared_depth = 0
         self._casts: dict[torch.dtype, Tensor] | None = None
 
-    def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
-        """`inputs`: `input_ids` [B, S] and whatever else the model takes; `documents` [B, S]: negative at padding.
+    def forward(
+        self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec, below: Tensor | None = None
+    ) -> Outputs:
+        """
+        Args:
+            inputs: `input_ids` [B, S] and whatever else the model takes.
+            documents: [B, S], negative at padding.
+            below: [B, S, H], what the model's first `shared_depth` blocks give, where that is known.
 
         Raises:
             ValueError: queries and keys are wanted of a model that does not show them, as DeBERTa and MPNet do not, or
@@ -134,7 +150,11 @@ class LanguageModel(nn.Module):
         # A model that is divided between ranks is made whole in its own forward alone.
         model = self.model if spec.head or spec.extra or is_root(self.model) else self.model.base_model
         inputs = _known(inputs, self.model)
-        with autocast(self.precision, inputs["input_ids"].device), _watched(self.model, spec) as found:
+        with ExitStack() as entered:
+            if below is not None:
+                entered.enter_context(starting_above(self.model, self.shared_depth, below))
+            entered.enter_context(autocast(self.precision, inputs["input_ids"].device))
+            found = entered.enter_context(_watched(self.model, spec, self.plain))
             output = model(**inputs, attention_mask=attention, **_without_cache(plain_class(self.model).forward))
         if missing := [block for block in spec.qkv if ("qkv", block) not in found]:
             raise ValueError(
@@ -152,6 +172,7 @@ class LanguageModel(nn.Module):
             {block: found["qkv", block] for block in spec.qkv},
             {kind: _pooled(kind, found[LAST], documents) for kind in spec.pooled},
             {name: _logits_of(name, output, self.model) for name in spec.extra},
+            found.get("last_rows"),
         )
 
     def head(self, rows: Tensor) -> Head:
@@ -259,7 +280,7 @@ def logit_changes(model: Any) -> tuple[float, float | None]:
 
 
 @contextmanager
-def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
+def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict[Any, Any]]:
     """While it is open the model's forward fills the dict that is given.
 
     With hidden states by layer, the `QKV` of block i under ("qkv", i), and `head_rows`.
@@ -267,6 +288,8 @@ def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
     found: dict[Any, Any] = {}
     wanted = {layer for layer in spec.layers if layer != LAST}
     depth = depth_of(model)
+    reads_last = plain or bool(spec.pooled or spec.qkv or spec.extra or {LAST, depth} & set(spec.layers))
+    reduced = False  # whether the last block gives the selected positions alone
 
     def after_encoder(_: nn.Module, __: Any, output: Any) -> Any:
         last = output if isinstance(output, Tensor) else output[0]
@@ -274,12 +297,14 @@ def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
             found[LAST] = last
         if depth in wanted:
             found[depth] = last
+        rows = last.flatten(0, 1)
+        if spec.positions is not None and not reduced and (spec.head or spec.last_rows):
+            rows = rows.index_select(0, spec.positions)
+        if spec.last_rows:
+            found["last_rows"] = rows
         to_no_head = spec.extra or is_root(model)  # the model's own forward runs, but for its output embedding
         if not spec.head and not (to_no_head and model.get_output_embeddings() is not None):
             return None
-        rows = last.flatten(0, 1)
-        if spec.positions is not None:
-            rows = rows.index_select(0, spec.positions)
         return _replace_first(output, (rows if spec.head else rows[:0])[None])
 
     def before_output_embedding(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -288,6 +313,8 @@ def _watched(model: Any, spec: OutputSpec) -> Iterator[dict[Any, Any]]:
 
     with ExitStack() as until_done:
         handles = [model.base_model.register_forward_hook(after_encoder)]
+        if (spec.head or spec.last_rows) and not reads_last:
+            reduced = until_done.enter_context(last_block_at(model, spec.positions))
         if spec.head:
             handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
         if wanted or spec.qkv:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
-from distill.models.language_model import Head, OutputSpec, union
+from distill.models.language_model import LAST, Head, OutputSpec, union
 from distill.objective.blocks import NO_TARGET
 from distill.objective.fused import Visitor, chunked_loss
 from distill.objective.tally import TOKENS
@@ -35,6 +35,8 @@ class Objective:
         weights: of the terms, in force in the current step.
         scheduled_weights: the same over the run.
         temperatures: of the terms whose temperature follows a schedule.
+        shared_depth: how many of the student's lowest blocks are the teacher's own, so that it begins with the
+            teacher's hidden state; None: it computes everything itself.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Objective:
         self.temperatures = {name: ramp for name, ramp in (temperatures or {}).items() if name in terms}
         self.begin_step(0.0)
         self.vocab, self.plain = vocab, plain
+        self.shared_depth: int | None = None
         self.names = tuple(terms)
         self.needs_teacher = any(term.needs_teacher for term in terms.values())
         self._vocabulary = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
@@ -118,19 +121,34 @@ class Objective:
 
     def student_spec(self, batch: Batch) -> OutputSpec:
         """What is wanted of the student's forward."""
-        positions = self.positions(batch) if self._vocabulary else None
         inner = union(term.student_reads for term in self.terms.values())
+        positions = self.positions(batch) if self._vocabulary or inner.last_rows else None
         return inner._replace(head=bool(self._vocabulary), positions=positions)
 
     def teacher_spec(self, batch: Batch) -> OutputSpec:
         """What is wanted of the teacher."""
         wants_logits = any(term.needs_teacher for term in self._vocabulary.values())
         inner = union(term.teacher_reads for term in self.terms.values())
-        return inner._replace(head=wants_logits, positions=self.positions(batch) if wants_logits else None)
+        if (depth := self._shared(batch)) is not None:
+            inner = inner._replace(layers=tuple(sorted({*inner.layers, depth})))
+        positions = self.positions(batch) if wants_logits or inner.last_rows else None
+        return inner._replace(head=wants_logits, positions=positions)
+
+    def _shared(self, batch: Batch) -> int | None:
+        """`shared_depth`, but of rows with segments, which families embed in different ways."""
+        return None if "token_type_ids" in batch.inputs else self.shared_depth
+
+    def reads_above(self, depth: int) -> bool:
+        """Whether no term reads anything of the student from below the outcome of its first `depth` blocks."""
+        inner = union(term.student_reads for term in self.terms.values())
+        layers = [layer for layer in inner.layers if layer != LAST]
+        return all(layer >= depth for layer in layers) and all(block > depth for block in inner.qkv)
 
     def __call__(self, model: Trainable, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the step's loss, and the sums of the terms, [T], detached."""
-        outputs = model(batch.inputs, batch.documents, self.student_spec(batch))
+        shared = self._shared(batch)
+        below = None if shared is None else signal.outputs.hidden[shared]
+        outputs = model(batch.inputs, batch.documents, self.student_spec(batch), below)
         loss = scales.new_zeros(())
         sums: dict[str, Tensor] = {}
         if self._vocabulary:

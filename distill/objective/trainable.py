@@ -17,7 +17,9 @@ class Trainable(nn.Module):
         self.terms = nn.ModuleDict(terms or {})
         self.student = student
 
-    def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
+    def forward(
+        self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec, below: Tensor | None = None
+    ) -> Outputs:
         """The student's forward, as `LanguageModel`."""
-        outputs: Outputs = self.student(inputs, documents, spec)
+        outputs: Outputs = self.student(inputs, documents, spec, below)
         return outputs

@@ -31,16 +31,16 @@ class LiveTeacher:
         """One forward of all batches, and its outcome, cut up again by batch."""
         with torch.no_grad():
             outputs = self.model(*_joined(batches), _joined_spec(batches, specs))
-        rows: tuple[torch.Tensor, ...] | None = None
-        if outputs.head_rows is not None:
-            counts = [
-                batch.ids.numel() if spec.positions is None else len(spec.positions)
-                for batch, spec in zip(batches, specs, strict=True)
-            ]
-            rows = outputs.head_rows.split(counts)
+        counts = [
+            batch.ids.numel() if spec.positions is None else len(spec.positions)
+            for batch, spec in zip(batches, specs, strict=True)
+        ]
+        rows = None if outputs.head_rows is None else outputs.head_rows.split(counts)
+        last_rows = None if outputs.last_rows is None else outputs.last_rows.split(counts)
         start = 0
         for number, batch in enumerate(batches):
             here = outputs.of_rows(slice(start, start + len(batch.ids)))
+            here = here._replace(last_rows=None if last_rows is None else last_rows[number])
             yield Signal(None if rows is None else self.model.head(rows[number]), here)
             start += len(batch.ids)
 
@@ -59,7 +59,7 @@ def _joined(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], torch.Tensor
 
 def _joined_spec(batches: list[Batch], specs: list[OutputSpec]) -> OutputSpec:
     """The same wishes for all batches at once: each batch's positions stand behind those of the batches before it."""
-    if len(batches) == 1 or not specs[0].head or all(spec.positions is None for spec in specs):
+    if len(batches) == 1 or not (specs[0].head or specs[0].last_rows) or all(spec.positions is None for spec in specs):
         return specs[0]
     positions, start = [], 0
     for batch, spec in zip(batches, specs, strict=True):

@@ -74,6 +74,9 @@ CASES = {
     "soft": only(soft=1.0),
     "soft_masked": objective_config(1.0, 0.0, 0.0, rows="masked"),
     "cosine": only(cosine=0.7),
+    "cosine_masked": only(cosine=0.7, cosine_rows="masked"),
+    "all_masked": objective_config(rows="masked", cosine_rows="masked"),
+    "soft_all_cosine_masked": objective_config(cosine_rows="masked"),
     "mlm": only(mlm=2.0),
     "no_mlm": objective_config(mlm=0.0),
     "no_soft": objective_config(soft=0.0),
@@ -123,7 +126,7 @@ def test_no_teacher_is_asked_where_none_is_needed(tokenizer: Any) -> None:
 
 
 @KERNELS
-@pytest.mark.parametrize("case", ["default", "masked", "mlm", "cosine"])
+@pytest.mark.parametrize("case", ["default", "masked", "mlm", "cosine", "all_masked"])
 def test_micro_batch_without_targets(tokenizer: Any, teacher: Any, case: str, kernel: str) -> None:
     """It gives nothing to the masked words, no nan, and its positions still count for the other terms."""
     settings = replace(CASES[case], kernel=kernel)
@@ -186,11 +189,12 @@ def test_counts_by_name(tokenizer: Any) -> None:
     positions = float(sum(int((batch.ids != PAD).sum()) for batch in batches))
     assert positions > targets > 0
     for rows, soft in (("all", positions), ("masked", targets)):
-        objective = make_objective(objective_config(rows=rows), make_model("bert", 1), make_model("bert", 1))
+        settings = objective_config(rows=rows, cosine_rows=rows)
+        objective = make_objective(settings, make_model("bert", 1), make_model("bert", 1))
         counts = objective.count(batches)
         assert counts.dtype == torch.float64
         assert objective.by_name(counts.tolist()) == {
-            "soft": soft, "mlm": targets, "cosine": positions, "tokens": positions
+            "soft": soft, "mlm": targets, "cosine": soft, "tokens": positions
         }  # fmt: skip
         assert set(objective.count([]).tolist()) == {0.0}
 

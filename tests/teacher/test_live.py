@@ -47,6 +47,21 @@ def test_a_joint_forward_is_cut_up_by_batch(family: str, case: str) -> None:
             assert torch.equal(*(each.transpose(1, 2)[valid] for each in masks)) and found.scaling == expected.scaling
 
 
+@pytest.mark.parametrize("head", [False, True])
+def test_last_states_at_the_positions_are_cut_up_by_batch(head: bool) -> None:
+    """Also those of a last block that computes no others."""
+    model, batches = LanguageModel(make("bert")), window(2, shortest=4)
+    parts = list(
+        LiveTeacher(model, micro_batches=len(batches)).signals(
+            batches, lambda batch: OutputSpec(head, batch.targets.positions, last_rows=True)
+        )
+    )
+    for batch, part in zip(batches, parts, strict=True):
+        whole = model(batch.inputs, batch.documents, OutputSpec(layers=(LAST,))).hidden[LAST]
+        assert part.outputs.last_rows is not None
+        torch.testing.assert_close(part.outputs.last_rows, whole.flatten(0, 1)[batch.targets.positions])
+
+
 def test_nothing_is_asked_where_nothing_is_wanted() -> None:
     teacher = LiveTeacher(None)  # type: ignore[arg-type]
     signals = list(teacher.signals(window(2), lambda batch: OutputSpec()))

@@ -2,21 +2,32 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from distill.data.batch import Batch
 from distill.models.language_model import LAST, Outputs, OutputSpec
 from distill.models.shapes import hidden_widths
 from distill.objective import losses
-from distill.objective.terms import Term
+from distill.objective.terms import ALL, Term
+from distill.objective.terms.soft import SoftPositions, rows_of
 from distill.teacher.signal import Signal
 
 
 class Cosine(Term):
-    """1 - cos of the last hidden states at every non-padding position; see `losses.cosine`."""
+    """1 - cos of the last hidden states at every non-padding position, or where a token is predicted (`rows`).
+
+    See `losses.cosine`.
+    """
 
     title = "Hidden states (cosine)"
-    student_reads = teacher_reads = OutputSpec(layers=(LAST,))
+
+    def __init__(self, rows: SoftPositions = SoftPositions.all) -> None:
+        """`rows`: all, or masked (or targets): only there does a last layer that nobody else reads have to compute."""
+        self.rows = rows_of(rows)
+        self.student_reads = self.teacher_reads = (
+            OutputSpec(layers=(LAST,)) if self.rows == ALL else OutputSpec(last_rows=True)
+        )
 
     def build(self, student: Any, teacher: Any | None) -> None:
         widths = [hidden_widths(model, (LAST,))[0] for model in (teacher, student) if model is not None]
@@ -24,9 +35,11 @@ class Cosine(Term):
             raise ValueError(f"weight: teacher and student have hidden sizes {widths[0]} and {widths[1]}; set it to 0")
 
     def count(self, batch: Batch) -> int:
-        return batch.num_valid
+        return batch.num_valid if self.rows == ALL else len(batch.targets.positions)
 
     def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+        if self.rows != ALL:
+            return losses.cosine(*(target_rows(each.last_rows, batch) for each in (student, teacher.outputs))).sum()
         return losses.cosine(*(valid_rows(each.hidden[LAST], batch) for each in (student, teacher.outputs))).sum()
 
 
@@ -34,3 +47,14 @@ def valid_rows(hidden: Tensor, batch: Batch) -> Tensor:
     """[B, S, H] -> [num_valid, H], without padding."""
     rows = hidden.flatten(0, 1)
     return rows if batch.valid_positions is None else rows.index_select(0, batch.valid_positions)
+
+
+def target_rows(last_rows: Tensor | None, batch: Batch) -> Tensor:
+    """Last hidden states [N, H] at the positions that reach the head -> those with a token to predict."""
+    assert last_rows is not None
+    positions = batch.targets.positions
+    if len(last_rows) == len(positions):  # these are they
+        return last_rows
+    if batch.valid_positions is not None and len(last_rows) == len(batch.valid_positions):
+        positions = torch.searchsorted(batch.valid_positions, positions)
+    return last_rows.index_select(0, positions)

@@ -1,0 +1,184 @@
+"""Layers of the families that are known to the letter, in pieces: for what computes a layer at some positions only.
+
+Shapes: B rows, S positions, P positions of each row, H hidden size, A heads.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import (
+    BertForMaskedLM,
+    BertModel,
+    DistilBertForMaskedLM,
+    DistilBertModel,
+    RobertaForMaskedLM,
+    RobertaModel,
+)
+
+from distill.kernels.attention import pays, products
+from distill.kernels.packed_linear import PackedLinear
+
+MOST = 0.9  # share of a row's positions above which picking them costs more than it saves
+ENCODERS = {BertForMaskedLM: BertModel, DistilBertForMaskedLM: DistilBertModel, RobertaForMaskedLM: RobertaModel}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An encoder layer without position terms in its attention, in the pieces that can be computed apart."""
+
+    query: nn.Linear | PackedLinear
+    key: nn.Linear | PackedLinear
+    value: nn.Linear | PackedLinear
+    num_heads: int
+    rest: Callable[[Tensor, Tensor], Tensor]  # (attended, the layer's input) -> the layer's output
+
+
+def known_layers(model: Any) -> list[Layer] | None:
+    """The layers of a model whose encoder is known to the letter, else None: a subclass may compute something else."""
+    blocks = known_blocks(model)
+    if blocks is None:
+        return None
+    layers = [layer_of(block, model) for block in blocks]
+    # What else stands in for a linear layer (int8, adapters) has weights of another form.
+    known = (nn.Linear, PackedLinear)
+    plain = all(type(linear) in known for layer in layers for linear in (layer.query, layer.key, layer.value))
+    return layers if plain and layers else None
+
+
+def known_blocks(model: Any) -> nn.ModuleList | None:
+    """The blocks of a model whose encoder is known to the letter."""
+    encoder: Any = getattr(model, "base_model", None)
+    known_encoder = ENCODERS.get(type(model)) is type(encoder)
+    if not known_encoder or getattr(model.config, "is_decoder", False):
+        return None
+    blocks: nn.ModuleList = (encoder.transformer if type(model) is DistilBertForMaskedLM else encoder.encoder).layer
+    return blocks
+
+
+def layer_of(block: Any, model: Any) -> Layer:
+    """A block of such a model in its pieces; dropout is in none of them but what follows attention."""
+    return _distilbert(block) if type(model) is DistilBertForMaskedLM else _bert(block)
+
+
+def _bert(block: Any) -> Layer:
+    inner = block.attention.self
+
+    def rest(attended: Tensor, x: Tensor) -> Tensor:
+        output: Tensor = block.feed_forward_chunk(block.attention.output(attended, x))
+        return output
+
+    return Layer(inner.query, inner.key, inner.value, inner.num_attention_heads, rest)
+
+
+def _distilbert(block: Any) -> Layer:
+    inner = block.attention
+
+    def rest(attended: Tensor, x: Tensor) -> Tensor:
+        x = block.sa_layer_norm(inner.out_lin(attended) + x)
+        output: Tensor = block.output_layer_norm(block.ffn.ff_chunk(x) + x)
+        return output
+
+    return Layer(inner.q_lin, inner.k_lin, inner.v_lin, inner.n_heads, rest)
+
+
+def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax attention of every head: query [B, P, H], key and value [B, S, H] -> [B, P, H].
+
+    mask: None, or broadcastable to [B, A, P, S]: bool (True: look here) or to be added to the scores.
+    """
+    query, key, value = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
+    if pays(query, key):
+        attended = products(query, key, value, mask, query.shape[-1] ** -0.5)
+    else:
+        attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return attended.transpose(1, 2).flatten(2)
+
+
+@contextmanager
+def last_block_at(model: Any, positions: Tensor | None) -> Iterator[bool]:
+    """While it is open the encoder's last block gives its output at `positions` alone, [1, N, H] for [B, S, H].
+
+    Keys and values are computed everywhere, all else of the block at these positions: but for rounding, the same
+    numbers. Gives whether it is so. It is not for families that are not known to the letter, under dropout, whose
+    random numbers belong to whole rows, for compiled encoders, and on GPUs, which would have to wait to learn how many
+    positions a row has.
+
+    Args:
+        positions: flat ones [N] in B * S; None: all of them. The whole block is computed where they do not ascend.
+    """
+    fits = positions is not None and positions.device.type == "cpu" and not (positions[1:] < positions[:-1]).any()
+    block = _reducible(model) if fits else None
+    if block is None:
+        yield False
+        return
+    layer = layer_of(block, model)
+
+    def forward(x: Tensor, mask: Tensor | None = None, *others: Any, **named: Any) -> Tensor:
+        assert positions is not None
+        return _at(layer, x, mask, positions)
+
+    block.forward = forward
+    try:
+        yield True
+    finally:
+        del block.forward
+
+
+def _reducible(model: Any) -> Any | None:
+    """The last block where it can be computed at some positions only."""
+    layers = known_layers(model)
+    if not layers or "forward" in vars(model.base_model):
+        return None
+    block: Any = known_blocks(model)[-1]  # type: ignore[index]
+    if "forward" in vars(block) or (block.training and any(drops(module) for module in block.modules())):
+        return None
+    return block
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether it is a dropout of torch or of this package, and sets anything to zero."""
+    rate = getattr(module, "p", 0.0)
+    return isinstance(rate, float | int) and rate > 0
+
+
+def _at(layer: Layer, x: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+    """The layer's output at flat positions [N] of x [B, S, H], as [1, N, H].
+
+    Rows have unlike numbers of them: shorter ones are filled up with their first position, whose output is not read.
+    """
+    num_rows, length = x.shape[:2]
+    row = positions // length
+    counts = torch.bincount(row, minlength=num_rows)
+    most = int(counts.max()) if len(positions) else 0
+    mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., :1, :]  # all queries see what is no padding
+    if most > MOST * length:
+        attended = attend(layer, layer.query(x), layer.key(x), layer.value(x), mask)
+        return layer.rest(attended, x).flatten(0, 1).index_select(0, positions)[None]
+    place = torch.arange(len(positions)) - (counts.cumsum(0) - counts)[row]
+    picked = torch.arange(num_rows)[:, None].expand(-1, most) * length
+    picked = picked.index_put((row, place), positions)
+    here = x.flatten(0, 1).index_select(0, picked.flatten()).unflatten(0, (num_rows, most))
+    attended = attend(layer, layer.query(here), layer.key(x), layer.value(x), mask)
+    output = layer.rest(attended, here)
+    return output.flatten(0, 1).index_select(0, row * most + place)[None]
+
+
+@contextmanager
+def starting_above(model: Any, depth: int, state: Tensor) -> Iterator[None]:
+    """While it is open the model's encoder begins with `state` [B, S, H], what its first `depth` blocks would give."""
+    blocks = known_blocks(model)
+    assert blocks is not None
+
+    def given(*_: Any, **__: Any) -> Tensor:
+        return state
+
+    with ExitStack() as undone:
+        for module in (model.base_model.embeddings, *blocks[:depth]):
+            module.forward = given
+            undone.callback(delattr, module, "forward")
+        yield
