@@ -41,6 +41,7 @@ SETTINGS_IGNORED = {
     "student.path",
     "student.trust_remote_code",
 }
+FROZEN = "student.frozen"
 CONSTANT = "distill.schedules.constant.Constant"
 LENGTH = ("train.epochs", "train.steps", "train.minutes")
 
@@ -66,6 +67,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         name: value
         for name, value in flatten(config.given).items()
         if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
+        if value or name != FROZEN  # a run that freezes nothing is one of before there was that setting
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }
     if config.schedule.path == CONSTANT:

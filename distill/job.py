@@ -25,13 +25,15 @@ from distill.evaluation.scorable import require_positions
 from distill.identity import run_identity
 from distill.memory import require_memory_for_step
 from distill.milestones import check_within
+from distill.models.language_model import LanguageModel
 from distill.monitor import Monitor
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
+from distill.objective.trainable import Trainable
 from distill.objective.vocabulary_parallel import sliced_loss
 from distill.outcome import make_milestones, results_of, write_outputs
-from distill.pair import Models, load_models
+from distill.pair import Models, load_models, settle_start
 from distill.progress import configure_logging
 from distill.rank_identity import refuse_differing_settings
 from distill.redaction import redacted
@@ -39,9 +41,10 @@ from distill.report import results
 from distill.report.live_run import RunPage
 from distill.run_folder import RunFolder
 from distill.schedule import Schedule, length_in_steps, make_schedule, total_steps
-from distill.setup import choose_precision, setup_student
+from distill.setup import choose_precision, setup_student, share_lowest_blocks
 from distill.sharding.shard import plain_class
 from distill.tasks import Prepared, Task, find_task
+from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
 from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
@@ -87,12 +90,12 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         config.precision = choose_precision(config.precision, folder.recorded_precision(), backend)
         twin = with_formats(twin, config.precision.student)
         folder.checkpoints.precision = asdict(config.precision)
+        settle_start(config, models, task, text.batches, folder)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         origin = cache_origin(config, models.tokenizer, text, objective)
         caches = find_caches(config, models.digests, origin, text.batches, objective)
         require_memory_for_step(models.student, config.precision.student, *text.batches.shape, backend)
-        trainable = setup_student(models.student, objective, config.precision, backend)
-        frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
+        trainable, frozen = setup_models(config, models, objective, caches, backend)
         optimizer = optim.build(trainable, config.optimizer)
         state = folder.begin(trainable, optimizer, resolved)
         page.begin(state.step, state.seconds, steps)
@@ -143,6 +146,17 @@ def num_steps(config: Config, batches: Batches) -> int:
     steps = total_steps(config.train, batches.steps_per_epoch)
     check_within(config.train, steps)
     return steps
+
+
+def setup_models(
+    config: Config, models: Models, objective: Objective, caches: dict[str, Cache], backend: Backend
+) -> tuple[Trainable, dict[str, LanguageModel]]:
+    """What is trained, and the teachers by name, as training runs them."""
+    trainable = setup_student(models.student, objective, config.precision, backend)
+    frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
+    if len(frozen) == 1 and not caches and not models.tokenizers and not backend.divides:
+        share_lowest_blocks(config.student, config.precision, trainable, models.teachers[0].model, objective)
+    return trainable, frozen
 
 
 def make_objective(

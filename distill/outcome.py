@@ -16,7 +16,7 @@ from distill.evaluation import bootstrap
 from distill.export.folder import export
 from distill.jsonl import read_lines
 from distill.milestones import Milestones
-from distill.models.layer_choice import choose_layers
+from distill.models.layer_choice import AUTO, choose_layers
 from distill.monitor import Monitor
 from distill.objective.objective import Objective
 from distill.pair import Models, load_twin
@@ -96,8 +96,11 @@ def start_block(config: Config, models: Models) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": settings.kind, "from": settings.path}
     if settings.kind == "layers":
         first = models.teachers[0]
-        layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)
-        found |= {"from": first.title, "layers": layers}
+        found |= {"from": first.title}
+        if settings.layers != AUTO:  # else nobody knows any more
+            available = first.model.config.num_hidden_layers
+            found |= {"layers": choose_layers(settings.layers, settings.num_layers, available)}
+        found |= {"search": models.layer_search} if models.layer_search else {}
     return found
 
 

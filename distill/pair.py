@@ -1,7 +1,8 @@
 """The models of a run: its teachers, its student, and the tokenizers that they read text with."""
 
 import copy
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,21 +10,30 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.backends import Backend
 from distill.config import Config
+from distill.data.batches import Batches
 from distill.divide import divide_models, new_weights
 from distill.errors import SettingError
 from distill.evaluation.mixture import MeanModel
+from distill.layer_search import find_layers
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
 from distill.models.custom import load_weights
+from distill.models.fitted_start import fit_last_layer, last_of
 from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
+from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path, teacher_tokenizer
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
+from distill.run_folder import RunFolder
 from distill.sharding.gather import empty_copy, put_together
 from distill.tasks import Task
 from distill.teacher.members import Member, errors_of, load_members, settings_by_member
+
+FITTED_ON = 320  # rows; more of them improved nothing
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -37,6 +47,7 @@ class Models:
     # Of each teacher, and of the student where it starts from a model of the user's.
     digests: dict[str, str | None]
     kind: ModelKind  # of the student
+    layer_search: dict[str, Any] | None = None  # of student.layers=auto, as `find_layers` gives it
     skeleton: Any | None = None  # the student without its weights, where these are divided between ranks
 
     @property
@@ -84,7 +95,72 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
     fit_terms(terms, student, first)
     if (path := config.evaluate.twin) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path, task.kind), f"evaluate.twin={path}")
-    return Models(teachers, student, tokenizer, other, digests, task.kind, skeleton)
+    return Models(teachers, student, tokenizer, other, digests, task.kind, skeleton=skeleton)
+
+
+def settle_start(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
+    """What of the student's start is found on the rows of the corpus: its layers, and the fit of the last of them."""
+    settle_layers(config, models, task, batches, folder)
+    fit_start(config, models, batches, folder)
+
+
+def settle_layers(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
+    """Of student.layers=auto: find the layers, put them into `config`, and let the student start from them.
+
+    A run that resumes has the layers that it began with, which its folder keeps.
+    """
+    settings, backend = config.student, folder.backend
+    if settings.kind != "layers" or settings.layers != AUTO:
+        return
+    teacher = models.teachers[0].model  # of several the first one, from whose layers the student starts
+    available = teacher.config.num_hidden_layers
+    placeholder = choose_layers(AUTO, settings.num_layers, available)  # what the student has so far
+    found = folder.recorded_layers()
+    if not found and folder.start() is not None:
+        logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
+        return
+    if not found and backend.divides:
+        logger.warning(
+            "student.layers=auto scores whole models on one rank, and this backend divides them between ranks: the "
+            "student starts from every second layer; name other layers, such as student.layers=first"
+        )
+        found = {"layers": placeholder}
+    elif not found:
+        precision, words = config.precision.student, len(models.tokenizer)
+        found = find_layers(settings, teacher, models.kind, task.labels[0], batches, words, precision, backend)
+    folder.record_layers(found)
+    config.student = replace(settings, layers=found["layers"], num_layers=None)
+    models.layer_search = found if "teacher" in found else None
+    if found["layers"] != placeholder:
+        models.student = None  # two of them need not fit into memory
+        torch.manual_seed(config.seed)
+        length = config.corpus.tokens.sequence_length
+        models.student = make_student(config.student, teacher, models.tokenizer, length, models.kind)
+
+
+def fit_start(config: Config, models: Models, batches: Batches, folder: RunFolder) -> None:
+    """Of student.start=fitted: fit the student's last layer to its teacher's, unless a checkpoint follows anyway.
+
+    Of several teachers it is the first, from whose layers the student starts.
+
+    Rank 0 does it for all, which get its weights when training is set up.
+
+    Raises:
+        SettingError: models that are divided between ranks, or of a family whose layers are not known.
+    """
+    backend, teacher = folder.backend, models.teachers[0].model if models.teachers else None
+    if config.student.kind != "layers" or config.student.start != "fitted" or teacher is None:
+        return
+    if backend.divides:
+        raise SettingError("student.start=fitted needs whole models, and this backend divides them: use random")
+    last_of(models.student), last_of(teacher)  # on all ranks, so that all of them refuse
+    if backend.rank == 0 and folder.start() is None:
+        models.student.to(backend.device), teacher.to(backend.device)
+        fit = fit_last_layer(models.student, teacher, (each.to(backend.device) for each in batches.first(FITTED_ON)))
+        logger.info(
+            f"student.start=fitted: the last state's squared distance from the teacher's is {fit.after:,.4g} at "
+            f"{fit.positions:,} positions, and was {fit.before:,.4g}"
+        )
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:

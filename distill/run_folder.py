@@ -1,6 +1,7 @@
 """The folder of one run: who may write in it, whether it is finished, and where to resume."""
 
 import fcntl
+import json
 import logging
 import os
 import time
@@ -26,7 +27,8 @@ from distill.record import STEP, read_record
 from distill.results_file import STUDENT_FILES, check_student, read_results, student_digests, write_results
 
 LOGS = ("metrics.jsonl", "history.jsonl")
-FILES = (".lock", "config.yaml", *LOGS, "results.json", "report.html", "report.md", "progress.json")
+LAYERS = "layers.json"
+FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
 FOLDERS = ("checkpoints", "milestones", "plots", "profile", "tensorboard")
 FORMER_RANK = 60.0  # seconds for the rank 0 of an elastic run's earlier start, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
@@ -114,6 +116,30 @@ class RunFolder:
         start = self.start()
         recorded: dict[str, Any] = read_record(start)["precision"] if start else {}
         return recorded
+
+    def recorded_layers(self) -> dict[str, Any]:
+        """What `record_layers` was given when the run to resume began; empty where nobody knows."""
+        start = self.start()  # on all ranks; its run may have another folder
+        recorded: dict[str, Any] = self._decide(lambda: self._layers(start.parent.parent) if start else {})
+        return recorded
+
+    def record_layers(self, found: dict[str, Any]) -> None:
+        """Keep the layers that the student starts from, and how they were found."""
+        if self.writes:
+            with atomic(self.path / LAYERS) as new:
+                new.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+    def _layers(self, folder: Path) -> dict[str, Any]:
+        try:
+            found = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            found = None
+        if isinstance(found, dict) and isinstance(found.get("layers"), list):
+            return found
+        self._set_aside(Damaged(folder / LAYERS, "it does not say which layers a student began with"), "doing without")
+        return {}
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
         """Load the checkpoint to resume from, if there is one, and open the logs after its step.

@@ -10,7 +10,7 @@ from job import Shelf, composed, distill, metrics, results, save_model
 from distill.checks import check
 from distill.config import RECIPES
 from distill.models.check import check_packing
-from distill.models.layer_choice import choose_layers
+from distill.models.layer_choice import RULES, choose_layers
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
 from distill.tasks import find_task
@@ -83,10 +83,11 @@ def test_a_recipe_of_ones_own(shelf: Shelf) -> None:
 
 def test_the_rules_for_layers() -> None:
     rows = table(section("Layers"))
-    assert len(rows) == 4
+    assert len(rows) == len(RULES)
     for rule, taken in rows:
         names = re.findall(r"`(\w+)`", rule)
-        assert choose_layers(names[0], 6, 12) == [int(number) for number in taken.split(",")]
+        parts = [[int(number) for number in part.split("+")] for part in taken.partition(":")[0].split(",")]
+        assert choose_layers(names[0], 6, 12) == [part[0] if len(part) == 1 else part for part in parts]
     assert "(or nothing)" in rows[0][0] and choose_layers(None, 6, 12) == choose_layers("every_second", 6, 12)
 
 

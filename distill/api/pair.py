@@ -31,6 +31,7 @@ from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.models.check import check_vocabulary, longest_row
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
+from distill.models.layer_choice import AUTO
 from distill.models.loaded import LoadedModel, device_of, kind_of, without_bars
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher, teacher_path
@@ -214,7 +215,8 @@ def load_pair(
     Args:
         teacher: a run folder, a model folder or a name on the Hub; or `embedded`, the one that comes with the package.
         student: the same of a saved student; None: a copy of some of the teacher's layers; or a `StudentConfig`.
-        layers: of the teacher, by number or by rule, as in the setting student.layers; None: every second.
+        layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
+            rows to score on; None: every second.
         num_layers: how many a rule takes; None: half of them.
         sequence_length: tokens of a row; None: 128, or all that the teacher reads where that is less.
         seed: of what is random in the student, and of the masks. torch's own generator is left as it was.
@@ -240,6 +242,10 @@ def load_pair(
         student = StudentConfig(kind="layers", layers=chosen, num_layers=num_layers)
     elif not isinstance(student, StudentConfig):
         student = StudentConfig(kind="pretrained", path=str(student))
+    if student.layers == AUTO or student.start == "fitted":
+        raise SettingError(
+            "layers=auto and start=fitted look at the rows of a corpus, and there is none here: give numbers or a rule"
+        )
     length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)
     with torch.random.fork_rng([]), without_bars():
         torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators

@@ -122,6 +122,15 @@ class Batches:
         batch = self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
         return replace(batch, passes=passes)
 
+    def first(self, count: int) -> Iterator[Batch]:
+        """The `count` rows that training begins with, of all ranks, in micro-batches."""
+        positions = np.arange(min(count, len(self.order)))
+        numbers = self.order.numbers(0, positions)
+        passes = np.broadcast_to(self.order.passes(0, positions), numbers.shape)
+        for start in range(0, len(numbers), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            yield self.batch(numbers[part], passes[part])
+
     def dropout_keys(self, batch: Batch, step: int) -> list[int]:
         """What names the stream of dropout of each row of `batch` in its pass, or in the epoch of `step`."""
         passes = step // self.steps_per_epoch if batch.passes is None else batch.passes

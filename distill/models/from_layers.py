@@ -15,13 +15,14 @@ from distill.config import StudentConfig
 from distill.errors import SettingError
 from distill.models.bert_to_distilbert import bert_to_distilbert, distilbert_fields
 from distill.models.language_model import block_list
+from distill.models.layer_choice import Layer, flat
 
 # Of transformers' configurations: the number of layers, and lists that have an entry for each of them.
 NUM_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers")
 
 
-def student_fields(settings: StudentConfig, teacher: Any, chosen: list[int]) -> dict[str, Any]:
+def student_fields(settings: StudentConfig, teacher: Any, chosen: list[Layer]) -> dict[str, Any]:
     """The student's configuration: the teacher's, with fewer layers, in the student's architecture.
 
     Raises:
@@ -32,7 +33,7 @@ def student_fields(settings: StudentConfig, teacher: Any, chosen: list[int]) -> 
         fields = teacher.config.to_dict()
         for name in PER_LAYER:
             if fields.get(name):
-                fields[name] = [fields[name][layer] for layer in chosen]
+                fields[name] = [fields[name][flat([layer])[0]] for layer in chosen]
     elif (family, settings.architecture) == ("bert", "distilbert"):
         fields = distilbert_fields(teacher.config)
     else:
@@ -45,9 +46,11 @@ def student_fields(settings: StudentConfig, teacher: Any, chosen: list[int]) -> 
 
 
 def copy_layers(
-    settings: StudentConfig, teacher: Any, student: PreTrainedModel, chosen: list[int], share: bool = False
+    settings: StudentConfig, teacher: Any, student: PreTrainedModel, chosen: list[Layer], share: bool = False
 ) -> None:
     """Overwrite the student's weights with those of the chosen layers, the embeddings and the head.
+
+    A layer that stands for several gets the means of their weights.
 
     Args:
         share: let the student have the teacher's tensors themselves, until it is divided between ranks.
@@ -74,19 +77,26 @@ def copy_layers(
         )
 
 
-def _take_layers(teacher: Any, chosen: list[int]) -> dict[str, torch.Tensor]:
+def _take_layers(teacher: Any, chosen: list[Layer]) -> dict[str, torch.Tensor]:
     """The teacher's tensors by name: those of the chosen blocks, numbered anew, and all that are in no block."""
-    state, prefix = teacher.state_dict(), _block_prefix(teacher)
+    state, prefix = teacher.state_dict(), block_prefix(teacher)
     if prefix is None:  # one block that is called several times
         return dict(state)
     out = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
     for new, old in enumerate(chosen):
-        start = f"{prefix}{old}."
-        out |= {f"{prefix}{new}.{name[len(start) :]}": state[name] for name in state if name.startswith(start)}
+        first, *others = flat([old])
+        start = f"{prefix}{first}."
+        parts = [name.removeprefix(start) for name in state if name.startswith(start)]
+        out |= {f"{prefix}{new}.{part}": state[f"{start}{part}"] for part in parts}
+        for part in parts if others else []:
+            tensors = [state[f"{start}{part}"], *(state[f"{prefix}{other}.{part}"] for other in others)]
+            if tensors[0].is_floating_point():
+                mean = torch.stack([tensor.float() for tensor in tensors]).mean(0)
+                out[f"{prefix}{new}.{part}"] = mean.to(tensors[0].dtype)
     return out
 
 
-def _block_prefix(model: nn.Module) -> str | None:
+def block_prefix(model: nn.Module) -> str | None:
     """What the names of the blocks' tensors begin with; None where there are fewer blocks than layers."""
     depth: int = model.config.num_hidden_layers  # type: ignore[union-attr, assignment]
     blocks = block_list(model.base_model, depth)  # type: ignore[arg-type]

@@ -16,9 +16,10 @@ from distill.models.check import check_length, check_model, check_tokenizers, lo
 from distill.models.custom import custom_model
 from distill.models.fields import check_fields, family
 from distill.models.from_layers import copy_layers, student_fields
+from distill.models.frozen import freeze
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
-from distill.models.layer_choice import choose_layers
+from distill.models.layer_choice import AUTO, Layer, choose_layers
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.sharding.mapped import new_parameters_take_memory, parameters_on_meta
 
@@ -78,8 +79,12 @@ def make_student(
     for name, one in (("teacher", teacher), ("student", model)):
         if (limit := longest_row(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
+    freeze(model, settings.frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise SettingError("student: none of its weights is trained; leave requires_grad of some of them on")
+        raise SettingError(
+            f"student.frozen={settings.frozen}: none of the student's weights is trained; leave some of its parts out, "
+            "or requires_grad of some of its weights on"
+        )
     if mapped:
         return model.train()
     check_student(model, length, kind)
@@ -111,15 +116,29 @@ def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, 
             f"student.kind=layers takes layers of a transformers model, and the teacher is a {type(teacher).__name__}: "
             "build the student in a function of your own, student=custom student._target_=..."
         )
-    chosen = choose_layers(settings.layers, settings.num_layers, teacher.config.num_hidden_layers)
-    logger.info(f"the student starts from layers {chosen} of the teacher's {teacher.config.num_hidden_layers}")
+    available = teacher.config.num_hidden_layers
+    chosen = choose_layers(settings.layers, settings.num_layers, available)
+    if settings.layers != AUTO:  # else these are to be found yet
+        logger.info(f"the student starts from layers {chosen} of the teacher's {available}")
+    return from_layers(settings, teacher, chosen, kind, mapped)
+
+
+def from_layers(settings: StudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, share: bool) -> Any:
+    """A student that starts from these layers of a transformers model.
+
+    Args:
+        share: let it have the teacher's tensors themselves; what trains it has to make them its own.
+
+    Raises:
+        SettingError: they do not go into its architecture.
+    """
     fields = student_fields(settings, teacher, chosen)
-    with parameters_on_meta() if mapped else nullcontext():
+    with parameters_on_meta() if share else nullcontext():
         if settings.architecture in ("same", teacher.config.model_type):
             model = _build_alike(teacher, fields, settings, kind)
         else:
             model = _build(settings.architecture, fields, settings, kind)
-    copy_layers(settings, teacher, model, chosen, mapped)
+    copy_layers(settings, teacher, model, chosen, share)
     return model
 
 

@@ -9,6 +9,7 @@ from distill.report import page, plots
 from distill.report.facts import facts_table as _facts
 from distill.report.facts import rows_of_step as _rows
 from distill.report.history import history_blocks
+from distill.report.layers import layer_blocks
 from distill.report.lookup import axis_of, label_of, measures_of, models_of, titles_of_terms, usable, value_at
 from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, time_of
 from distill.report.plots import Picture
@@ -29,6 +30,7 @@ def write(folder: Path, results: dict[str, Any], metrics: list[dict[str, Any]], 
         Section("", _headline(results)),
         Section("Size, speed and quality", _models(results, pictures)),
         Section(f"{axis_of(results).capitalize()} by {axis_of(results)}", history_blocks(results, pictures)),
+        Section("Layers to start from", layer_blocks(results)),
         Section("How training went", _training(results, pictures)),
         Section("Where the time goes", profile_blocks(folder, results)),
         Section("What it was trained and tested on", _data(results)),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from distill.errors import SettingError
-from distill.models.layer_choice import RULES, choose_layers
+from distill.models.layer_choice import RULES, choose_layers, flat
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,12 @@ from distill.models.layer_choice import RULES, choose_layers
         ("ends", 3, 12, [0, 1, 11]),
         ("ends", 4, 12, [0, 1, 10, 11]),
         ("ends", 1, 12, [0]),
+        ("last", 3, 12, [9, 10, 11]),
+        ("averaged", 2, 4, [[0, 1], [2, 3]]),
+        ("averaged", 3, 5, [[0, 1], [2, 3], 4]),
+        ("averaged", 1, 1, [0]),
+        ("auto", 3, 5, [0, 2, 4]),  # until the layers are found: what has their number
+        ([[0, 1], 3], None, 4, [[0, 1], 3]),
     ],
 )
 def test_what_is_chosen(layers: Any, count: int | None, available: int, chosen: list[int]) -> None:
@@ -37,8 +43,9 @@ def test_a_rule_takes_as_many_as_are_wanted_in_their_order(rule: str) -> None:
     for available in range(1, 14):
         for count in range(1, available + 1):
             chosen = choose_layers(rule, count, available)
-            assert len(set(chosen)) == count and chosen == sorted(chosen)
-            assert chosen[0] == 0 and chosen[-1] < available
+            numbers = flat(chosen)
+            assert len(chosen) == count and len(set(numbers)) == len(numbers) and numbers == sorted(numbers)
+            assert numbers[-1] < available and (numbers[0] == 0 or rule == "last")
         assert choose_layers(rule, available, available) == list(range(available))
 
 
@@ -48,8 +55,11 @@ def test_a_rule_takes_as_many_as_are_wanted_in_their_order(rule: str) -> None:
         ([0, 4], None, ("student.layers=[0, 4]", "layers 0 to 3")),
         ([-1], None, ("student.layers=[-1]",)),
         ([], None, ("student.layers=[]",)),
+        ([[0, 4]], None, ("student.layers=[[0, 4]]", "layers 0 to 3")),
+        ([[]], None, ("student.layers=[[]]", "whole numbers")),
+        ([[0], "1"], None, ("whole numbers",)),
         ([0, 1], 3, ("student.num_layers=3", "names 2", "drop one")),
-        ("odd", None, ("student.layers=odd", "every_second, even, first, ends")),
+        ("odd", None, ("student.layers=odd", "one of auto, every_second, even, first, last, ends")),
         ("even", 5, ("student.num_layers=5", "1 to 4")),
         (None, 0, ("student.num_layers=0", "1 to 4")),
     ],
