@@ -100,7 +100,7 @@ def test_a_list_in_place_of_a_layer_gives_the_mean_of_their_weights() -> None:
 @pytest.fixture(scope="module")
 def searched(shelf: Shelf) -> Path:
     """A run whose student starts from the layers that were found."""
-    folder = shelf.root / "auto"
+    folder = shelf.root / "auto-layers"
     assert shelf.run(folder, "student.layers=auto", "student.num_layers=2") == 0
     return folder
 

@@ -98,7 +98,7 @@ def slow_steps() -> None:
 
 
 def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
-    folder = shelf.root / "stopped"
+    folder = shelf.root / "asked-to-stop"
     stopped = Forked(shelf.arguments(folder, "train.save_every=100"), environment(), change=slow_steps)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), stopped)
     stopped.send_signal(signal.SIGTERM)

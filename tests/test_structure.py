@@ -87,3 +87,13 @@ def test_tests_lie_beside_what_they_test() -> None:
     """Every folder of tests is named like a wing; but for fuzz, which feeds anything to all of them."""
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__", "fuzz"}
     assert folders and folders <= {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+
+
+def test_a_folder_on_the_shared_shelf_belongs_to_one_file() -> None:
+    """Files that run in one process share the shelf: a run of another file in the folder would be gone on with."""
+    users: dict[str, set[str]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for name in re.findall(r'shelf\.root / (f?"[^"]*")', path.read_text()):
+            users.setdefault(name, set()).add(path.name)
+    assert len(users) > 50
+    assert not {name: files for name, files in users.items() if len(files) > 1}

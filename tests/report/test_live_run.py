@@ -67,7 +67,7 @@ def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
 def test_a_stopped_run_says_so_and_lives_again_with_the_same_command(
     shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = shelf.root / "stopped"
+    folder = shelf.root / "stopped-page"
     with monkeypatch.context() as patch:
         at_step(patch, 3, lambda _: os.kill(os.getpid(), signal.SIGTERM))
         assert shelf.run(folder) == 143  # sooner than the first page
