@@ -63,10 +63,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def differing(runs: Sequence[Run]) -> list[str]:
     """The names of the settings that are not the same in all these runs, besides the seed.
 
-    A digest is among them only where it tells runs apart that no setting does.
+    A setting that takes its value from another of the same name, as objective.soft.temperature does, is none of them,
+    and a digest only where it tells runs apart that no setting does.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings if name != SEED and not _is_ignored(name))
     found = [name for name in names if len({repr(value_of(run, name)) for run in runs}) > 1]
+    found = [name for name in found if not any(_follows(name, other, runs) for other in found)]
     finished = [run for run in runs if run.results is not None]
     for digest in DIGESTS:
         by_settings: dict[tuple[str, ...], set[str]] = {}
@@ -76,6 +78,14 @@ def differing(runs: Sequence[Run]) -> list[str]:
         if any(len(digests) > 1 for digests in by_settings.values()):
             found.append(digest)
     return found
+
+
+def _follows(name: str, other: str, runs: Sequence[Run]) -> bool:
+    """Whether a setting has the value of another one further up that is called the same, in every run."""
+    (*within, own), (*above, same) = name.split("."), other.split(".")
+    if own != same or len(above) >= len(within):
+        return False
+    return all(repr(value_of(run, name)) == repr(value_of(run, other)) for run in runs)
 
 
 def value_of(run: Run, name: str) -> Any:
