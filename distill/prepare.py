@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distill.config import Config
     from distill.data.tokens import Tokens
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("distill.prepare")  # as a command its __name__ would be __main__, which shows nothing
 
 
 def main() -> int:

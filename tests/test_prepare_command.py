@@ -1,5 +1,6 @@
 """`python -m distill.prepare` makes the rows that a run of the same recipe finds, and refuses what it cannot make."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def test_a_run_finds_what_was_prepared(shelf: Shelf, tmp_path: Path, capfd: pyte
     assert not (tmp_path / "run").exists() and not list((tmp_path / "cache").glob("tokens/*.build"))
     assert shelf.run(tmp_path / "run", *settings) == 0
     assert "preparing tokens" not in capfd.readouterr().err
+
+
+def test_as_a_command_it_says_what_is_there(shelf: Shelf, tmp_path: Path) -> None:
+    arguments = shelf.arguments(tmp_path / "run", f"corpus.cache={tmp_path / 'cache'}")
+    command = [sys.executable, "-m", "distill.prepare", *arguments]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert any(line.startswith("corpus: 1 shard, ") for line in said.splitlines()), said
 
 
 def test_compression_and_shards_are_said_and_change_no_run(

@@ -46,9 +46,9 @@ def build(
     Raises:
         SettingError: a setting names a field that no record of a source has, or another version has begun the folder.
     """
-    work = work_of(sources)  # prose is collected here, and says so
-    logger.info(f"preparing tokens of {name}")
-    packing = replace(packing, held_out=held_out_rule(packing.held_out.share, work))
+    part, work = packing.part.units(work_of(sources))  # prose is collected here, and says so
+    logger.info(f"preparing tokens of {name}{_announced(packing)}")
+    packing = replace(packing, part=part, held_out=held_out_rule(packing.held_out.share, work))
     scratch.mkdir(parents=True, exist_ok=True)
     try:
         plan = _agreed_plan(folder, work, cache)
@@ -68,6 +68,11 @@ def build(
     with suppress(FileNotFoundError):  # a host that shares the cache may have taken this one for gone
         remove(scratch)
     _announce(meta, packing)
+
+
+def _announced(packing: Packing) -> str:
+    """What of the text is used, where not all of it is."""
+    return "" if packing.part.whole else f": of about 1/{round(1 / packing.part.share)} of it, as few rows are needed"
 
 
 def _announce(meta: dict[str, Any], packing: Packing) -> None:

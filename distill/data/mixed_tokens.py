@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from distill.config import CorpusConfig
-from distill.data.mixture import Mixture, StackedRows, quotas
+from distill.data.mixture import Mixture, StackedRows
 from distill.data.order import order_of
 from distill.data.row_format import RowFormatOf
 from distill.data.row_store import RowStore
@@ -46,10 +46,9 @@ def prepare_mixture(
         name: prepare(text, tokenizer, corpus.tokens, cache, "train", row_format) for name, text in texts.items()
     }
     weights = [corpus.weights[name] for name in sources]
-    most = [None] * len(sources) if corpus.rows is None else np.maximum(quotas(weights, corpus.rows), 1).tolist()
     rows = [
-        subsample_rows(tokens.rows, limit, f"training rows of {name}", cache.shuffle_bytes)
-        for (name, tokens), limit in zip(sources.items(), most, strict=True)
+        subsample_rows(tokens.rows, texts[name].rows, f"training rows of {name}", cache.shuffle_bytes)
+        for name, tokens in sources.items()
     ]
     orders = [
         order_of(each, cache.shuffle_bytes, source_seed(seed, name)) for name, each in zip(sources, rows, strict=True)

@@ -18,6 +18,7 @@ from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, dropped, write_digests
 from distill.data.heldout import HeldOut
 from distill.data.pair_rows import PairWriter
+from distill.data.part_of_text import PartOfText
 from distill.data.readers import blocks
 from distill.data.row_format import INNER, PROMPT, RowFormat
 from distill.data.sentences import sentences
@@ -45,6 +46,7 @@ class Packing:
     prompts: bool = False  # whether documents may have parts that do not count, so that ids carry flags
     duplicates: Duplicates = Duplicates.keep
     near: NearConfig = field(default_factory=NearConfig)
+    part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes rows
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -54,6 +56,8 @@ class Packing:
             del named["duplicates"]
         if self.duplicates is not Duplicates.near:
             del named["near"]
+        if self.part.whole:
+            del named["part"]
         return named
 
     @property
@@ -227,12 +231,13 @@ def _writer(file: IO[bytes], packing: Packing) -> RowWriter | PairWriter:
 def _pack_document(document: Document, writers: Sequence[RowWriter | PairWriter], packing: Packing) -> None:
     met = set()
     for held, stretch in packing.held_out.parts(document):
-        met.add(held)
         writer = writers[held]
-        if isinstance(writer, PairWriter):
-            writer.add(stretch.text, _sentences(stretch.text, packing))
-        else:
-            _pack_stretch(stretch, writer, packing)
+        for used in [stretch] if held else packing.part.of(stretch):
+            met.add(held)
+            if isinstance(writer, PairWriter):
+                writer.add(used.text, _sentences(used.text, packing))
+            else:
+                _pack_stretch(used, writer, packing)
     for held in met:
         writers[held].documents += 1
 

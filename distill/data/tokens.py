@@ -23,12 +23,15 @@ from distill.data.duplicates import described
 from distill.data.heldout import HeldOut
 from distill.data.left_behind import remove_left_behind, scratch_name
 from distill.data.local_copy import local_copy
+from distill.data.mixture import quotas
 from distill.data.packing import PARTS, Packing
+from distill.data.part_of_text import larger, part_needed
 from distill.data.remote import reachable
 from distill.data.row_format import RowFormatOf, masked_rows
 from distill.data.row_store import RowStore
 from distill.data.shards.destination import Destination, LocalFolder, destination
 from distill.data.shards.finish import META
+from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_rows
 from distill.data.sources import Source, find_source, no_prompts
 from distill.data.sources.prose import Prose
@@ -50,6 +53,7 @@ class Text:
     sources: tuple[Source, ...]
     setting: str
     path: str = ""  # as the user gave it
+    rows: int | None = None  # most rows that training takes of it, so that no more of it is read; None: all
 
     def describe(self) -> str:
         return " + ".join(source.describe() for source in self.sources)
@@ -110,11 +114,11 @@ def corpus_text(corpus: CorpusConfig) -> Text:
     found = find_source(corpus.source, "corpus", corpus.cache)
     prose = Prose(corpus.cache)
     if found is None and corpus.fallback:
-        return Text((prose,), "corpus")
+        return Text((prose,), "corpus", rows=corpus.rows)
     sources: tuple[Source, ...] = (_need(found, corpus.source, "corpus"),)
     if corpus.add_prose and not isinstance(found, Prose):
         sources = (*sources, prose)
-    return Text(sources, "corpus", _path_of(corpus.source))
+    return Text(sources, "corpus", _path_of(corpus.source), corpus.rows)
 
 
 def corpus_texts(corpus: CorpusConfig) -> dict[str, Text]:
@@ -126,10 +130,12 @@ def corpus_texts(corpus: CorpusConfig) -> dict[str, Text]:
     if not corpus.sources:
         return {"": corpus_text(corpus)}
     texts = {}
-    for name, settings in corpus.sources.items():
+    weights = [corpus.weights[name] for name in corpus.sources]
+    most = [None] * len(weights) if corpus.rows is None else np.maximum(quotas(weights, corpus.rows), 1).tolist()
+    for (name, settings), rows in zip(corpus.sources.items(), most, strict=True):
         setting = f"corpus.sources.{name}"
         found = _need(find_source(settings, setting, corpus.cache), settings, setting)
-        texts[name] = Text((found,), setting, _path_of(settings))
+        texts[name] = Text((found,), setting, _path_of(settings), rows)
     return texts
 
 
@@ -179,8 +185,8 @@ def prepare(
     if part == "all":  # an evaluation set, which stays as it was published
         settings = replace(settings, heldout=0.0, duplicates=Duplicates.keep)
     packing = _packing(text, tokenizer, settings, rows)
-    folder = _folder_of(key_of(text, packing.identity), cache)
-    _build_once(folder, text, packing, cache)
+    few = part != "all" and cache.tokens is None  # what is prepared on purpose is all of a text
+    folder = _build_rows(text, packing, cache, text.rows if few else None)
     if cache.local is not None and cache.compression is None and isinstance(folder, LocalFolder):
         folder = LocalFolder(str(local_copy(folder.folder, cache.local, cache.local_bytes)))
     tokens = _load(folder, part, text, packing, settings, cache)
@@ -208,6 +214,18 @@ def _folder_of(key: str, cache: CacheConfig) -> Destination:
     if isinstance(folder, LocalFolder) and not folder.exists(META):
         folder_of(cache.tokens, "", key, "corpus.tokens")
     return folder
+
+
+def _build_rows(text: Text, packing: Packing, cache: CacheConfig, needed: int | None) -> Destination:
+    """The rows of a part of the text that gives so many of training, if the text has them; None: of all of it."""
+    part = part_needed(needed, packing.sequence_length, work_of(text.sources))
+    while True:
+        packing = replace(packing, part=part)
+        folder = _folder_of(key_of(text, packing.identity), cache)
+        _build_once(folder, text, packing, cache)
+        if needed is None or part.whole or json.loads(folder.read(META))["train"]["rows"] >= needed:
+            return folder
+        part = larger(part)
 
 
 def _build_once(folder: Destination, text: Text, packing: Packing, cache: CacheConfig) -> None:

@@ -78,9 +78,14 @@ def _consecutive(work: Sequence[Work], dtype: np.dtype, shard_bytes: int) -> Ite
 
 def expected_bytes(shard: Shard, dtype: np.dtype) -> float:
     """About how many bytes the rows of a unit of work take."""
+    return expected_tokens(shard) * dtype.itemsize
+
+
+def expected_tokens(shard: Shard) -> float:
+    """About how many tokens a unit of work has."""
     text = float(shard.size or UNKNOWN)
     if not shard.paths:
         text = shard.size * BYTES_PER_ROW if shard.size else UNKNOWN
     elif shard.paths[0].lower().endswith(PACKED):
         text *= UNPACKED
-    return text / BYTES_PER_TOKEN * dtype.itemsize
+    return text / BYTES_PER_TOKEN

@@ -27,6 +27,7 @@ _SMALL_PRINT = re.compile(r"^[ \t]*\*+\s*START\W*(?:THE\s+)?SMALL\s+PRINT.*$", r
 _SMALL_PRINT_END = re.compile(r"^[ \t]*\*+\s*END\W*(?:THE\s+)?SMALL\s+PRINT.*$", re.I | re.M)
 
 _GUTENBERG = re.compile(rf"{_NAME}|gutenberg\.(?:org|net)|pgdp\.net|\be-?text\b|\btranscriber.s note", re.I)
+_GUTENBERG_WORDS = ("gutenb", "pgdp", "text", "transcriber")  # one of them is in whatever the expression matches
 _CREDIT = re.compile(
     r"(?:This\s+)?(?:e-?text|e-?book|HTML\s+version|file|edition)?\s*(?:was\s+|has\s+been\s+|is\s+)?"
     r"(?:first\s+)?(?:produced|prepared|transcribed|scanned|typed|created|digiti[sz]ed|proofread|proofed)\b[^.]{0,40}"
@@ -133,12 +134,25 @@ def clean(text: str) -> str:
     paragraph like any other. Any paragraph that names Project Gutenberg or its etexts is dropped: no book of its time
     does.
     """
-    text = strip(re.sub(r"\r+\n?", "\n", text))
+    text = strip(_newlines(text))
     text = _ILLUSTRATION.sub("", text)
     paragraphs = [_join(block) for block in re.split(r"\n[^\S\n]*(?:\n[^\S\n]*)+", text)]
     paragraphs = [p for p in paragraphs if _WORD.search(p)]
     head = [p for p in paragraphs[:_CREDIT_PARAGRAPHS] if not _CREDIT.match(p)]
-    return "\n\n".join(p for p in head + paragraphs[_CREDIT_PARAGRAPHS:] if not _GUTENBERG.search(p))
+    return "\n\n".join(p for p in head + paragraphs[_CREDIT_PARAGRAPHS:] if not _names_gutenberg(p))
+
+
+# The expressions below are slow, so texts in which they cannot match are told apart first: books are read whole even
+# where only a few stretches of them are tokenized.
+def _newlines(text: str) -> str:
+    """`text` with every end of a line, of whatever system, as one newline."""
+    text = text.replace("\r\n", "\n")
+    return re.sub(r"\r+\n?", "\n", text) if "\r" in text else text
+
+
+def _names_gutenberg(paragraph: str) -> bool:
+    lower = paragraph.lower().replace("\u017f", "s")  # the old long s, which expressions without case match, too
+    return any(word in lower for word in _GUTENBERG_WORDS) and _GUTENBERG.search(paragraph) is not None
 
 
 def strip(text: str) -> str:
@@ -157,4 +171,7 @@ def strip(text: str) -> str:
 def _join(block: str) -> str:
     """One paragraph from its hard-wrapped lines; a hyphen or dash at a line's end keeps its word together."""
     lines = "\n".join(line.strip() for line in block.split("\n") if _WORD.search(line))
-    return _ITALICS.sub(r"\1", re.sub(r"(?<=\S-)\n", "", lines).replace("\n", " "))
+    if "-\n" in lines:
+        lines = re.sub(r"(?<=\S-)\n", "", lines)
+    lines = lines.replace("\n", " ")
+    return _ITALICS.sub(r"\1", lines) if "_" in lines else lines

@@ -1,0 +1,85 @@
+"""Which part of a text is turned into rows where a run needs few of them: stretches from all over the text.
+
+The choice depends on the text and on how many rows are needed, up to a factor of two: never on processes or hosts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distill.data.document import Document
+from distill.data.heldout import fraction
+from distill.data.readers import blocks
+from distill.data.shards.groups import Work, expected_tokens
+from distill.seed import key, shuffled
+
+SMALL = 1 << 20  # tokens; preparing as many takes a few seconds, so that nothing is gained by leaving some out
+SPARE = 1.5  # rows made at least for each one that is needed, as the sizes of files say roughly what they hold
+ROWS = 16  # that a stretch makes, about
+CHARACTERS = 4  # of a token, about
+LARGE = 1 << 30  # stored bytes up to which all files are read
+FEWEST = 64  # units of work that are read of a larger text
+
+
+@dataclass(frozen=True)
+class PartOfText:
+    """A share of all documents and, of those that are long, of their stretches of about `size` characters.
+
+    The stretches of a smaller share are among those of a larger one.
+    """
+
+    share: float = 1.0
+    size: int = 8 << 10
+
+    @property
+    def whole(self) -> bool:
+        return self.share >= 1
+
+    def of(self, document: Document) -> Iterator[Document]:
+        """What of a document is used, as documents of their own; a document with parts is used as a whole or not."""
+        if self.whole:
+            yield document
+            return
+        stretch: list[str] = []
+        for block in [document.text] if document.parts else blocks(document.text, self.size):
+            if self._has(block):
+                stretch.append(block)
+            elif stretch:
+                yield document._replace(text="".join(stretch))
+                stretch = []
+        if stretch:
+            yield document._replace(text="".join(stretch))
+
+    def units(self, work: Sequence[Work]) -> "tuple[PartOfText, list[Work]]":
+        """The units of work that are read, in order, and what is then used of each.
+
+        They are all units unless the text takes more than a GiB: then four times as many as would do, and 64 at least.
+        """
+        count = max(FEWEST, int(np.ceil(4 * self.share * len(work))))
+        if self.whole or count >= len(work) or sum(each.shard.size for each in work) <= LARGE:
+            return self, list(work)
+        chosen = np.sort(shuffled(np.arange(count), len(work), key(0, "units of work")))
+        return PartOfText(min(1.0, self.share * len(work) / count), self.size), [work[number] for number in chosen]
+
+    def _has(self, text: str) -> bool:
+        return fraction(text, "rows") < self.share
+
+
+def part_needed(rows: int | None, sequence_length: int, work: Sequence[Work]) -> PartOfText:
+    """What of these units of work is used for so many rows of training; None: all of it.
+
+    The share is a power of 1/2, so that runs that need about as many rows find what others have prepared.
+    """
+    if rows is None or not all(each.shard.size for each in work):  # nobody knows how much there is
+        return PartOfText()
+    tokens = sum(each.source.share * expected_tokens(each.shard) for each in work)
+    share = 1.0
+    while share * tokens >= 2 * SPARE * rows * sequence_length and share * tokens >= 2 * SMALL:
+        share /= 2
+    return PartOfText(share, ROWS * CHARACTERS * sequence_length)
+
+
+def larger(part: PartOfText) -> PartOfText:
+    """The part to try next, where one has given too few rows."""
+    return PartOfText(min(1.0, 4 * part.share), part.size)
