@@ -66,12 +66,12 @@ class PartOfText:
         return fraction(text, "rows") < self.share
 
 
-def part_needed(rows: int | None, sequence_length: int, work: Sequence[Work]) -> PartOfText:
-    """What of these units of work is used for so many rows of training; None: all of it.
+def part_needed(rows: int, sequence_length: int, work: Sequence[Work]) -> PartOfText:
+    """What of these units of work is used for so many rows of training.
 
     The share is a power of 1/2, so that runs that need about as many rows find what others have prepared.
     """
-    if rows is None or not all(each.shard.size for each in work):  # nobody knows how much there is
+    if not all(each.shard.size for each in work):  # nobody knows how much there is
         return PartOfText()
     tokens = sum(each.source.share * expected_tokens(each.shard) for each in work)
     share = 1.0

@@ -25,7 +25,7 @@ from distill.data.left_behind import remove_left_behind, scratch_name
 from distill.data.local_copy import local_copy
 from distill.data.mixture import quotas
 from distill.data.packing import PARTS, Packing
-from distill.data.part_of_text import larger, part_needed
+from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import reachable
 from distill.data.row_format import RowFormatOf, masked_rows
 from distill.data.row_store import RowStore
@@ -218,7 +218,7 @@ def _folder_of(key: str, cache: CacheConfig) -> Destination:
 
 def _build_rows(text: Text, packing: Packing, cache: CacheConfig, needed: int | None) -> Destination:
     """The rows of a part of the text that gives so many of training, if the text has them; None: of all of it."""
-    part = part_needed(needed, packing.sequence_length, work_of(text.sources))
+    part = PartOfText() if needed is None else part_needed(needed, packing.sequence_length, work_of(text.sources))
     while True:
         packing = replace(packing, part=part)
         folder = _folder_of(key_of(text, packing.identity), cache)

@@ -117,5 +117,4 @@ def test_where_nobody_knows_the_size_all_is_read(corpus: CorpusConfig) -> None:
     assert source is not None
     assert part_needed(10, LENGTH, [Work(Shard(("a.jsonl",), size=1 << 30), source)]).share < 0.01
     assert part_needed(10, LENGTH, [Work(Shard(("a.jsonl",)), source)]).whole
-    assert part_needed(None, LENGTH, [Work(Shard(("a.jsonl",), size=1 << 30), source)]).whole
     assert larger(PartOfText(0.5)).whole
