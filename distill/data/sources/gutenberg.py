@@ -142,7 +142,7 @@ def clean(text: str) -> str:
     return "\n\n".join(p for p in head + paragraphs[_CREDIT_PARAGRAPHS:] if not _names_gutenberg(p))
 
 
-# The expressions below are slow, so texts in which they cannot match are told apart first: books are read whole even
+# The expressions below are slow, so texts in which they cannot match are passed over: books are read whole even
 # where only a few stretches of them are tokenized.
 def _newlines(text: str) -> str:
     """`text` with every end of a line, of whatever system, as one newline."""
