@@ -116,7 +116,9 @@ def main() -> None:
     for pair in options.pairs:
         teacher = options.teacher
         if pair == "causal" and teacher is None:
-            teacher = make_teacher(options.work, options.teacher_minutes, common)
+            of_students = [each for each in arguments if each.startswith("corpus.rows=")]  # a teacher sees all rows
+            settings = [each for each in common if each not in of_students]
+            teacher = make_teacher(options.work, options.teacher_minutes, settings)
         rows = [] if pair == "masked" or options.quick else ["corpus.rows=4000"]
         length = [] if options.quick else [f"train.epochs={options.epochs}"]
         settings = [*pair_settings(pair, teacher), *evaluation(800), *rows, *length, *common]
