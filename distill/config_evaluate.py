@@ -34,6 +34,14 @@ class SetConfig:
 
 
 @dataclass
+class CurveConfig:
+    """Perplexity of the student while it trains, on a few rows of the first set; not of tasks on labelled examples."""
+
+    points: int = 0  # on the way, evenly spread over the steps of the run, besides one before the first step; 0: none
+    rows: int = 64  # scored at each of them
+
+
+@dataclass
 class EvaluateConfig:
     sets: list[str] = field(default_factory=lambda: ["heldout"])
     # Values are SourceConfig or Component; OmegaConf takes no new entry of a typed dict from the command line.
@@ -45,6 +53,7 @@ class EvaluateConfig:
     # after every epoch where every_steps is null.
     every_steps: int | None = None
     every_epoch: bool | None = None
+    curve: CurveConfig = field(default_factory=CurveConfig)
     stride: int | None = None  # of causal models: tokens that the window of perplexity moves on; null: half a row
     pseudo_perplexity: PseudoPerplexityConfig = field(default_factory=PseudoPerplexityConfig)
     # By set: rows and pseudo_perplexity.share of that set alone; values are SetConfig.

@@ -18,6 +18,7 @@ from distill.checkpoint import State
 from distill.checks import check
 from distill.comparison.goal import Goal
 from distill.config import Config
+from distill.curve import Curve
 from distill.data.batches import Batches
 from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator
@@ -111,6 +112,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
             schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
             make_milestones(config, folder, facts, models, text, objective, backend),
+            make_curve(config, folder, models, text, objective, evaluator, steps),
         )  # fmt: skip
         ending = train_profiled(config, training, monitor, facts)
         if ending["ended_by"] == TRIAL:
@@ -209,6 +211,21 @@ def make_evaluator(
     scored = [] if models.tokenizers else [member.model for member in models.teachers]
     evaluator.rehearse([models.student, *scored], text.sets)
     return evaluator
+
+
+def make_curve(
+    config: Config,
+    folder: RunFolder,
+    models: Models,
+    text: Prepared,
+    objective: Objective,
+    evaluator: Evaluator,
+    steps: int,
+) -> Curve:
+    """What scores the student on the way, beside its teacher where that can be scored on the same rows."""
+    scored = objective.needs_teacher and models.tokenizers is None
+    pair = models.student, models.teacher if scored else None
+    return Curve(config.evaluate.curve, folder, evaluator, pair, text.sets, steps)
 
 
 def make_notes(

@@ -30,6 +30,11 @@ def is_history(line: Any) -> bool:
     )
 
 
+def is_curve(line: Any) -> bool:
+    """Whether this can be a line of curve.jsonl: where it was measured, and the score."""
+    return _has_numbers(line, ("step", "tokens", "seconds")) and _is_number(line.get("score"))
+
+
 def _has_numbers(line: Any, names: tuple[str, ...]) -> bool:
     return isinstance(line, dict) and all(_is_number(line.get(name)) and line[name] >= 0 for name in names)
 

@@ -1,6 +1,7 @@
 """Follows a training: metrics to file and tracker, a progress line, and the student's scores along the way."""
 
 import logging
+import time
 from typing import Any
 
 from distill import trackers
@@ -11,12 +12,13 @@ from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import EvaluationSet
 from distill.points import Points
-from distill.progress import Progress
+from distill.progress import Progress, duration
 from distill.report import results
 from distill.report.live_run import RunPage
 from distill.run_folder import RunFolder
 from distill.schedule import ENDLESS
 
+FIRST_MINUTE = 60.0  # seconds of typical steps, after which the time to the end is said once
 UNTYPICAL_STEPS = 2  # at the start: they compile, or touch their memory for the first time
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Monitor:
         self.row_losses: dict[tuple[str, str], RowLosses] | None = None
         tracker = config.tracker if backend.rank == 0 else TrackerConfig()
         self.tracker = trackers.build(tracker, folder.path, config.given, recipe)
+        self.foretold, self.typical_since = False, 0.0
         self.first_step, self.typical = state.step, False  # whether the last steps were as fast as those to come
         self.progress = Progress("training", 0 if steps == ENDLESS else steps, "steps", start=state.step)
 
@@ -60,6 +63,17 @@ class Monitor:
         if not self.typical:
             self.progress.begin_rate()
             self.typical = metrics["step"] - self.first_step > UNTYPICAL_STEPS
+            self.typical_since = metrics["seconds"]
+        elif not self.foretold and metrics["seconds"] - self.typical_since >= FIRST_MINUTE:
+            self._foretell(metrics)
+
+    def _foretell(self, metrics: dict[str, float]) -> None:
+        """Say how long the training will take, by the rate of its first minute; compilation is none of it."""
+        self.foretold = True
+        left = self.progress.seconds_left
+        if left:
+            rate, end = metrics["tokens_per_second"], time.strftime("%H:%M", time.localtime(time.time() + left))
+            logger.info(f"at {rate:,.0f} tokens a second the training ends in about {duration(left)}, at {end}")
 
     def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         """Score the student, unless that was done before an interruption."""

@@ -132,12 +132,15 @@ def results_of(
         "objective": results.objective_block(training.objective),
         "optimizer": results.optimizer_block(config, text.batches),
         "measures": results.measures_block(monitor.evaluator.measures),
-        "training": results.training_block(training.state, text.batches, monitor.history(), metrics) | ending,
+        "training": results.training_block(training.state, text.batches, monitor.history(), metrics)
+        | ending
+        | {"evaluation_seconds": monitor.evaluator.seconds},
         "precision": asdict(config.precision),
         "backend": results.backend_block(training.backend, config, training.state, text.batches),
         "environment": results.environment(training.backend.device),
         "history_by": "epoch" if monitor.points.every_steps is None else "step",
         "history": monitor.history(),
+        "curve": training.curve.found() if training.curve else None,
         "milestones": training.milestones.found() if training.milestones else [],
     }
 
@@ -186,6 +189,7 @@ def compare_models(
     if twin is not None:
         steps, remarks = (twin.get("training") or {}).get("steps"), twin["remarks"]
         blocks["twin"] |= {"folder": config.evaluate.twin, "steps": steps, "history": twin.get("history") or []}
+        blocks["twin"] |= {"curve": twin.get("curve")}
         blocks["twin"] |= {"objective": twin.get("objective"), "remarks": remarks}
         compared = bootstrap.compare_models(losses["student"] or {}, losses["twin"] or {}, sets, evaluator.scoring)
         blocks["twin"]["bootstrap"] = {

@@ -19,14 +19,14 @@ from distill.checkpoint import Checkpoints, State
 from distill.errors import Damaged, SettingError
 from distill.files import atomic, remove, set_aside
 from distill.identity import refuse_other_settings
-from distill.jsonl import JsonLines, is_history, is_metrics, read_lines
+from distill.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
 from distill.objective.tally import Tally
 from distill.part_checkpoint import PartCheckpoints
 from distill.rank_identity import refuse_differing_ranks
 from distill.record import STEP, read_record
 from distill.results_file import STUDENT_FILES, check_student, read_results, student_digests, write_results
 
-LOGS = ("metrics.jsonl", "history.jsonl")
+LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
 LAYERS = "layers.json"
 FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
 FOLDERS = ("checkpoints", "milestones", "plots", "profile", "tensorboard")
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """config.yaml, metrics.jsonl, history.jsonl, checkpoints/, milestones/, student/, results.json, report.*, plots.
+    """config.yaml, the logs, checkpoints/, milestones/, student/, results.json, report.*, plots.
 
     What is damaged in it is named and renamed to `damaged-NAME`, and what came before it stands in: the checkpoint
     before, or the good lines of a log. With `resume=strict` it ends the run instead. Rank 0 decides for all.
@@ -79,6 +79,11 @@ class RunFolder:
     def history_path(self) -> Path:
         """One line for each evaluation: the mean losses since the one before, and the scores."""
         return self.path / "history.jsonl"
+
+    @property
+    def curve_path(self) -> Path:
+        """One line for each score on a few rows while the student trains."""
+        return self.path / "curve.jsonl"
 
     @property
     def results_path(self) -> Path:
@@ -157,8 +162,9 @@ class RunFolder:
                 new.write_text(resolved, encoding="utf-8")
             self.metrics = self._open_log(self.metrics_path, is_metrics)
             self.history = self._open_log(self.history_path, is_history)
-            self.metrics.drop_after(state.step)
-            self.history.drop_after(state.step)
+            self.curve = self._open_log(self.curve_path, is_curve)
+            for log in (self.metrics, self.history, self.curve):
+                log.drop_after(state.step)
             self.checkpoints.drop_after(state.step)
             if any(line["step"] == state.step for line in self.history_lines()):
                 state.tally = Tally()  # these losses are reported already
@@ -172,6 +178,9 @@ class RunFolder:
 
     def history_lines(self) -> list[dict[str, Any]]:
         return read_lines(self.history_path)
+
+    def curve_lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.curve_path)
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Last of all and at once: a folder with results.json is a finished run."""
@@ -291,7 +300,7 @@ class RunFolder:
     def _keep_what_a_lost_start_left(self) -> None:
         """Set logs and milestones aside where checkpoints were, because the run that begins writes others."""
         if any(self.checkpoints.folder.glob("damaged-step-*")):
-            for path in (self.metrics_path, self.history_path, self.milestones_path):
+            for path in (self.metrics_path, self.history_path, self.curve_path, self.milestones_path):
                 if path.exists():
                     set_aside(path)
 

@@ -14,6 +14,7 @@ import torch
 from distill.backends import Backend
 from distill.checkpoint import Checkpoints, State
 from distill.config import OnUsr1, OptimizerFlags, TrainConfig
+from distill.curve import Curve
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.divergence import offending_rows
@@ -72,6 +73,7 @@ class Training:
     observer: Observer
     points: Points = field(default_factory=Points)
     milestones: Milestones | None = None
+    curve: Curve | None = None
     profile: Recorder | Unprofiled = UNPROFILED
 
 
@@ -135,6 +137,8 @@ def train(run: Training) -> str:
     peak = peak_lr(run.optimizer_settings, batches.rows_per_step)
     own_bound = bound_of_rank(run.optimizer_settings, backend.size)
     since_log, log_waited, log_began = Tally(), 0.0, state.seconds
+    if run.curve is not None:
+        run.curve.begin(state)
     windows = batches.stream(state.step, steps, backend.device, run.teacher.read_ahead, run.profile.watch)
     over = state.step >= steps or state.seconds >= 60 * minutes
     due = False  # a checkpoint
@@ -245,6 +249,9 @@ def train(run: Training) -> str:
                     }
                 )
                 since_log, log_waited, log_began = Tally(), 0.0, state.seconds
+            if run.curve is not None and not diverged:
+                enter(phases.EVALUATION)
+                run.curve.after(state)
             enter(phases.CHECKPOINT)
             if run.milestones is not None and saves and not diverged:
                 run.milestones.save(state)

@@ -10,6 +10,7 @@ from distill import config as settings
 from distill.component import Component
 from distill.config import Config
 from distill.config_corpus import NearConfig
+from distill.config_evaluate import CurveConfig
 from distill.config_report import ReportConfig
 from distill.errors import SettingError
 from distill.profile.settings import ProfileConfig
@@ -115,6 +116,7 @@ RANGES: dict[type[Any], dict[str, Range]] = {
     settings.PseudoPerplexityConfig: {"share": SHARE, "batch_size": BATCH},
     settings.SetConfig: {"rows": ROWS},
     settings.SetShare: {"share": SHARE},
+    CurveConfig: {"points": Range(0, 1000), "rows": ROWS},
     settings.EvaluateConfig: {
         "rows": ROWS,
         "batch_size": BATCH,

@@ -41,11 +41,12 @@ class Evaluator:
         self.settings, self.scoring, self.precision, self.backend = settings, scoring, precision, scoring.backend
         self.own = measures  # of the task
         self.measures = [*measures, *make_measures(settings.measures, scoring)]
+        self.seconds = 0.0  # that scoring has taken so far
 
     def score(self, model: Any, label: str, sets: list[EvaluationSet]) -> Scores:
         """Every measure of a model on every set."""
         scores: Scores = {measure.name: {} for measure in self.measures}
-        with self._scoring(model) as packed:
+        with self._timed(), self._scoring(model) as packed:
             for data in sets:
                 for measure in self.measures:
                     what = f"{label}, {measure.title.lower()} on {data.name}"
@@ -55,10 +56,16 @@ class Evaluator:
                         scores[measure.name][data.name] = value
         return {name: values for name, values in scores.items() if values or not sets}
 
+    def score_one(self, model: Any, measure: Measure, data: EvaluationSet) -> float | None:
+        """One measure of a model on one set."""
+        with self._timed(), self._scoring(model) as packed:
+            return measure.score(packed, data, lambda count: None)
+
     def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
         """`agreement` on every set."""
         scores = {}
         with (
+            self._timed(),
             self.backend.in_lockstep([student, teacher], idle_forward),
             self._scoring(student) as one,
             self._scoring(teacher) as other,
@@ -103,6 +110,14 @@ class Evaluator:
             "pseudo_positions": positions.get("pseudo_perplexity", 0),
         }
 
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+
     def tokens_per_second(self, models: list[Any], data: EvaluationSet) -> list[float]:
         """Positions per second of the whole forward, hidden states and heads at every position, on one batch.
 
@@ -114,7 +129,7 @@ class Evaluator:
         seconds: list[list[float]] = [[] for _ in models]
         for _ in range(SPEED_ROUNDS + 1):
             for model, times in zip(packed, seconds, strict=True):
-                with self._evaluating(model):
+                with self._timed(), self._evaluating(model):
                     self._wait()
                     began = time.perf_counter()
                     self._run(reader(model, self.precision), batch)
@@ -134,6 +149,10 @@ class Evaluator:
         """
         if not sets:
             return
+        with self._timed():
+            self._rehearse_all(models, sets)
+
+    def _rehearse_all(self, models: list[Any], sets: list[EvaluationSet]) -> None:
         first, longest = sets[0], max(sets, key=lambda data: data.rows.shape[1])
         setting, value = "evaluate.batch_size", self.settings.batch_size
         rows, vocab = self._speed_rows(first), 0 if self.scoring.heads else self.scoring.vocab

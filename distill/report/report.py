@@ -96,6 +96,7 @@ def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Blo
         ("Time", time_of(training.get("seconds"))),
         ("Throughput", _with_unit(training.get("tokens_per_second"), "tokens/s")),
         ("Waiting for data", _waiting(training.get("data_wait"))),
+        ("Evaluation", _evaluation(training)),
         ("Final loss", ", ".join(losses)),
         ("Milestones", _milestones(results.get("milestones"))),
         ("Skipped steps", _skipped(training.get("skipped_steps"))),
@@ -115,6 +116,14 @@ def _training(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Blo
 
 def _waiting(share: Any) -> str | None:
     return f"{percent(share, 1)} of the time" if usable(share) else None
+
+
+def _evaluation(training: dict[str, Any]) -> str | None:
+    """What scoring took, beside the training. Of a run that was resumed that is the scoring of its last process."""
+    seconds, trained = training.get("evaluation_seconds"), training.get("seconds")
+    if seconds is None or trained is None or not usable(seconds) or not usable(trained):
+        return None
+    return f"{time_of(seconds)}, {percent(seconds / max(seconds + trained, 1e-9))} of training and evaluation"
 
 
 def _with_unit(value: Any, unit: str) -> str | None:
