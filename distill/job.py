@@ -111,8 +111,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         training = Training(
             trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
             schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
-            make_milestones(config, folder, facts, models, text, objective, backend),
-            make_curve(config, folder, models, text, objective, evaluator, steps),
+            make_milestones(config, folder, facts, models, text, objective, backend), monitor.curve,
         )  # fmt: skip
         ending = train_profiled(config, training, monitor, facts)
         if ending["ended_by"] == TRIAL:
@@ -213,21 +212,6 @@ def make_evaluator(
     return evaluator
 
 
-def make_curve(
-    config: Config,
-    folder: RunFolder,
-    models: Models,
-    text: Prepared,
-    objective: Objective,
-    evaluator: Evaluator,
-    steps: int,
-) -> Curve:
-    """What scores the student on the way, beside its teacher where that can be scored on the same rows."""
-    scored = objective.needs_teacher and models.tokenizers is None
-    pair = models.student, models.teacher if scored else None
-    return Curve(config.evaluate.curve, folder, evaluator, pair, text.sets, steps)
-
-
 def make_notes(
     config: Config, recipe: str, models: Models, text: Prepared, objective: Objective, twin: dict[str, Any] | None
 ) -> list[str]:
@@ -270,7 +254,10 @@ def make_monitor(
 ) -> Monitor:
     """What follows the training; the page of the run learns what is known of results.json by now."""
     backend = folder.backend
-    monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state, page)
+    comparable = objective.needs_teacher and models.tokenizers is None  # its teacher is scored on the same rows
+    pair = models.student, models.teacher if comparable else None
+    curve = Curve(config.evaluate.curve, folder, evaluator, pair, text.sets, steps)
+    monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state, page, curve)
     teacher = results.model_block(title_of(models.teachers), models.teacher, {}, None) if models.teachers else None
     description = {
         "corpus": results.corpus_block(text.tokens, text.batches),

@@ -8,6 +8,7 @@ from distill import trackers
 from distill.backends import Backend
 from distill.checkpoint import State
 from distill.config import Config, TrackerConfig
+from distill.curve import Curve
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import EvaluationSet
@@ -39,11 +40,12 @@ class Monitor:
         steps: int,
         state: State,
         page: RunPage,
+        curve: Curve | None = None,
     ) -> None:
         """`steps`: after which the run ends; `state`: where it starts; `page`: gets every line of metrics."""
         self.config, self.folder, self.backend, self.student, self.page = config, folder, backend, student, page
         self.evaluator, self.sets, self.steps = evaluator, sets, steps
-        self.points = Points.of(config.evaluate)
+        self.points, self.curve = Points.of(config.evaluate), curve
         # Of the student at the last point, where anybody asks for them; None: an earlier process scored it.
         self.row_losses: dict[tuple[str, str], RowLosses] | None = None
         tracker = config.tracker if backend.rank == 0 else TrackerConfig()
