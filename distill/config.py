@@ -244,7 +244,7 @@ class TrainConfig:
 class BackendConfig:
     name: str = "single"
     device: str = "auto"  # auto, cpu, cuda, cuda:1
-    threads: int | None = None  # of torch on the CPU; null: torch's own choice
+    threads: int | None = None  # of torch on the CPU; null: as many as are quickest at the start (thread_choice.py)
     processes: int | None = None  # ranks to start on this machine; null: join what a launcher started
     hosts: str | None = None  # machines and their ranks, e.g. a:8,b:8
     rings: str = "1"  # an integer, or auto

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from distill import backends, optim, profiling
 from distill.backends import Backend
 from distill.backends.rank import EVENT
+from distill.backends.thread_choice import keep_threads
 from distill.checkpoint import State
 from distill.checks import check
 from distill.comparison.goal import Goal
@@ -88,9 +89,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
 
-        config.precision = choose_precision(config.precision, folder.recorded_precision(), backend)
+        settle_formats(config, folder)
         twin = with_formats(twin, config.precision.student)
-        folder.checkpoints.precision = asdict(config.precision)
         settle_start(config, models, task, text.batches, folder)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         origin = cache_origin(config, models.tokenizer, text, objective)
@@ -134,6 +134,13 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
     task = find_task(config.objective.task, terms.values())
     task.read(config)
     return task
+
+
+def settle_formats(config: Config, folder: RunFolder) -> None:
+    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume."""
+    recorded = folder.recorded_precision()
+    config.precision = choose_precision(config.precision, recorded, folder.backend)
+    folder.checkpoints.precision = asdict(config.precision) | keep_threads(config.backend, recorded)
 
 
 def choose_schedule(config: Config, batches: Batches) -> Schedule:

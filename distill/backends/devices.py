@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from distill.backends.thread_choice import use_quickest_threads
 from distill.config import BackendConfig
 from distill.errors import SettingError
 
@@ -11,8 +12,9 @@ from distill.errors import SettingError
 def choose_device(settings: BackendConfig, local_rank: int, local_size: int) -> torch.device:
     """The device of this rank, made current; sets the number of torch's threads on the way.
 
-    On GPUs each rank of a host gets its own. Ranks that share a host share its cores evenly, unless `backend.threads`
-    says how many each may use. Raises SettingError when there is no such device, or not one for each rank.
+    On GPUs each rank of a host gets its own. Ranks that share a host share its cores evenly, and take fewer threads
+    where other programs need them, unless `backend.threads` says how many each may use. Raises SettingError when there
+    is no such device, or not one for each rank.
     """
     if settings.threads is not None and settings.threads < 1:
         raise SettingError(f"backend.threads={settings.threads}: give at least 1, or null for torch's own choice")
@@ -26,6 +28,8 @@ def choose_device(settings: BackendConfig, local_rank: int, local_size: int) -> 
     except RuntimeError:
         raise SettingError(f"backend.device={settings.device}: give auto, cpu, cuda or cuda:<number>") from None
     if device.type != "cuda":
+        if settings.threads is None:
+            use_quickest_threads()
         return device
     available = torch.cuda.device_count()
     if local_size > 1 and device.index is not None:

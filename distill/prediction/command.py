@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from distill.errors import SettingError
 from distill.nearest import did_you_mean
+from distill.threads import limit_spinning
 
 if TYPE_CHECKING:
     from distill.models.loaded import LoadedModel
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not given or {"-h", "--help"} & set(given):
         print(USAGE)
         return 0 if given else SettingError.status
+    limit_spinning()
     return until_interrupted(lambda signals: run_command(given, signals))
 
 
