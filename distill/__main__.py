@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distill.threads import limit_spinning
+from distill.threads import keep_compiled_kernels, limit_spinning
 
 if TYPE_CHECKING:
     from distill.config import Config
@@ -60,6 +60,7 @@ def run_hydra(signals: "Signals") -> int:
     from distill.progress import say as write
 
     limit_spinning()
+    keep_compiled_kernels()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to this function, which gives them one line
     statuses, sweeps = [0], list["Sweep"]()
 

@@ -1,6 +1,8 @@
-"""How OpenMP's threads wait for each other: set before torch is loaded, which reads it once."""
+"""What torch reads of the environment when it is loaded: how threads wait, and where compiled kernels lie."""
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 # Rounds of a loop, a few microseconds. By default a thread waits by spinning for milliseconds: on a busy machine it
 # then takes the core from the thread that it waits for, and two threads were up to thirteen times slower than one.
@@ -11,3 +13,17 @@ def limit_spinning() -> None:
     """Let waiting threads give way soon, unless the user has said how they should wait; ranks inherit it."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def keep_compiled_kernels() -> None:
+    """Let the kernels that torch.compile makes outlive /tmp, which batch systems and containers empty.
+
+    They lie beside Distill's other caches unless the user has chosen a folder, or has no home that can be written.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    folder = Path("~/.cache/distill/kernels").expanduser()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
