@@ -1,7 +1,7 @@
 """What each setting of a short distillation is worth: the recipe with one change at a time.
 
     DISTILL_DATA=DATA python benchmarks/ablation.py --work DIR corpus.rows=3000 backend.threads=1 --json ablation.json
-    python benchmarks/ablation.py --work DIR --only "as it stands" "temperature 1"
+    python benchmarks/ablation.py --work DIR --only "as it stands" --only "temperature 1"
 
 Every row is a real run of `python -m distill +recipe=distilbert_gutenberg` with the settings that `CHANGES` names;
 further settings of the command line hold for all rows. Choices are made by the perplexity on held-out text of the
@@ -93,7 +93,9 @@ def show(lines: list[dict[str, Any]], base: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--only", nargs="+", choices=CHANGES, help="of the changes", metavar="CHANGE")
+    parser.add_argument(
+        "--only", action="append", choices=CHANGES, help="one of the changes; may be repeated", metavar="CHANGE"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--score-rows", type=int, default=400)
     parser.add_argument("--json", type=Path)
