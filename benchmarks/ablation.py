@@ -5,7 +5,7 @@
 
 Every row is a real run of `python -m distill +recipe=distilbert_gutenberg` with the settings that `CHANGES` names;
 further settings of the command line hold for all rows. Choices are made by the perplexity on held-out text of the
-corpus, and judged by that on books which no choice was made on. Finished runs are not run again.
+corpus, and confirmed by that on books which no choice was made on. Finished runs are not run again.
 
 Expected before it was run, at 3,000 rows once, embedded pair: temperature 1 and a smaller weight of the words' own
 term each gain 1 to 3 % on held-out text and less on the books; soft targets at every position and smoothed masks lose

@@ -336,6 +336,7 @@ def test_step(tmp_path: Path) -> None:
     assert printed.count("tiny") == 0 and printed.count("2x64 -> 1x64, V 500, 2 x 16, masked rows") == 3
 
 
+@pytest.mark.slow
 def test_step_of_a_causal_pair(tmp_path: Path) -> None:
     only = ("--only", "plain|distill bf16$|int8", "--rounds", "1", "--accumulate", "2")
     printed, results = script("step.py", tmp_path, "--shapes", "gpt2-tiny", *only)

@@ -10,6 +10,7 @@ from forked import RUN, Forked
 from job import ROOT, environment
 
 
+@pytest.mark.slow
 def test_some_chaos(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The first undisturbed run has an interpreter of its own; all others are forks, which start in no time."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -78,7 +78,7 @@ def num_steps(folder: Path) -> int:
     return len(metrics(folder)) if (folder / "metrics.jsonl").exists() else 0
 
 
-@pytest.mark.parametrize("backend", ["ddp", pytest.param("horovod", marks=NO_HOROVOD)])
+@pytest.mark.parametrize("backend", ["ddp", pytest.param("horovod", marks=[NO_HOROVOD, pytest.mark.slow])])
 def test_a_host_is_lost_and_comes_back(
     backend: str, shelf: Shelf, alone: Path, hosts: PretendedHosts, tmp_path: Path
 ) -> None:
