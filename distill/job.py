@@ -50,7 +50,7 @@ from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
 from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
-from distill.twin import find_twin, with_formats
+from distill.twin import find_twin, settled_twin
 
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
@@ -90,8 +90,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             return finished
 
         settle_formats(config, folder)
-        twin = with_formats(twin, config.precision.student)
         settle_start(config, models, task, text.batches, folder)
+        twin = settled_twin(twin, config)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         origin = cache_origin(config, models.tokenizer, text, objective)
         caches = find_caches(config, models.digests, origin, text.batches, objective)

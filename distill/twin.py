@@ -10,6 +10,7 @@ from typing import Any
 
 from distill.config import Config
 from distill.errors import SettingError
+from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
 from distill.report.results import read
 
@@ -78,15 +79,27 @@ def check_twin(
     return _remarks(before, identity, terms, twin)
 
 
-def with_formats(twin: dict[str, Any] | None, student: str) -> dict[str, Any] | None:
-    """results.json of a twin with a remark where it was trained in another number format than this student.
+def settled_twin(twin: dict[str, Any] | None, config: Config) -> dict[str, Any] | None:
+    """results.json of a twin compared with what is known of this run only once its formats and its start are settled.
 
     Args:
-        twin: as `find_twin` gives it.
-        student: `precision.student` of this run, as it was chosen; so this comes later than `find_twin`.
+        twin: as `find_twin` gives it; it gets a remark where it was trained in another number format.
+        config: with `precision.student` as it was chosen, and the layers that `student.layers=auto` has found.
+
+    Raises:
+        SettingError: its student started from other layers than this one.
     """
-    before = ((twin or {}).get("precision") or {}).get("student")
-    if twin is None or before is None or before == student:
+    if twin is None:
+        return None
+    start = (twin.get("student") or {}).get("start") or {}
+    layers, here = start.get("layers"), config.student.layers
+    if config.student.kind == "layers" and isinstance(here, list) and layers is not None and layers != here:
+        raise SettingError(
+            f"evaluate.twin={config.evaluate.twin} is no twin of this run: its student started from layers {layers}, and "
+            f"this one starts from {here}; give both student.layers={here}, or leave evaluate.twin out"
+        )
+    before, student = (twin.get("precision") or {}).get("student"), config.precision.student
+    if before is None or before == student:
         return twin
     remark = f"The twin was trained in another number format: precision.student was {before} and is {student} here."
     return twin | {"remarks": [*twin.get("remarks", []), remark]}
@@ -108,6 +121,8 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         return []
     names = [name for name in sorted({*before, *now}) if name.startswith("student.")]
     names = [name for name in names if name not in ("student.digest", "student.config")]  # the latter stands for {}
+    if AUTO in (before.get("student.layers"), now.get("student.layers")):  # `settled_twin` compares what was found
+        names = [name for name in names if name not in ("student.layers", "student.num_layers")]
     # A setting that one of two releases does not know says nothing, but fields of a configuration are as given.
     differing = [
         name

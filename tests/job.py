@@ -160,6 +160,7 @@ class Shelf:
         teacher = ["teacher=pretrained", f"teacher.path={self.teacher}"]
         # The same format on every machine that the tests run on, whatever pays there.
         fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.share=0.1", "precision=fp32"]
+        fixed.append("student.layers=[0,1]")  # found by scores in tests/test_layer_search.py
         return ["+recipe=distilbert_gutenberg", *fixed, f"hydra.run.dir={folder}", *more]
 
     def run(self, folder: Path, *more: str) -> int:

@@ -15,17 +15,17 @@ from ablation import CHANGES, arguments_of, show  # noqa: E402
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_change_is_one_of_the_recipe(name: str) -> None:
-    base, changed = (composed(*arguments_of(each, 0, 4, [])) for each in ("as it stands", name))
+    base, changed = (composed(*arguments_of(each, 0, 4, [])) for each in ("base", name))
     check(changed)
-    assert (base == changed) == (name == "as it stands")
+    assert (base == changed) == (name == "base")
 
 
 def test_ratios_are_of_the_same_seed() -> None:
-    values = {"as it stands": (50.0, 40.0), "other": (55.0, 42.0)}
+    values = {"base": (50.0, 40.0), "other": (55.0, 42.0)}
     lines = [
         {"change": name, "seed": seed, "perplexity": {"heldout": value}, "training_seconds": 10.0 + seed}
         for name, pair in values.items()
         for seed, value in enumerate(pair)
     ]
-    last = [cell.strip() for cell in show(lines, "as it stands").splitlines()[-1].strip("|").split("|")]
+    last = [cell.strip() for cell in show(lines, "base").splitlines()[-1].strip("|").split("|")]
     assert last == ["other", "2", "48.50", "1.075", "10"]  # seconds: half of 10 and 11, rounded to even

@@ -74,7 +74,9 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     content = results(tmp_path / "runs" / MAIN_RECIPE)
     assert content["recipe"] == MAIN_RECIPE and list(content["evaluation"]) == ["heldout"]
     assert content["command"].startswith(f"python -m distill {RECIPE} corpus.path=")
-    assert content["student"]["start"] == {"kind": "layers", "from": "the embedded teacher", "layers": [0, 1]}
+    start = content["student"]["start"]
+    assert start.pop("search")["all_subsets"]
+    assert start == {"kind": "layers", "from": "the embedded teacher", "layers": [0, 1]}
     assert sum("is left out: it lies neither" in note for note in content["notes"]) == 2
     card = (tmp_path / "runs" / MAIN_RECIPE / "student" / "README.md").read_text()
     assert "\n# DistilBert distilled from the embedded teacher\n" in card

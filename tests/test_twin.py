@@ -16,7 +16,7 @@ from distill.data.batches import Batches
 from distill.errors import SettingError
 from distill.identity import run_identity
 from distill.objective.build import make_terms
-from distill.twin import check_twin, with_formats
+from distill.twin import check_twin, settled_twin
 
 MAIN, TWIN = "+recipe=distilbert_gutenberg", "+recipe=distilbert_gutenberg_twin"
 DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
@@ -85,7 +85,6 @@ def test_a_run_that_had_a_teacher_is_none() -> None:
     [
         (("seed=1",), "its seed is 1, and here 0"),
         (("train.batch_size=16",), "its rows a step are 16, and here 8"),
-        (("student.layers=[0,2]",), "student.layers was [0, 2] and is [0, 1] here"),
         (("student.dropout=0.1",), "student.dropout was 0.1 and is 0.0 here"),
         (("student=bert",), "student.config.hidden_size was 192 and is None here"),
     ],
@@ -136,14 +135,29 @@ def test_what_else_differs_is_said() -> None:
 def test_another_number_format_is_said() -> None:
     """So that no verdict is given; the formats are known only after the twin has been found."""
     twin = {"precision": {"student": "fp32", "teacher": "bf16"}, "remarks": ["before"]}
-    assert with_formats(twin, "fp32") == twin and with_formats(None, "bf16") is None
+    fp32, bf16 = (composed(MAIN, f"precision={name}") for name in ("fp32", "bf16"))
+    assert settled_twin(twin, fp32) == twin and settled_twin(None, bf16) is None
     unknown: dict[str, Any] = {"remarks": []}
-    assert with_formats(unknown, "bf16") == unknown
-    found = with_formats(twin, "bf16")
+    assert settled_twin(unknown, bf16) == unknown
+    found = settled_twin(twin, bf16)
     assert found is not None and found["remarks"] == [
         "before",
         "The twin was trained in another number format: precision.student was fp32 and is bf16 here.",
     ]
+
+
+def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
+    """Both may have been searched for, or one of them given: the numbers count."""
+    for layers in ("auto", "[0,2]"):
+        assert checked(finished(identity(TWIN, f"student.layers={layers}"))) == []
+    given = finished(identity(TWIN, "student.layers=[0,2]"))
+    assert "student.layers was [0, 2] and is [0, 1] here" in refused(given, "student.layers=[0,1]")
+    config = composed(MAIN, "student.layers=[0,1]", "precision=fp32", "evaluate.twin=runs/x")
+    twin: dict[str, Any] = {"student": {"start": {"layers": [0, 1]}}}
+    assert settled_twin(twin, config) == twin
+    twin["student"]["start"]["layers"] = [0, 2]
+    with pytest.raises(SettingError, match=r"evaluate.twin=runs/x .*layers \[0, 2\].* from \[0, 1\]"):
+        settled_twin(twin, config)
 
 
 def test_what_an_older_release_did_not_record_is_said() -> None:
