@@ -70,7 +70,7 @@ def run(name: str, seed: int, rows: int, common: list[str], work: Path) -> dict[
         "seed": seed,
         "training_seconds": content["training"]["seconds"],
         "perplexity": content["student"]["perplexity"],
-        "teacher": content["teacher"].get("perplexity", {}),
+        "teacher": (content["teacher"] or {}).get("perplexity", {}),
     }
 
 

@@ -95,8 +95,8 @@ def settled_twin(twin: dict[str, Any] | None, config: Config) -> dict[str, Any] 
     layers, here = start.get("layers"), config.student.layers
     if config.student.kind == "layers" and isinstance(here, list) and layers is not None and layers != here:
         raise SettingError(
-            f"evaluate.twin={config.evaluate.twin} is no twin of this run: its student started from layers {layers}, and "
-            f"this one starts from {here}; give both student.layers={here}, or leave evaluate.twin out"
+            f"evaluate.twin={config.evaluate.twin} is no twin of this run: its student started from layers {layers}, "
+            f"and this one starts from {here}; give both student.layers={here}, or leave evaluate.twin out"
         )
     before, student = (twin.get("precision") or {}).get("student"), config.precision.student
     if before is None or before == student:

@@ -10,7 +10,7 @@ from distill.checks import check
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-from ablation import CHANGES, arguments_of, show  # noqa: E402
+from ablation import CHANGES, arguments_of, show
 
 
 @pytest.mark.parametrize("name", CHANGES)
