@@ -26,9 +26,7 @@ def check_teachers(config: Config) -> None:
         own = f"teacher.members.{name}"
         choose(f"{own}.kind", member.kind, (*EMBEDDED, "pretrained", "custom"))
         if member.kind != "custom" and (member.path is None) != (member.kind in EMBEDDED):
-            raise SettingError(
-                f"{own}.path={member.path} with kind={member.kind}: give a path, or an embedded kind alone"
-            )
+            raise SettingError(f"{own}.path={member.path} with kind={member.kind}: give a path, or kind=embedded alone")
         if member.precision is not None:
             choose(f"{own}.precision", member.precision, ("fp32", "bf16", "fp16", "int8"))
     for number, (name, alone) in enumerate((settings_by_member(config) or {ONLY: config}).items()):

@@ -48,8 +48,8 @@ def load_teacher(
     path = teacher_path(settings)
     if settings.kind in EMBEDDED and kind is not MASKED:
         raise SettingError(
-            f"teacher.kind={settings.kind} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give one as "
-            "teacher=pretrained teacher.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
+            f"teacher.kind={settings.kind} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give one "
+            "as teacher=pretrained teacher.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
     hub = (settings.revision, settings.trust_remote_code)
     model = load_pretrained("teacher.path", path, kind, *hub, mapped=mapped)
