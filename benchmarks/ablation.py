@@ -31,6 +31,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "temperature 1": ("objective.temperature=1",),
     "mlm weight 0.5": ("objective.mlm.weight=0.5",),
     "temperature 1, mlm 0.5": ("objective.temperature=1", "objective.mlm.weight=0.5"),
+    "temperature 1, mlm 0": ("objective.temperature=1", "objective.mlm.weight=0"),
     "mlm weight 0": ("objective.mlm.weight=0",),
     "cosine weight 0": ("objective.cosine.weight=0",),
     "cosine at masked rows": ("objective.cosine.rows=masked",),
