@@ -156,7 +156,10 @@ def hosts_of(settings: BackendConfig) -> list[tuple[str, int]]:
     for entry in str(settings.hosts).split(","):
         match = re.fullmatch(r"\s*(\w[\w.-]*):([1-9]\d*)\s*", entry)
         if match is None:
-            raise SettingError(f"backend.hosts={settings.hosts}: give host:ranks,host:ranks such as a:8,b:8")
+            raise SettingError(
+                f"backend.hosts={settings.hosts}: give host:ranks,host:ranks in quotes that Hydra keeps, such as "
+                "backend.hosts=\"'a:8,b:8'\""
+            )
         hosts.append((match[1], int(match[2])))
     total = sum(ranks for _, ranks in hosts)
     if settings.processes not in (None, total):
