@@ -2,6 +2,7 @@
 
     DISTILL_DATA=DATA python benchmarks/time_to_quality.py --work DIR --seeds 3 --json time_to_quality.json
     python benchmarks/time_to_quality.py --work DIR --turns 0            # trainings alone, on a machine that is busy
+    python benchmarks/time_to_quality.py --work DIR --teacher distill/teacher/embedded_deep --student-layers 3
     python benchmarks/time_to_quality.py --work DIR --pair causal --teacher runs/gpt2_pretrain
 
 Three kinds of recipe train students of the same teacher on the same books, and are scored on the same unseen ones:
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--pair", choices=("masked", "causal"), default="masked")
     parser.add_argument("--teacher", help="folder of a teacher; by default the embedded one (masked pairs alone)")
+    parser.add_argument("--student-layers", type=int, help="by default half of the teacher's")
     parser.add_argument("--only", nargs="+", help="of the recipes, by their names or the first word of these")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=5000, help="of a short training, for the tuned example and Distill")
@@ -195,6 +197,7 @@ def main() -> None:
         parser.error("--pair causal needs --teacher")
     kind, seeds = options.pair, 1 if options.quick else options.seeds
     common += [f"teacher.path={options.teacher}"] if options.teacher else []
+    common += [f"student.num_layers={options.student_layers}"] if options.student_layers else []
     every = contestants(kind, 64 if options.quick else options.rows)
     if options.quick:
         common += QUICK
@@ -206,9 +209,8 @@ def main() -> None:
     folder = Path(options.teacher) if options.teacher else Path(__file__).parents[1] / "distill/teacher/embedded"
     config = next(path for path in (folder / "student/config.json", folder / "config.json") if path.is_file())
     teacher = json.loads(config.read_text())
-    shape = shape_of(
-        teacher, (teacher.get("num_hidden_layers") or teacher["n_layer"]) // 2, 5, 32 if options.quick else 128
-    )
+    layers = options.student_layers or (teacher.get("num_hidden_layers") or teacher["n_layer"]) // 2
+    shape = shape_of(teacher, layers, 5, 32 if options.quick else 128)
     seconds = rates(kind, shape, every[-1], options, common)
     for seed in range(seeds):
         for each in chosen:
