@@ -28,6 +28,7 @@ import statistics
 import sys
 import time
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def main() -> None:
     parser.add_argument("--pair", choices=("masked", "causal"), default="masked")
     parser.add_argument("--teacher", help="folder of a teacher; by default the embedded one (masked pairs alone)")
     parser.add_argument("--student-layers", type=int, help="by default half of the teacher's")
-    parser.add_argument("--only", nargs="+", help="of the recipes, by their names or the first word of these")
+    parser.add_argument("--only", nargs="+", help="of the recipes, by names in which * stands for anything")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=5000, help="of a short training, for the tuned example and Distill")
     parser.add_argument("--score-rows", type=int, default=300)
@@ -203,7 +204,7 @@ def main() -> None:
         common += QUICK
         every = [each for each in every if "tuned" not in each.name]
         every[0] = Contestant(every[0].name, (*every[0].settings, "train.steps=2", "corpus.rows=100"), True)
-    chosen = [each for each in every if not options.only or any(each.name.startswith(name) for name in options.only)]
+    chosen = [each for each in every if not options.only or any(fnmatch(each.name, name) for name in options.only)]
     score_rows = 4 if options.quick else options.score_rows
     courses: dict[str, list[Course]] = {}
     folder = Path(options.teacher) if options.teacher else Path(__file__).parents[1] / "distill/teacher/embedded"
