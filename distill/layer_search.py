@@ -3,13 +3,14 @@
 Only forward passes are needed. Where there are few subsets all of them are scored; else one layer after another is
 taken away, always the one whose loss costs least, which is greedy backward elimination. What the rules of
 `distill.models.layer_choice` would have chosen is scored beside them. The best of all that was scored is taken;
-averages of layers are only compared.
+averages of layers are only compared. Where there is much to score, few rows sort out what is then scored on all.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -37,6 +38,8 @@ from distill.teacher.signal import NO_OUTPUTS, Signal
 TOKENS = 32_768  # that the losses are taken over, padding and context included ...
 LEAST_ROWS = 64  # ... or so many rows, where these are long
 MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
+ROUGH = 4  # one of so many rows, for the first of two rounds
+SHORTLIST = 8  # choices that come into the second round, besides those of the rules
 WORDS: tuple[type[Term], ...] = (Mlm, Clm)  # whose loss is the logarithm of a perplexity
 TERMS: tuple[type[Term], ...] = (*WORDS, Classes, Span)
 
@@ -127,7 +130,7 @@ def find_layers(
     if backend.rank == 0:
         try:
             score = Losses(settings, teacher, kind, task, batches, words, precision, backend.device)
-            searched = search(available, count, score)
+            searched = search(available, count, score, score.of_fewer_rows())
             found = asdict(searched)
             for line in searched.lines():
                 logger.info(line)
@@ -139,25 +142,38 @@ def find_layers(
     return found
 
 
-def search(available: int, count: int, score: "Losses") -> LayerSearch:
+def search(available: int, count: int, score: "Losses", rough: "Losses | None" = None) -> LayerSearch:
     """The best choice of `count` of `available` layers, and what it was compared with.
+
+    Args:
+        rough: the same loss on few of the rows, for what is only to be sorted out; None: `score` does that, too.
 
     Raises:
         SettingError: there is none that goes into the student.
     """
     began = time.monotonic()
-    losses: dict[tuple[int, ...], float] = {}
+    losses, first = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]()
 
     def loss(chosen: tuple[int, ...]) -> float:
         if chosen not in losses:
             losses[chosen] = score(chosen)
         return losses[chosen]
 
+    def sorted_out(chosen: tuple[int, ...]) -> float:
+        if chosen not in first:
+            first[chosen] = (rough or score)(chosen)
+        return first[chosen]
+
     everything = math.comb(available, count) <= MOST_SUBSETS
+    if rough is None or math.comb(available, count) <= SHORTLIST:
+        rough, first = None, losses
     for subset in combinations(range(available), count) if everything else ():
-        loss(subset)
+        sorted_out(subset)
     if not everything:
-        _remove_greedily(available, count, loss)
+        _remove_greedily(available, count, sorted_out)
+    whole = sorted((chosen for chosen in first if len(chosen) == count), key=first.__getitem__)
+    for subset in whole[:SHORTLIST]:
+        loss(subset)
     by_choice: dict[str, Scored] = {}
     for name, rule in RULES.items():
         layers = rule(available, count)
@@ -175,7 +191,7 @@ def search(available: int, count: int, score: "Losses") -> LayerSearch:
         score(range(available)),
         [Scored(list(chosen), losses[chosen]) for chosen in ranked[:3]],
         list(by_choice.values()),
-        sum(len(chosen) == count for chosen in losses) if everything else len(losses),
+        sum(len(chosen) == count for chosen in {**first, **losses}) if everything else len({**first, **losses}),
         everything,
         score.num_rows,
         score.perplexity,
@@ -212,6 +228,12 @@ class Losses:
         length = batches.rows.shape[1]
         self.num_rows = min(max(LEAST_ROWS, TOKENS // length), len(batches.order))
         self.batches = [batch.to(device) for batch in batches.first(self.num_rows)]
+
+    def of_fewer_rows(self) -> "Losses | None":
+        """The same on one of `ROUGH` rows; None where these would be too few batches to be one of so many."""
+        fewer = copy(self)
+        fewer.batches = self.batches[: len(self.batches) // ROUGH]
+        return fewer if fewer.batches else None
 
     @torch.no_grad()
     def __call__(self, chosen: Sequence[Layer]) -> float:

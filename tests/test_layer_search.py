@@ -58,6 +58,17 @@ def test_of_many_subsets_one_layer_after_another_is_taken_away() -> None:
     assert found.teacher == 1.0
 
 
+@pytest.mark.parametrize(("available", "count"), [(12, 3), (8, 4)])
+def test_few_rows_sort_out_what_all_rows_decide(available: int, count: int) -> None:
+    """On few rows layer 2 looks a little better than layer 1, which it is not."""
+    costs = [5.0, 1.0, 0.9] + [0.1 * number for number in range(available - 3)]
+    score, rough = Costs(costs), Costs([*costs[:1], 0.9, 1.0, *costs[3:]])
+    found = search(available, count, score, rough)  # type: ignore[arg-type]
+    assert found.layers == search(available, count, Costs(costs)).layers  # type: ignore[arg-type]
+    assert len(score.asked) < 20 < len(rough.asked) and found.tried >= len(set(rough.asked))
+    assert found.best[0].loss == Costs(costs)(found.layers)
+
+
 def test_a_rule_that_is_better_than_greedy_removal_is_taken() -> None:
     """Of 12 layers each of the first six seems to cost nothing, until all of them are gone."""
 
