@@ -36,6 +36,7 @@ from distill.objective.trainable import Trainable
 from distill.teacher.signal import NO_OUTPUTS, Signal
 
 TOKENS = 32_768  # that the losses are taken over, padding and context included ...
+CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a share of them
 LEAST_ROWS = 64  # ... or so many rows, where these are long
 MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
 ROUGH = 4  # one of so many rows, for the first of two rounds
@@ -226,7 +227,8 @@ class Losses:
         self.perplexity, self.refusal = term in WORDS, ""
         self.objective = Objective({task: term()}, {task: 1.0}, words)
         length = batches.rows.shape[1]
-        self.num_rows = min(max(LEAST_ROWS, TOKENS // length), len(batches.order))
+        tokens = CAUSAL_TOKENS if term is Clm else TOKENS
+        self.num_rows = min(max(LEAST_ROWS, tokens // length), len(batches.order))
         self.batches = [batch.to(device) for batch in batches.first(self.num_rows)]
 
     def of_fewer_rows(self) -> "Losses | None":
