@@ -31,6 +31,7 @@ GOLDEN = {
     },
 }
 SETTINGS = (
+    "objective=masked",
     "corpus={workers:1,heldout:0.1,rows:64,sequence_length:32}",
     "teacher=pretrained",
     "student.layers=[0,2]",

@@ -66,7 +66,7 @@ def test_settings_change_the_run(bert_base: Path, tmp_path: Path) -> None:
     plain = work_of(*RUN, tokens=1e6)
     assert plain.corpus_rows == 5000  # of the scale, fewer than the tokens' 7,656
     assert work_of(*RUN, "corpus.rows=null", tokens=1e6).corpus_rows == 7657
-    assert plain.score_rows == 157 + 256 + 256 and not plain.score_assumed  # a fiftieth is held out; and two sets
+    assert plain.score_rows == 3 * 128 and not plain.score_assumed  # a fiftieth is held out, 157 rows; and two sets
     twin = work_of("+recipe=distilbert_gutenberg_twin", "precision=bf16")
     assert twin.teachers == () and twin.student == plain.student
     cached = work_of(*RUN, "teacher.cache.top_k=8", "objective.masking.static=true", "objective.cosine.weight=0")
