@@ -50,7 +50,24 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "4 rows a step": ("train.batch_size=4",),
     "static masks, no cosine": CACHED,
     "cache of 63 draws": (*CACHED, "teacher.cache.sampled=63"),
+    **{
+        f"soft targets at {share} of the positions, {how}": (
+            "objective.soft.weight=0",
+            f"+objective.picked={{_target_: ablation_terms.SoftAt{name}, weight: 5, share: {share}, temperature: 2}}",
+        )
+        for how, name in (("at random", "Random"), ("highest entropy", "Entropy"))
+        for share in (0.3, 0.1)
+    },
+    "a third of the rows, three times": ("corpus.rows=1000", "train.epochs=3", "objective.cosine.weight=0"),
+    "the same, one stored set of masks": ("corpus.rows=1000", "train.epochs=3", *CACHED),
     "no teacher": ("objective=mlm", "objective.masking.share=0.3", "objective.masking.smoothing=0"),
+}
+
+# Two runs instead of one, each of half of the tokens, of which the second goes on from the student of the first.
+HALVES: dict[str, tuple[str, ...]] = {
+    "two halves": (),
+    "two halves, rows of 64 tokens first": ("corpus.sequence_length=64",),
+    "two halves, 4 rows a step first": ("train.batch_size=4",),
 }
 
 
@@ -70,6 +87,30 @@ def run(name: str, seed: int, rows: int, common: list[str], work: Path) -> dict[
         "change": name,
         "seed": seed,
         "training_seconds": content["training"]["seconds"],
+        "perplexity": content["student"]["perplexity"],
+        "teacher": (content["teacher"] or {}).get("perplexity", {}),
+    }
+
+
+def run_halves(name: str, seed: int, rows: int, common: list[str], work: Path) -> dict[str, Any]:
+    """The same of two runs, one after the other."""
+    total = next(
+        int(word.removeprefix("corpus.rows=")) for word in [*common[::-1], "corpus.rows=5000"] if "rows=" in word
+    )
+    plain = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in name)
+    longer = 2 if "corpus.sequence_length=64" in HALVES[name] else 1
+    first = arguments_of("base", seed, rows, common)
+    second = [word for word in first if not word.startswith("student.layers")]
+    first += ["schedule=constant", f"corpus.rows={longer * total // 2}", *HALVES[name]]
+    folder = work / f"{plain}-first-seed{seed}-{digest_of(first)}"
+    before = execute(folder, first)["training"]["seconds"]
+    second += ["schedule.warmup=0", f"corpus.rows={total // 2}", f"seed={seed + 100}"]
+    second += ["student=pretrained", f"student.path={folder}", "student.dropout=0"]
+    content = execute(work / f"{plain}-second-seed{seed}-{digest_of(second)}", second)
+    return {
+        "change": name,
+        "seed": seed,
+        "training_seconds": before + content["training"]["seconds"],
         "perplexity": content["student"]["perplexity"],
         "teacher": (content["teacher"] or {}).get("perplexity", {}),
     }
@@ -97,16 +138,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument(
-        "--only", action="append", choices=CHANGES, help="one of the changes; may be repeated", metavar="CHANGE"
+        "--only",
+        action="append",
+        choices=[*CHANGES, *HALVES],
+        help="one of the changes; may be repeated",
+        metavar="CHANGE",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--score-rows", type=int, default=400)
     parser.add_argument("--json", type=Path)
     options, common = parser.parse_known_args()
     lines: list[dict[str, Any]] = []
+    # Where the runs find `ablation_terms`.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     for seed in options.seeds:
-        for name in options.only or CHANGES:
-            lines.append(run(name, seed, options.score_rows, common, options.work))
+        for name in options.only or [*CHANGES, *HALVES]:
+            run_it = run_halves if name in HALVES else run
+            lines.append(run_it(name, seed, options.score_rows, common, options.work))
             print("\n" + show(lines, next(iter(CHANGES))), flush=True)
     save(options.json, {"machine": title(), "settings": common, "runs": lines})
 

@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from job import composed
 
 from distill.checks import check
+from distill.objective.terms.soft import Soft
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -29,3 +32,41 @@ def test_ratios_are_of_the_same_seed() -> None:
     ]
     last = [cell.strip() for cell in show(lines, "base").splitlines()[-1].strip("|").split("|")]
     assert last == ["other", "2", "48.50", "1.075", "10"]  # seconds: half of 10 and 11, rounded to even
+
+
+def test_two_halves_are_two_runs_of_half_of_the_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Settings that a run would take; what the first of them has made is what the second starts from."""
+    import ablation
+
+    started: list[list[str]] = []
+
+    def executed(folder: Path, arguments: list[str]) -> dict[str, Any]:
+        folder.mkdir()
+        started.append([*arguments, f"hydra.run.dir={folder}"])
+        return {"training": {"seconds": 2.0}, "student": {"perplexity": {"books": 3.0}}, "teacher": None}
+
+    monkeypatch.setattr(ablation, "execute", executed)
+    found = ablation.run_halves("two halves, rows of 64 tokens first", 1, 4, ["corpus.rows=3000"], tmp_path)
+    assert found["training_seconds"] == 4.0 and found["perplexity"] == {"books": 3.0}
+    first, second = (composed(*(word for word in each if not word.startswith("hydra"))) for each in started)
+    for config in (first, second):
+        check(config)
+    tokens = [each.corpus.tokens.sequence_length * each.corpus.rows for each in (first, second)]
+    assert tokens == [1500 * 128] * 2 and second.student.path in started[0][-1]
+    assert [each.schedule.path.split(".")[-1] for each in (first, second)] == ["Constant", "Linear"]
+
+
+@pytest.mark.parametrize("name", ["SoftAtRandom", "SoftAtEntropy"])
+def test_soft_targets_at_a_share_are_the_mean_over_it(name: str) -> None:
+    import ablation_terms
+
+    torch.manual_seed(0)
+    student, teacher = torch.randn(40, 11), torch.randn(40, 11)
+    term = getattr(ablation_terms, name)(share=0.3)
+    whole, found = Soft(1.0).losses(student, teacher, torch.zeros(40)), term.losses(student, teacher, torch.zeros(40))
+    taken = found.nonzero()[:, 0]
+    assert len(taken) == 12
+    torch.testing.assert_close(found.mean(), whole[taken].mean())
+    if name == "SoftAtEntropy":
+        entropy = torch.distributions.Categorical(logits=student).entropy()
+        assert set(taken.tolist()) == set(entropy.topk(12).indices.tolist())
