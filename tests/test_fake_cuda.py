@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import MASK, VOCAB, make_evaluator, make_masks, make_model, make_rows, objective_config
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torchmetrics.aggregation import MeanMetric
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PreTrainedModel
 
 from distill import config as conf
@@ -48,9 +47,8 @@ FORMATS = ["fp32", "bf16"]
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     """Everything made in a test is fake; autocast is not switched off for want of a GPU, and backward is left out."""
-    # Neither starting weights nor the state of a metric can be made of fake tensors.
+    # Starting weights cannot be made of fake tensors.
     monkeypatch.setattr(PreTrainedModel, "init_weights", lambda _: None)
-    monkeypatch.setattr(PerplexityMeter, "__init__", start_fake_mean)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
@@ -59,14 +57,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
-
-
-def start_fake_mean(mean: PerplexityMeter, backend: Single) -> None:
-    mean.backend = backend
-    with unset_fake_temporarily():
-        mean.mean = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
-    zero = torch.zeros((), dtype=torch.float64, device=CUDA)
-    mean.mean.mean_value, mean.mean.weight = zero, zero.clone()
 
 
 def model_on_gpu(family: str, layers: int) -> Any:
@@ -194,7 +184,7 @@ def test_pseudo_perplexity(family: str, padded: bool) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
     """Both measures and the agreement, up to the numbers themselves, which fake tensors do not have."""
-    monkeypatch.setattr(PerplexityMeter, "compute", lambda self: float(self.mean.mean_value.device == CUDA))
+    monkeypatch.setattr(PerplexityMeter, "compute", lambda self: float(self.sums.device == CUDA))
     rows = make_rows(8, shortest=5)
     settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
     evaluator = make_evaluator(settings, make_masks(tokenizer, rows), precision(format), backend())

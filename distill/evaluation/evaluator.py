@@ -27,7 +27,8 @@ from distill.sharding.formats import computing_in
 from distill.sharding.shard import is_sharded
 
 SPEED_ROUNDS = 5
-SPEED_POSITIONS = 65_536  # of the batch that each round computes, at most
+SPEED_POSITIONS = 65_536  # of the batch that each round computes, at most ...
+SPEED_POSITIONS_OF_THREAD = 2_048  # ... and on the CPU, where so many keep a thread busy
 
 Scores = dict[str, dict[str, float]]  # by measure, then by evaluation set
 
@@ -190,7 +191,9 @@ class Evaluator:
 
     def _speed_rows(self, data: EvaluationSet) -> int:
         """As many rows as are scored at once, but no more than it takes to keep a device busy."""
-        return min(self.settings.batch_size, max(1, SPEED_POSITIONS // data.rows.shape[1]))
+        on_cpu = self.backend.device.type == "cpu"
+        most = SPEED_POSITIONS_OF_THREAD * torch.get_num_threads() if on_cpu else SPEED_POSITIONS
+        return min(self.settings.batch_size, max(1, most // data.rows.shape[1]))
 
     def _full_rows(self, data: EvaluationSet, count: int) -> Batch:
         """That many rows of full length."""
