@@ -10,12 +10,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import torch
+from torch import nn
 
 from distill.backends import Backend
 from distill.config import StudentConfig
@@ -130,7 +131,8 @@ def find_layers(
     found, message = dict[str, Any](), ""
     if backend.rank == 0:
         try:
-            score = Losses(settings, teacher, kind, task, batches, words, precision, backend.device)
+            whole = on_device(teacher, backend)
+            score = Losses(settings, whole, kind, task, batches, words, precision, backend.device)
             searched = search(available, count, score, score.of_fewer_rows())
             found = asdict(searched)
             for line in searched.lines():
@@ -141,6 +143,24 @@ def find_layers(
     if message:
         raise SettingError(message)
     return found
+
+
+def on_device(teacher: Any, backend: Backend) -> Any:
+    """The whole teacher on this rank's device; one that is yet to be divided stays where it is, and this is a copy.
+
+    Raises:
+        SettingError: the device has no room for it.
+    """
+    if not backend.divides:
+        return teacher.to(backend.device)
+    try:
+        memo = {id(each): nn.Parameter(each.detach().to(backend.device), False) for each in teacher.parameters()}
+        return deepcopy(teacher, dict(memo)).to(backend.device)
+    except torch.cuda.OutOfMemoryError:
+        raise SettingError(
+            "student.layers=auto scores layers of the whole teacher on one device, which has no room for it: name the "
+            "layers, such as student.layers=first"
+        ) from None
 
 
 def search(available: int, count: int, score: "Losses", rough: "Losses | None" = None) -> LayerSearch:
@@ -222,7 +242,7 @@ class Losses:
         device: torch.device,
     ) -> None:
         self.settings = replace(settings, num_layers=None)
-        self.teacher, self.kind, self.precision, self.device = teacher.to(device), kind, precision, device
+        self.teacher, self.kind, self.precision, self.device = teacher, kind, precision, device
         term = next(make for make in TERMS if make.task == task)
         self.perplexity, self.refusal = term in WORDS, ""
         self.objective = Objective({task: term()}, {task: 1.0}, words)

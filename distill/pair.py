@@ -87,7 +87,8 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
         with errors_of(member.name):
             check_vocabulary(member.model, None, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
-    skeleton = divide_models(backend, teachers, student, kinds, length)
+    # Layers that are still to be found are scored on whole models, which `settle_start` divides.
+    skeleton = None if waits(config) else divide_models(backend, teachers, student, kinds, length)
     if task.kind.causal and config.corpus.tokens.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
@@ -98,20 +99,27 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
     return Models(teachers, student, tokenizer, other, digests, task.kind, skeleton=skeleton)
 
 
+def waits(config: Config) -> bool:
+    """Whether the student's layers are still to be found on the rows of the corpus."""
+    return config.student.kind == "layers" and config.student.layers == AUTO
+
+
 def settle_start(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
     """What of the student's start is found on the rows of the corpus: its layers, and the fit of the last of them."""
-    settle_layers(config, models, task, batches, folder)
+    if waits(config):
+        settle_layers(config, models, task, batches, folder)
+        kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
+        length = config.corpus.tokens.sequence_length
+        models.skeleton = divide_models(folder.backend, models.teachers, models.student, kinds, length)
     fit_start(config, models, batches, folder)
 
 
 def settle_layers(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
     """Of student.layers=auto: find the layers, put them into `config`, and let the student start from them.
 
-    A run that resumes has the layers that it began with, which its folder keeps.
+    A run that resumes has the layers that it began with, which its folder keeps. No model is divided between ranks yet.
     """
     settings, backend = config.student, folder.backend
-    if settings.kind != "layers" or settings.layers != AUTO:
-        return
     teacher = models.teachers[0].model  # of several the first one, from whose layers the student starts
     available = teacher.config.num_hidden_layers
     placeholder = choose_layers(AUTO, settings.num_layers, available)  # what the student has so far
@@ -119,13 +127,7 @@ def settle_layers(config: Config, models: Models, task: Task, batches: Batches, 
     if not found and folder.start() is not None:
         logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
         return
-    if not found and backend.divides:
-        logger.warning(
-            "student.layers=auto scores whole models on one rank, and this backend divides them between ranks: the "
-            "student starts from every second layer; name other layers, such as student.layers=first"
-        )
-        found = {"layers": placeholder}
-    elif not found:
+    if not found:
         precision, words = config.precision.student, len(models.tokenizer)
         found = find_layers(settings, teacher, models.kind, task.labels[0], batches, words, precision, backend)
     folder.record_layers(found)
@@ -134,8 +136,8 @@ def settle_layers(config: Config, models: Models, task: Task, batches: Batches, 
     if found["layers"] != placeholder:
         models.student = None  # two of them need not fit into memory
         torch.manual_seed(config.seed)
-        length = config.corpus.tokens.sequence_length
-        models.student = make_student(config.student, teacher, models.tokenizer, length, models.kind)
+        length, mapped = config.corpus.tokens.sequence_length, "student" in backend.divides
+        models.student = make_student(config.student, teacher, models.tokenizer, length, models.kind, mapped)
 
 
 def fit_start(config: Config, models: Models, batches: Batches, folder: RunFolder) -> None:

@@ -190,15 +190,29 @@ def test_layers_that_nobody_knows_any_more_are_not_made_up(
     assert sum("is not recorded any more" in line for line in lines) == 1
 
 
-def test_divided_models_start_from_every_second_layer_and_say_so(shelf: Shelf) -> None:
-    folder = shelf.root / "auto-fsdp"
-    process = command(
-        *shelf.arguments(folder, "student.layers=auto", "backend=fsdp", "backend.processes=2", "train.accumulate=1")
-    )
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-    assert results(folder)["student"]["start"]["layers"] == [0, 2]
-    assert errors.count("this backend divides them") == 1
+@pytest.mark.parametrize("divided", ["true", "false"])
+def test_models_that_are_divided_between_ranks_are_searched_before(
+    divided: str, shelf: Shelf, searched: Path, tmp_path: Path
+) -> None:
+    """The layers are those of one process, and a run that goes on keeps them."""
+    arguments = shelf.arguments(
+        tmp_path, "student.layers=auto", "student.num_layers=2", "backend=fsdp", "backend.processes=2",
+        "train.accumulate=1", f"backend.shard_teacher={divided}",
+    )  # fmt: skip
+    for goes_on in (False, True):
+        _, errors = (process := command(*arguments)).communicate(timeout=240)
+        assert process.returncode == 0, errors
+        start = results(tmp_path)["student"]["start"]
+        assert start["layers"] == results(searched)["student"]["start"]["layers"]
+        assert ("the whole teacher" in errors) is not goes_on
+        if not goes_on:
+            named = results(tmp_path)
+            (tmp_path / "results.json").unlink()
+            remove(tmp_path / "checkpoints" / "step-00000008")
+    for measure in ("perplexity", "pseudo_perplexity"):
+        assert results(tmp_path)["student"][measure] == pytest.approx(named["student"][measure], rel=1e-3)
+        one = results(searched)["student"][measure]["heldout"]
+        assert named["student"][measure]["heldout"] == pytest.approx(one, rel=0.02)
 
 
 def test_layers_are_all_alike_where_one_block_is_called_several_times() -> None:
