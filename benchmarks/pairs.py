@@ -113,10 +113,13 @@ GROUPS: dict[str, list[Run]] = {
 
 def execute(folder: Path, arguments: list[str], teachers: Path) -> dict[str, Any]:
     """The results of a run, which is run unless it is finished."""
-    from distill.models.teacher import EMBEDDED as embedded
+    from distill.models.teacher import embedded_folder
 
     if not (folder / "results.json").is_file():
-        words = [word.replace("TEACHER", str(teachers)).replace("EMBEDDED", str(embedded)) for word in arguments]
+        words = [
+            word.replace("TEACHER", str(teachers)).replace("EMBEDDED", embedded_folder("embedded"))
+            for word in arguments
+        ]
         command = [sys.executable, "-m", "distill", *words, f"hydra.run.dir={folder}"]
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (folder.parent / f"{folder.name}.log").open("w") as log:

@@ -36,7 +36,7 @@ from distill.data.shards.destination import LocalFolder
 from distill.data.shards.groups import divide, work_of
 from distill.data.shards.publish import Publication, publish
 from distill.data.sources import Source, find_source
-from distill.models.teacher import EMBEDDED
+from distill.models.teacher import embedded_folder
 
 HOST = Path(__file__).with_name("prepare_host.py")
 PACKING = "packing.pickle"  # for the hosts
@@ -50,7 +50,7 @@ def packing_of(source: Source) -> Packing:
     from distill.data.tokens import Text, _packing
     from distill.models.load import load_tokenizer
 
-    tokenizer = load_tokenizer("teacher.path", str(EMBEDDED))
+    tokenizer = load_tokenizer("teacher.path", embedded_folder("embedded"))
     return _packing(Text((source,), "corpus"), tokenizer, TokensConfig(), masked_rows)
 
 

@@ -2,7 +2,7 @@
 
     DISTILL_DATA=DATA python benchmarks/time_to_quality.py --work DIR --seeds 3 --json time_to_quality.json
     python benchmarks/time_to_quality.py --work DIR --turns 0            # trainings alone, on a machine that is busy
-    python benchmarks/time_to_quality.py --work DIR --teacher runs/bert_pretrain --student-layers 3
+    python benchmarks/time_to_quality.py --work DIR --teacher distill/teacher/embedded_deep --student-layers 3
     python benchmarks/time_to_quality.py --work DIR --pair causal --teacher runs/gpt2_pretrain
 
 Three kinds of recipe train students of the same teacher on the same books, and are scored on the same unseen ones:

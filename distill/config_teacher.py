@@ -7,6 +7,8 @@ from distill.component import Component
 
 MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
 
+EMBEDDED = ("embedded", "embedded_deep")  # kinds of teachers that ship with this package, in folders of these names
+
 
 @dataclass
 class TeacherCacheConfig:
@@ -32,7 +34,7 @@ class TeacherCacheConfig:
 
 @dataclass
 class MemberConfig:
-    """One of several teachers. `kind`: embedded, pretrained, or custom (by a callable of the user's)."""
+    """One of several teachers. `kind`: embedded, embedded_deep, pretrained, or custom (by a callable of the user's)."""
 
     kind: str = "pretrained"
     path: str | None = None  # folder, run folder, or name on the Hub
@@ -50,7 +52,8 @@ class MemberConfig:
 class TeacherConfig:
     """The frozen model to learn from.
 
-    `kind`: embedded, pretrained, none, several (the mean of the members), or custom (by a callable of the user's).
+    `kind`: embedded or embedded_deep (those that ship with this package), pretrained, none, several (the mean of the
+    members), or custom (by a callable of the user's).
     """
 
     kind: str = MISSING

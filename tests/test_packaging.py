@@ -15,7 +15,8 @@ def test_the_wheel_carries_everything_and_runs_elsewhere(tmp_path: Path) -> None
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    for name in ("conf/config.yaml", "recipes/smoke.yaml", "teacher/embedded/model.safetensors", "py.typed"):
+    teachers = [f"teacher/{kind}/model.safetensors" for kind in ("embedded", "embedded_deep")]
+    for name in ("conf/config.yaml", "recipes/smoke.yaml", *teachers, "py.typed"):
         assert (site / "distill" / name).is_file(), name
     elsewhere.mkdir()
     books = library(tmp_path / "books")

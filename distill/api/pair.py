@@ -23,6 +23,7 @@ from distill.config import (
     StudentConfig,
     TeacherConfig,
 )
+from distill.config_teacher import EMBEDDED
 from distill.data.batch import Batch
 from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator, Scores
@@ -45,7 +46,6 @@ from distill.teacher.live import LiveTeacher
 from distill.teacher.signal import NoTeacher, Teacher
 
 USUAL_LENGTH = 128  # tokens of a row
-EMBEDDED = "embedded"  # instead of a path: the teacher that comes with the package
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,8 @@ def load_pair(
     """A teacher and a student, masked or causal, for a training loop of your own.
 
     Args:
-        teacher: a run folder, a model folder or a name on the Hub; or `embedded`, the one that comes with the package.
+        teacher: a run folder, a model folder or a name on the Hub; or `embedded` or `embedded_deep`, which come with
+            the package.
         student: the same of a saved student; None: a copy of some of the teacher's layers; or a `StudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
             rows to score on; None: every second.
@@ -229,8 +230,8 @@ def load_pair(
         raise SettingError(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
-    embedded, place = str(teacher) == EMBEDDED, device_of(device)
-    settings = TeacherConfig(kind=EMBEDDED) if embedded else TeacherConfig(kind="pretrained", path=str(teacher))
+    name, place = str(teacher), device_of(device)
+    settings = TeacherConfig(kind=name) if name in EMBEDDED else TeacherConfig(kind="pretrained", path=name)
     kind = kind_of("teacher", teacher_path(settings))
     if kind not in (MASKED, CAUSAL):
         raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")

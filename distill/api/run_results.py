@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from distill.config_teacher import EMBEDDED
 from distill.jsonl import read_lines
-from distill.models.teacher import EMBEDDED
+from distill.models.teacher import embedded_folder
 from distill.report.lookup import measures_of, models_of, value_at
 from distill.report.page import Table
 from distill.report.summary import comparison, findings
@@ -53,8 +54,8 @@ class RunResults:
     def teacher(self) -> str | None:
         """The folder or Hub name of the teacher; None for none, for several, or for one of a class of your own."""
         given = self.settings.get("teacher") or {}
-        if given.get("kind") == "embedded":
-            return str(EMBEDDED)
+        if given.get("kind") in EMBEDDED:
+            return embedded_folder(given["kind"])
         return given.get("path") if given.get("kind") == "pretrained" else None
 
     @cached_property

@@ -1,6 +1,7 @@
 """Refuses settings of the teachers and of their caches that do not go together."""
 
 from distill.config import Config, TeacherCacheConfig
+from distill.config_teacher import EMBEDDED
 from distill.errors import SettingError
 from distill.nearest import choose
 from distill.objective.build import make_terms
@@ -15,7 +16,7 @@ from distill.teacher.members import ONLY, errors_of, settings_by_member
 def check_teachers(config: Config) -> None:
     """Refuse members that are not read, and losses that several teachers together cannot give what they want."""
     settings = config.teacher
-    choose("teacher.kind", settings.kind, ("embedded", "pretrained", "several", "none", "custom"))
+    choose("teacher.kind", settings.kind, (*EMBEDDED, "pretrained", "several", "none", "custom"))
     if (settings.kind == "several") != bool(settings.members):
         raise SettingError(
             f"teacher.kind={settings.kind} with teacher.members={list(settings.members)}: take teacher=several and "
@@ -23,8 +24,8 @@ def check_teachers(config: Config) -> None:
         )
     for name, member in settings.members.items():
         own = f"teacher.members.{name}"
-        choose(f"{own}.kind", member.kind, ("embedded", "pretrained", "custom"))
-        if member.kind != "custom" and (member.path is None) != (member.kind == "embedded"):
+        choose(f"{own}.kind", member.kind, (*EMBEDDED, "pretrained", "custom"))
+        if member.kind != "custom" and (member.path is None) != (member.kind in EMBEDDED):
             raise SettingError(f"{own}.path={member.path} with kind={member.kind}: give a path, or kind=embedded alone")
         if member.precision is not None:
             choose(f"{own}.precision", member.precision, ("fp32", "bf16", "fp16", "int8"))

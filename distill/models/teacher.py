@@ -1,22 +1,28 @@
-"""Load the frozen teacher: the embedded one, a saved model, or one by the user's callable."""
+"""Load the frozen teacher: an embedded one, a saved model, or one by the user's callable."""
 
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from distill.config import HERE, TeacherConfig
+from distill.config_teacher import EMBEDDED
 from distill.errors import SettingError
 from distill.models.check import check_model
 from distill.models.custom import custom_model
 from distill.models.kind import MASKED, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
 
-EMBEDDED = HERE / "teacher" / "embedded"
+TITLES = {"embedded": "the embedded teacher", "embedded_deep": "the deep embedded teacher"}
+
+
+def embedded_folder(kind: str) -> str:
+    """Where a teacher that ships with this package lies, one of `config_teacher.EMBEDDED`."""
+    return str(HERE / "teacher" / kind)
 
 
 def teacher_path(settings: TeacherConfig) -> str:
     """The folder or Hub name of a teacher. Raises SettingError where none is given."""
-    path = str(EMBEDDED) if settings.kind == "embedded" else settings.path
+    path = embedded_folder(settings.kind) if settings.kind in EMBEDDED else settings.path
     if path is None:
         raise SettingError("teacher.path=null: give a model folder, a run folder or a name on the Hub")
     return path
@@ -40,15 +46,15 @@ def load_teacher(
             check_model(model, "teacher", kind)
         return model.requires_grad_(False).eval(), tokenizer, settings.custom.path
     path = teacher_path(settings)
-    if settings.kind == "embedded" and kind is not MASKED:
+    if settings.kind in EMBEDDED and kind is not MASKED:
         raise SettingError(
-            f"teacher.kind=embedded is a {MASKED.noun}, and this objective learns from a {kind.noun}: give one as "
-            "teacher=pretrained teacher.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
+            f"teacher.kind={settings.kind} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give one "
+            "as teacher=pretrained teacher.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
     hub = (settings.revision, settings.trust_remote_code)
     model = load_pretrained("teacher.path", path, kind, *hub, mapped=mapped)
     model.requires_grad_(False).eval()
-    name = "the embedded teacher" if settings.kind == "embedded" else path
+    name = TITLES.get(settings.kind, path)
     return model, teacher_tokenizer(settings, kind), name
 
 

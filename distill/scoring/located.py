@@ -9,14 +9,14 @@ from typing import Any
 from transformers import AutoConfig
 
 from distill.checks.paths import looks_local, refuse_missing
+from distill.config_teacher import EMBEDDED
 from distill.errors import SettingError, first_line
 from distill.models.kind import ORDERED
 from distill.models.load import model_folder, refuse_own_class
-from distill.models.teacher import EMBEDDED
+from distill.models.teacher import embedded_folder
 from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, use_of
 
 TASKS = {MASKED.task: "mlm", CAUSAL.task: "clm", SPANS.task: "spans", CLASSES.task: "classes"}
-OWN_TEACHER = "embedded"  # the teacher that comes with this package
 SETTING = "model"  # what names a model on the command line
 
 
@@ -58,8 +58,8 @@ def _locate(name: str) -> Located:
     if not name.strip():
         raise SettingError("model= is empty (a shell variable that is not set?): give a folder or a name on the Hub")
     given = Path(name).expanduser()
-    if name == OWN_TEACHER and not given.exists():
-        return Located(name, str(EMBEDDED), None, _class_of(str(EMBEDDED), name))
+    if name in EMBEDDED and not given.exists():
+        return Located(name, embedded_folder(name), None, _class_of(embedded_folder(name), name))
     if looks_local(name):
         refuse_missing(SETTING, name)
     if (given / "config.yaml").is_file() and not ((given / "student").is_dir() or (given / "config.json").is_file()):

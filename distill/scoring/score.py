@@ -57,7 +57,8 @@ def evaluate_models(
     """Score models on evaluation sets.
 
     Args:
-        models: run folders, students, milestones or other model folders, names on the Hub, or `embedded`.
+        models: run folders, students, milestones or other model folders, names on the Hub, `embedded` or
+            `embedded_deep`.
         settings: as on the command line of a run, of the groups corpus, evaluate, precision, teacher and backend. What
             is not given is as in the run that made the first model; of a model from elsewhere the books, WikiText-2 and
             IMDB under $DISTILL_DATA are scored, or, with a corpus, what is held out of it.
