@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.setup import setup_student, setup_teacher
 from distill.teacher.cached import CachedTeacher
+from distill.teacher.layout import Layout
 from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
 from distill.train import accumulate_gradients
@@ -53,6 +55,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.Tensor, "backward", lambda *_: None)
+    monkeypatch.setattr(torch.autograd, "grad", lambda _, *inputs: tuple(torch.zeros_like(each) for each in inputs))
     # A fake parameter cannot be moved: models are made where they are to be.
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -114,8 +117,8 @@ def test_the_step(
         model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), counts, ranks,
         lambda batch: source.dropout_keys(batch, 0),
     )  # fmt: skip
-    assert sums.device == CUDA and sums.shape == (4,)
-    stats = ranks.sum_gradients(torch.cat([sums, sums.new_tensor([1.0, 2.0])]))
+    assert sums.device == CUDA and sums.shape == (2, 4)
+    stats = ranks.sum_gradients(torch.cat([sums.sum(0), sums.new_tensor([1.0, 2.0])]))
     norm = optim.clip(model, 1.0)
     assert stats is not None and stats.device == norm.device == CUDA
     optimizer.step()
@@ -136,7 +139,8 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
         assert positions is not None
         ids = torch.zeros(len(positions), 4, dtype=torch.int32)
         window.append(batch.with_teacher_data(ids=ids, log_probs=torch.zeros(len(positions), 5)))
-    cached = CachedTeacher.__new__(CachedTeacher)  # what it reads is there already
+    files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, exponent=1.0, vocabulary=VOCAB))
+    cached = CachedTeacher(files)  # what it reads is there already
     counts = objective.count(window)
     sums = accumulate_gradients(model, cached, objective, on_gpu(window), counts, ranks, lambda _: [])
     assert sums.device == CUDA
@@ -154,7 +158,7 @@ def test_several_teachers(tokenizer: Any, kernel: str, format: str) -> None:
     window = batches(tokenizer, True).window(0)
     counts, mean = objective.count(window), MeanTeacher(live, [1.0, 2.0])
     sums = accumulate_gradients(model, mean, objective, on_gpu(window), counts, ranks, lambda _: [])
-    assert sums.device == CUDA and sums.shape == (4,)
+    assert sums.device == CUDA and sums.shape == (2, 4)
 
 
 @pytest.mark.parametrize("format", FORMATS)
