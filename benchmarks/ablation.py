@@ -81,36 +81,37 @@ def arguments_of(name: str, seed: int, rows: int, common: list[str]) -> list[str
 def run(name: str, seed: int, rows: int, common: list[str], work: Path) -> dict[str, Any]:
     """What one run has to say for the table."""
     arguments = arguments_of(name, seed, rows, common)
-    plain = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in name)
-    content = execute(work / f"{plain}-seed{seed}-{digest_of(arguments)}", arguments)
-    return {
-        "change": name,
-        "seed": seed,
-        "training_seconds": content["training"]["seconds"],
-        "perplexity": content["student"]["perplexity"],
-        "teacher": (content["teacher"] or {}).get("perplexity", {}),
-    }
+    content = execute(folder_of(work, name, seed, arguments), arguments)
+    return line_of(name, seed, content, content["training"]["seconds"])
 
 
 def run_halves(name: str, seed: int, rows: int, common: list[str], work: Path) -> dict[str, Any]:
     """The same of two runs, one after the other."""
-    total = next(
-        int(word.removeprefix("corpus.rows=")) for word in [*common[::-1], "corpus.rows=5000"] if "rows=" in word
-    )
-    plain = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in name)
+    given = [word.removeprefix("corpus.rows=") for word in common if word.startswith("corpus.rows=")]
+    total = int(given[-1]) if given else 5000
     longer = 2 if "corpus.sequence_length=64" in HALVES[name] else 1
-    first = arguments_of("base", seed, rows, common)
-    second = [word for word in first if not word.startswith("student.layers")]
-    first += ["schedule=constant", f"corpus.rows={longer * total // 2}", *HALVES[name]]
-    folder = work / f"{plain}-first-seed{seed}-{digest_of(first)}"
+    base = arguments_of("base", seed, rows, common)
+    first = [*base, "schedule=constant", f"corpus.rows={longer * total // 2}", *HALVES[name]]
+    folder = folder_of(work, f"{name} first", seed, first)
     before = execute(folder, first)["training"]["seconds"]
+    second = [word for word in base if not word.startswith("student.layers")]
     second += ["schedule.warmup=0", f"corpus.rows={total // 2}", f"seed={seed + 100}"]
     second += ["student=pretrained", f"student.path={folder}", "student.dropout=0"]
-    content = execute(work / f"{plain}-second-seed{seed}-{digest_of(second)}", second)
+    content = execute(folder_of(work, f"{name} second", seed, second), second)
+    return line_of(name, seed, content, before + content["training"]["seconds"])
+
+
+def folder_of(work: Path, name: str, seed: int, arguments: list[str]) -> Path:
+    plain = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in name)
+    return work / f"{plain}-seed{seed}-{digest_of(arguments)}"
+
+
+def line_of(name: str, seed: int, content: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Of a run's results, what the table needs."""
     return {
         "change": name,
         "seed": seed,
-        "training_seconds": before + content["training"]["seconds"],
+        "training_seconds": seconds,
         "perplexity": content["student"]["perplexity"],
         "teacher": (content["teacher"] or {}).get("perplexity", {}),
     }

@@ -10,7 +10,10 @@ from distill.teacher.signal import Sparse
 
 
 class SoftAtShare(Soft):
-    """Soft targets at `share` of all positions, weighed so that the term is their mean. It saves no time here."""
+    """Soft targets at `share` of the positions that are computed at once, whose mean the term is.
+
+    It saves no time: the logits of all positions are there before it chooses.
+    """
 
     def __init__(self, share: float, temperature: float = 1.0) -> None:
         """
@@ -28,9 +31,10 @@ class SoftAtShare(Soft):
 
     def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         order = self.order(student.detach())
-        taken = torch.zeros_like(order)
-        taken[order.topk(max(1, round(self.share * len(order)))).indices] = len(order)
-        return super().losses(student, teacher, targets) * taken / taken.sum() * len(order)
+        count = max(1, round(self.share * len(order)))
+        weights = torch.zeros_like(order)
+        weights[order.topk(count).indices] = len(order) / count
+        return super().losses(student, teacher, targets) * weights
 
 
 class SoftAtRandom(SoftAtShare):

@@ -44,24 +44,14 @@ EMBEDDED = ["+recipe=distilbert_gutenberg", "objective=masked", "student.layers=
 CAUSAL = ["+recipe=distilgpt2_gutenberg", "teacher.path=TEACHER/gpt2", "corpus.rows=4000", *SETS]
 CAUSAL_TWIN = ["+recipe=distilgpt2_gutenberg_twin", *CAUSAL[1:]]
 NARROW = [
-    *(
-        "+recipe=distilbert_gutenberg",
-        "objective=masked",
-        "student=bert",
-        "student.start=neighbours",
-        "student.dropout=0",
-    ),
+    *("+recipe=distilbert_gutenberg", "objective=masked", "student=bert", "student.start=neighbours"),
+    "student.dropout=0",
     "student.config={hidden_size: 96, num_hidden_layers: 3, num_attention_heads: 4, intermediate_size: 384}",
     *("student.layers=null", "corpus.rows=24000", "objective.cosine.weight=0", "optimizer.lr=2e-3", *SETS),
 ]
 MODERN = [
-    *(
-        "+recipe=distilbert_gutenberg",
-        "objective=masked",
-        "student=modernbert",
-        "student.layers=null",
-        "student.dropout=0",
-    ),
+    *("+recipe=distilbert_gutenberg", "objective=masked", "student=modernbert", "student.layers=null"),
+    "student.dropout=0",
     "student.config={hidden_size: 192, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 384}",
     *("corpus.rows=6000", "optimizer.lr=1e-3", *SETS),
 ]

@@ -4,9 +4,10 @@
     python -m distill.evaluate model=RUN 'evaluate.sets=[wikitext2,imdb]' evaluate.rows=1000 teacher=embedded
     python -m distill.evaluate model=MODEL 'evaluate.sets=[mine]' '+evaluate.sources.mine={kind: text, path: FILE}'
 
-A model is a run folder, a student, a milestone, any folder of transformers, a name on the Hub, or `embedded`. Settings
-are those of a run, of the groups corpus, evaluate, precision, teacher and backend; what is not given is as in the run
-that made the first model. The table goes to the console, scores.json and scores.md to runs/evaluate or output=FOLDER.
+A model is a run folder, a student, a milestone, any folder of transformers, a name on the Hub, or `embedded` or
+`embedded_deep`. Settings are those of a run, of the groups corpus, evaluate, precision, teacher and backend; what is
+not given is as in the run that made the first model. The table goes to the console, scores.json and scores.md to
+runs/evaluate or output=FOLDER.
 """
 
 import sys

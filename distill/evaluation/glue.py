@@ -64,7 +64,7 @@ def accuracy(found: np.ndarray, right: np.ndarray) -> float:
 
 def f1(found: np.ndarray, right: np.ndarray) -> float:
     """Of class 1, "equivalent" or "duplicate"; 0 where it is neither found nor right anywhere."""
-    from torchmetrics.functional.classification import binary_f1_score  # only here: a second
+    from torchmetrics.functional.classification import binary_f1_score  # its import takes a second
 
     return float(
         binary_f1_score(torch.from_numpy((found == 1).astype(int)), torch.from_numpy((right == 1).astype(int)))
