@@ -84,7 +84,8 @@ class Monitor:
             return
         scores: Scores = {}
         if self.points.scored or state.step >= self.steps:
-            scores = self.evaluator.score(self.student, "student", self.sets)
+            keep = "student" if state.step >= self.steps else None  # its agreement with the teacher comes next
+            scores = self.evaluator.score(self.student, "student", self.sets, keep)
             self.row_losses = dict(self.evaluator.scoring.row_losses or {})
         if self.backend.rank > 0:
             return

@@ -178,7 +178,8 @@ def compare_models(
         # What an earlier process scored has left no losses by row, by which the student is compared with its twin.
         lacking = label != "student" or (twin is not None and monitor.row_losses is None)
         known = None if lacking else monitor.last_scores()
-        blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets), speed)
+        keep = label if label in ("teacher", "student") else None  # whose agreement is measured below
+        blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets, keep), speed)
         losses[label] = monitor.row_losses if known else dict(evaluator.scoring.row_losses or {})
     refuse_ruined(training, models, {name: blocks["student"].get(name, {}) for name in measured})
     blocks["student"] |= {"origin": origin_block(config, models), "start": start_block(config, models)}

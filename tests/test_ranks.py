@@ -100,7 +100,8 @@ def scores(settings: BackendConfig) -> dict[str, Any]:
         scoring = Scoring(masks, tiny.VOCAB, chosen.batch_size, backend, row_losses={})
         measures = find_task("mlm").measures(scoring, chosen, tiny.make_tokenizer())
         evaluator = Evaluator(chosen, scoring, measures, PrecisionConfig())
-        for measure, values in evaluator.score(student, "student", sets).items():
+        keep = "student" if share == 1.0 else None  # its part of the agreement, that of the teacher is computed
+        for measure, values in evaluator.score(student, "student", sets, keep).items():
             measured |= {f"{measure} {share} {name}": value for name, value in values.items()}
         for (measure, name), found in (scoring.row_losses or {}).items():
             measured |= {f"of row {number} {measure} {share} {name}": loss for number, loss in enumerate(found.losses)}

@@ -148,7 +148,7 @@ class Pair:
             scoring = Scoring(text_collator(tokenizer, kind, MASKING), len(tokenizer), batch_size, backend)
             measures = find_task("clm" if kind.causal else "mlm").measures(scoring, settings, tokenizer, sets)
             evaluator = Evaluator(settings, scoring, measures, PrecisionConfig())
-            scores = {name: evaluator.score(each.model, name, sets) for name, each in self._models()}
+            scores = {name: evaluator.score(each.model, name, sets, keep=name) for name, each in self._models()}
             return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
 
     def _models(self) -> Iterator[tuple[str, LoadedModel]]:

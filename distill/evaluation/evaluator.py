@@ -14,7 +14,7 @@ import torch
 
 from distill.config import EvaluateConfig, PrecisionConfig
 from distill.data.batch import Batch
-from distill.evaluation.measures import LOGITS_BYTES, Measure, ProgressCallback, Scoring
+from distill.evaluation.measures import KEPT_BYTES, LOGITS_BYTES, Measure, ProgressCallback, Scoring
 from distill.evaluation.mixture import pack, reader
 from distill.evaluation.own_measures import make_measures
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
@@ -43,11 +43,19 @@ class Evaluator:
         self.own = measures  # of the task
         self.measures = [*measures, *make_measures(settings.measures, scoring)]
         self.seconds = 0.0  # that scoring has taken so far
+        self.kept: dict[str, dict[str, list[torch.Tensor]]] = {}  # of student and teacher, by set: see `score`
 
-    def score(self, model: Any, label: str, sets: list[EvaluationSet]) -> Scores:
-        """Every measure of a model on every set."""
+    def score(self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None = None) -> Scores:
+        """Every measure of a model on every set.
+
+        Args:
+            keep: "student" or "teacher", as which `agree` finds again what perplexity has computed. The model may not
+                change in between.
+        """
         scores: Scores = {measure.name: {} for measure in self.measures}
-        with self._timed(), self._scoring(model) as packed:
+        # The head of a divided model is put together by its forward, which agreement then needs anyway.
+        keeping = nullcontext() if keep is None or is_sharded(model) else self._keeping(keep)
+        with self._timed(), self._scoring(model) as packed, keeping:
             for data in sets:
                 for measure in self.measures:
                     what = f"{label}, {measure.title.lower()} on {data.name}"
@@ -63,7 +71,7 @@ class Evaluator:
             return measure.score(packed, data, lambda count: None)
 
     def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
-        """`agreement` on every set."""
+        """`agreement` on every set. What `score` has kept of the two models is not computed again."""
         scores = {}
         with (
             self._timed(),
@@ -72,26 +80,39 @@ class Evaluator:
             self._scoring(teacher) as other,
         ):
             for data in sets:
+                kept = tuple(self.kept.get(which, {}).get(data.name) for which in ("student", "teacher"))
                 with self._progress(f"agreement on {data.name}", data.num_rows, "rows") as done:
-                    scores[data.name] = self.agreement(one, other, data, done)
+                    scores[data.name] = self.agreement(one, other, data, done, kept)
         return scores
 
     def agreement(
-        self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: ProgressCallback
+        self,
+        student: LanguageModel,
+        teacher: LanguageModel,
+        data: EvaluationSet,
+        done: ProgressCallback,
+        kept: tuple[list[torch.Tensor] | None, ...] = (None, None),
     ) -> dict[str, float]:
-        """At positions with a target: share of equal first choices, and mean KL(teacher || student) in nats."""
+        """At positions with a target: share of equal first choices, and mean KL(teacher || student) in nats.
+
+        Args:
+            kept: the head rows of student and teacher, batch by batch; None: the model computes them.
+        """
         sums = torch.zeros(3, dtype=torch.float64, device=self.backend.device)
         size = max(1, LOGITS_BYTES // (8 * self.scoring.vocab))
-        for batch in self.scoring.batches(data, done):
-            spec = OutputSpec(True, batch.targets.positions)
-            rows = [model(batch.inputs, batch.documents, spec).head_rows.split(size) for model in (student, teacher)]
-            for student_rows, teacher_rows in zip(*rows, strict=True):
+        each = [
+            (rows for _, rows in self.scoring.head_rows(model, data, lambda _: None)) if known is None else known
+            for model, known in zip((student, teacher), kept, strict=True)
+        ]
+        for both in zip(*each, strict=True):
+            for student_rows, teacher_rows in zip(*(rows.split(size) for rows in both), strict=True):
                 student_logits = student.logits(student_rows, self.scoring.vocab).float()
                 teacher_logits = teacher.logits(teacher_rows, self.scoring.vocab).float()
                 log_q, log_p = student_logits.log_softmax(-1), teacher_logits.log_softmax(-1)
                 sums[0] += (student_logits.argmax(-1) == teacher_logits.argmax(-1)).sum()
                 sums[1] += (log_p.exp() * (log_p - log_q)).sum(-1).double().sum()
                 sums[2] += len(student_logits)
+            done(self.scoring.batch_size)
         top1, kl, count = self.backend.sum(sums).tolist()
         if not count:
             return {"top1": float("nan"), "kl": float("nan")}
@@ -110,6 +131,18 @@ class Evaluator:
             "positions": positions[self.own[0].name],
             "pseudo_positions": positions.get("pseudo_perplexity", 0),
         }
+
+    @contextmanager
+    def _keeping(self, which: str) -> Iterator[None]:
+        """What the measures leave in `scoring.kept` is that of this model from then on."""
+        self.kept.pop(which, None)
+        kept = self.scoring.kept
+        kept.wanted, kept.by_set, kept.room = True, {}, KEPT_BYTES
+        try:
+            yield
+            self.kept[which] = kept.by_set
+        finally:
+            kept.wanted, kept.by_set = False, {}
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ the number of ranks. Shapes: B rows, S positions, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -17,10 +17,11 @@ from distill.data.batch import Batch
 from distill.data.batches import Collator
 from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import SEED, EvaluationSet
-from distill.models.language_model import LanguageModel
+from distill.models.language_model import LanguageModel, OutputSpec
 from distill.seed import key
 
 LOGITS_BYTES = 128 << 20  # in float64, that exist at once
+KEPT_BYTES = 256 << 20  # of head rows that are kept of a model
 
 ProgressCallback = Callable[[int], None]  # gets the number of rows or positions that were scored since the last call
 
@@ -61,6 +62,26 @@ class Measure(Protocol):
         ...
 
 
+@dataclass
+class KeptRows:
+    """What a model's head is given at the targets of each set, batch by batch, for agreement to read again.
+
+    It is kept where it is `wanted`, and of as many sets as there is `room` for in bytes.
+    """
+
+    wanted: bool = False
+    by_set: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # each [N, E]
+    room: int = KEPT_BYTES
+
+    def add(self, name: str, rows: torch.Tensor) -> None:
+        """Keep the rows of one more batch of a set; a set that does not fit is forgotten."""
+        self.room -= rows.nbytes
+        if self.room >= 0:
+            self.by_set.setdefault(name, []).append(rows)
+        else:
+            self.by_set.pop(name, None)
+
+
 @dataclass(frozen=True)
 class Scoring:
     """What measures share: how rows are masked, how many at once, and the ranks that share the work."""
@@ -73,6 +94,7 @@ class Scoring:
     heads: tuple[str, ...] = ()  # that are scored in place of that over the vocabulary
     # Gets what the rows contribute to each (measure, set) of the model that was scored last; None: nobody asks for it.
     row_losses: dict[tuple[str, str], RowLosses] | None = None
+    kept: KeptRows = field(default_factory=KeptRows)  # of the model that is being scored
 
     def collator_of(self, data: EvaluationSet) -> Collator:
         return data.collator or self.collator
@@ -88,6 +110,17 @@ class Scoring:
             keys = key(SEED, "evaluation mask", numbers)
             yield collator.collate(ids, keys, numbers).to(self.backend.device)
             done(len(numbers))
+
+    def head_rows(
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback
+    ) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """This rank's batches, and what the model's head is given at their targets, [N, E]."""
+        for batch in self.batches(data, done):
+            rows = model(batch.inputs, batch.documents, OutputSpec(True, batch.targets.positions)).head_rows
+            assert rows is not None
+            if self.kept.wanted:
+                self.kept.add(data.name, rows)
+            yield batch, rows
 
     def has_targets(self, data: EvaluationSet) -> bool:
         """Whether any position of the set has a token to predict; every rank finds the same by itself."""

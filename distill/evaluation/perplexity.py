@@ -3,7 +3,7 @@
 from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
 from distill.evaluation.row_losses import RowMeter
 from distill.evaluation.sets import EvaluationSet
-from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.language_model import LanguageModel
 
 
 class Perplexity:
@@ -35,9 +35,8 @@ class Perplexity:
         mean = PerplexityMeter(self.scoring.backend)
         kept = self.scoring.row_losses
         by_row = None if kept is None else RowMeter(self.scoring.backend, data.num_rows)
-        for batch in self.scoring.batches(data, done):
+        for batch, rows in self.scoring.head_rows(model, data, done):
             positions, targets = batch.targets
-            rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
             losses = mean.update(model.logits(rows, self.scoring.vocab), targets)
             if by_row is not None:
                 by_row.update(losses, self.scoring.tensor(batch.row_ids)[positions // batch.ids.shape[1]])

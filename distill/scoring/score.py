@@ -189,7 +189,7 @@ def _score_group(
     """Fill in what each model of the group scored; besides the teacher one model at a time is in memory."""
     for name, model in _loaded(config, task.kind, group, backend):
         evaluator.rehearse([model], sets)
-        scores = evaluator.score(model, name, sets)
+        scores = evaluator.score(model, name, sets, keep="teacher" if model is group.teacher else "student")
         group.losses[name] = dict(evaluator.scoring.row_losses or {})
         agreement = None
         if group.teacher is not None and model is not group.teacher and task.kind.vocabulary:

@@ -239,6 +239,32 @@ def test_agreement_is_that_of_a_plain_loop(tokenizer: Any) -> None:
     assert kl > 0
 
 
+@pytest.mark.parametrize("batch_size", [4, 32])
+def test_what_perplexity_computed_is_not_computed_again_for_agreement(
+    tokenizer: Any, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = make_model("distilbert", 2), make_model("bert", 2, seed=8)
+    other = EvaluationSet("other", "another", ROWS[:4], 1)
+    forwards: list[str] = []  # of copies, laid out for evaluation
+    for model in (student, teacher):
+        model.register_forward_pre_hook(lambda model, _: forwards.append(model.config.model_type))
+    evaluator = make(tokenizer, batch_size, share=0.0)
+    expected = evaluator.agree(student, teacher, [SET, other])
+    assert set(forwards) == {"distilbert", "bert"}
+    for model, name in ((student, "student"), (teacher, "teacher")):
+        evaluator.score(model, name, [SET, other], keep=name)
+    forwards.clear()
+    assert evaluator.agree(student, teacher, [SET, other]) == expected and not forwards
+    # Sets that do not fit are computed anew.
+    room = sum(rows.nbytes for rows in evaluator.kept["teacher"]["other"])
+    monkeypatch.setattr("distill.evaluation.evaluator.KEPT_BYTES", room)
+    evaluator.score(teacher, "teacher", [other, SET], keep="teacher")
+    assert evaluator.kept["teacher"].keys() == {"other"}
+    forwards.clear()
+    assert evaluator.agree(student, teacher, [SET, other]) == expected
+    assert set(forwards) == {"bert"}
+
+
 def test_score_names_sets_and_measures(tokenizer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     other = EvaluationSet("other", "another", ROWS[:4], 1)
     scores = make(tokenizer).score(MODEL, "student", [SET, other])
