@@ -29,6 +29,13 @@ LONGEST = ["test_benchmarks.py", "test_elastic_job.py", "test_ranks.py", "test_d
 LONGEST += ["test_collective.py", "test_chain.py", "test_albert_job.py", "test_mixture_job.py", "test_fused.py"]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Runs within the tests' own process leave it the number of threads that they took."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     return tiny.make_tokenizer()
