@@ -28,7 +28,7 @@ from distill.sharding.shard import is_sharded
 
 SPEED_ROUNDS = 5
 SPEED_POSITIONS = 65_536  # of the batch that each round computes, at most ...
-SPEED_POSITIONS_OF_THREAD = 2_048  # ... and on the CPU, where so many keep a thread busy
+SPEED_POSITIONS_OF_THREAD = 1_024  # ... and on the CPU, where so many keep a thread busy
 
 Scores = dict[str, dict[str, float]]  # by measure, then by evaluation set
 
