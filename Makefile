@@ -22,7 +22,7 @@ horovod: .venv/horovod
 
 test: .venv/ready
 	@$(MAKE) --no-print-directory .venv/horovod || echo "Going on without Horovod: its tests are skipped."
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 lint: .venv/ready
 	$(BIN)/ruff check .

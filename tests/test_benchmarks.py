@@ -329,7 +329,7 @@ def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_step(tmp_path: Path) -> None:
     printed, results = script(
-        "step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", "--only", "fp32|distill bf16$"
+        "step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", "--only", "fp32|distill bf16$", "--accumulate", "2"
     )
     assert [result["variant"] for result in results] == ["plain fp32", "distill fp32", "distill bf16"]
     assert all(len(result["all"]) == 3 and result["peak"] > 2**20 for result in results)
