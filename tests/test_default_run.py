@@ -67,7 +67,7 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    small = ["train.steps=2", "corpus.heldout=0.2", "corpus.cache=cache", "corpus.workers=1", "evaluate.rows=4"]
+    small = ["train.steps=2", "corpus.heldout=0.2", "corpus.cache=cache", "corpus.workers=1", "evaluate.rows=40"]
     before = sys.argv
     assert distill(f"corpus.path={books}", *small, "corpus.sequence_length=32", "precision=fp32") == 0
     assert sys.argv is before

@@ -40,7 +40,7 @@ SETTINGS = (
     "precision=fp32",
     "train={batch_size:4,accumulate:3,epochs:1}",
     "optimizer.lr=2e-3",
-    "evaluate={sets:[heldout],rows:4}",
+    "evaluate={sets:[heldout],rows:4,pseudo_perplexity:{share:0.1}}",
 )
 
 
