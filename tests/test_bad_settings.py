@@ -71,6 +71,7 @@ student.layers=evry_second
 student.kind=layrs
 student.kind=null
 student.path=
+student=bert ;; student.layers=[0,1]
 student.num_layers=0
 student=layers ;; student.num_layers=0
 student.tokenizer=/no/such

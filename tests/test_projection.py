@@ -9,7 +9,14 @@ from job import Shelf, assert_same, metrics, results, weights
 from safetensors.torch import load_file
 
 NARROW = "student.config={hidden_size:24,num_hidden_layers:2,num_attention_heads:2,intermediate_size:48}"
-TERM = ("student=bert", NARROW, "objective.cosine.weight=0", "+objective.hidden_mse.weight=1", "train.steps=2")
+TERM = (
+    "student=bert",
+    "student.layers=null",
+    NARROW,
+    "objective.cosine.weight=0",
+    "+objective.hidden_mse.weight=1",
+    "train.steps=2",
+)
 CACHE = ("teacher.cache.top_k=4", "objective.masking.static=true", "objective.cosine.weight=0")
 PROJECTIONS = {f"terms.hidden_mse.{number}.weight": (32, 24) for number in range(3)}
 

@@ -5,6 +5,8 @@ from distill.errors import SettingError
 
 STARTS = {"neighbours": ("config",), "fitted": ("layers",)}  # the kinds of student that have them
 
+FROM_TEACHER = ("layers", "pretrained", "custom")  # kinds of student that may be given numbers of layers
+
 
 def check_unread(config: Config) -> None:
     """Refuse what the chosen kind of model would not read: the run would be another one than was asked for."""
@@ -14,6 +16,8 @@ def check_unread(config: Config) -> None:
         ("teacher.path", None if teacher.kind == "none" else teacher.path, teacher.kind, saved),
         ("teacher.tokenizer", None if teacher.kind == "none" else teacher.tokenizer, teacher.kind, saved),
         ("student.path", student.path, student.kind, saved),
+        # A rule is a scale's default; numbers are the user's, and a student from random weights takes none of them.
+        ("student.layers", student.layers if isinstance(student.layers, list) else None, student.kind, FROM_TEACHER),
         ("student.num_layers", student.num_layers, student.kind, ("layers",)),
         (
             "student.start",

@@ -28,7 +28,9 @@ CONFIDENCE = 0.95
 FEWEST = 20  # documents that a bootstrap over documents takes; of fewer, stretches of rows are drawn
 LEAST = 10  # units of any kind: draws of fewer are too much alike to say anything
 STRETCH = 16  # consecutive rows of the text that are drawn together then
-SAMPLED = f"rows, those of a stretch of {STRETCH} together"  # units where only some rows of the text are scored
+SAMPLED = (
+    f"groups of rows, those of a stretch of {STRETCH} together"  # units where only some rows of the text are scored
+)
 AT_ONCE = 4 << 20  # drawn units that are in memory at a time
 READ_ROWS = 1 << 16  # rows that are looked at together
 

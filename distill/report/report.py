@@ -16,6 +16,7 @@ from distill.report.plots import Picture
 from distill.report.profile import profile_blocks
 from distill.report.summary import comparison, findings, setting, tiles
 
+FEW_POSITIONS = 1000  # of pseudo-perplexity
 MOST_NAMED = 5  # left-out files that are listed by name
 
 
@@ -63,6 +64,7 @@ def _models(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block
     )
     if results.get("agreement"):
         table.note += " First choice and KL divergence compare student and teacher wherever a token is to be predicted."
+    table.note += _few_positions(results)
     titles = {"student": "Student" if results.get("teacher") else "Model"}
     names = [
         f"{titles.get(model, model.capitalize())}: {name}."
@@ -76,6 +78,20 @@ def _models(results: dict[str, Any], pictures: dict[str, Picture]) -> list[Block
         names += [f"The twin is the same student{alike} trained without a teacher{where}", *(remarks or [])]
     picture = [pictures["comparison"]] if "comparison" in pictures else []
     return [*([" ".join(names)] if names else []), table, *picture]
+
+
+def _few_positions(results: dict[str, Any]) -> str:
+    """A sentence where a set has so few positions for pseudo-perplexity that its value says little by itself."""
+    sets = results.get("evaluation")
+    names = sets if isinstance(sets, dict) else ()
+    counts = {name: value_at(results, "evaluation", name, "pseudo_positions") for name in names}
+    few = [f"{count:,} on {name}" for name, count in counts.items() if usable(count) and 0 < count < FEW_POSITIONS]
+    if not few:
+        return ""
+    return (
+        f" Pseudo-perplexity scored few positions here ({', '.join(few)}), so that its values are rough; a larger "
+        "evaluate.pseudo_perplexity.share scores more."
+    )
 
 
 def _name(results: dict[str, Any], model: str) -> str | None:

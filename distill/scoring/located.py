@@ -14,6 +14,7 @@ from distill.errors import SettingError, first_line
 from distill.models.kind import ORDERED
 from distill.models.load import model_folder, refuse_own_class
 from distill.models.teacher import embedded_folder
+from distill.nearest import did_you_mean
 from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, use_of
 
 TASKS = {MASKED.task: "mlm", CAUSAL.task: "clm", SPANS.task: "spans", CLASSES.task: "classes"}
@@ -89,8 +90,8 @@ def _class_of(path: str, name: str) -> str:
         config = AutoConfig.from_pretrained(model_folder(path), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise SettingError(
-            f"model={name} is neither a run folder, nor a model folder, nor a name on the Hub that can be reached: "
-            f"{first_line(error)}"
+            f"model={name} is neither a run folder, nor a model folder, nor a name on the Hub that can be reached"
+            f"{did_you_mean(name, EMBEDDED)}: {first_line(error)}"
         ) from error
     return str((getattr(config, "architectures", None) or [""])[0])
 

@@ -143,3 +143,14 @@ def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results
     for present in ("Third hidden state", "0.457", "Accuracy", "0.876", "0.438", "higher is better", "0.712"):
         assert present in text, present
     assert "Perplexity" not in text
+
+
+def test_few_positions_of_pseudo_perplexity_are_said(tmp_path: Path, results: dict, metrics: list) -> None:
+    for name, count in (("heldout", 156), ("wikitext2", 5000)):
+        results["evaluation"][name]["pseudo_positions"] = count
+    report.write(tmp_path, results, metrics, CONFIG)
+    written = (tmp_path / "report.md").read_text()
+    assert "few positions here (156 on heldout), so that" in written
+    results["evaluation"]["heldout"]["pseudo_positions"] = 1000
+    report.write(tmp_path, results, metrics, CONFIG)
+    assert "few positions" not in (tmp_path / "report.md").read_text()
