@@ -64,9 +64,9 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
 def open_run(folder: str | Path) -> "RunResults":
     """The results of a finished run, from its folder. Raises SettingError where there is none."""
     from distill.api.run_results import RunResults
-    from distill.report import results
+    from distill.run.results_file import read_run
 
-    return RunResults(Path(folder).expanduser(), results.read(Path(folder), "folder"))
+    return RunResults(Path(folder).expanduser(), read_run(Path(folder), "folder").to_json())
 
 
 def _has_several_ranks(job: "ComposedRun") -> bool:
@@ -93,7 +93,9 @@ def _run_here(job: "ComposedRun") -> "RunResults":
         job.folder.mkdir(parents=True, exist_ok=True)
         content = run_job(*job)
     # A run that ends with its profile leaves no results.json.
-    return open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, content)
+    return (
+        open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, content.to_json())
+    )
 
 
 def _run_command(arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ from distill.evaluation.own_measures import check_measures
 from distill.mixture_settings import EXAMPLE, MIXTURE
 from distill.nearest import did_you_mean
 from distill.objective.build import make_terms
-from distill.report.results import read
+from distill.run.results_file import read_run
 from distill.tasks import find_task
 
 COMPRESSIONS = (None, "zstd")  # of prepared rows
@@ -49,7 +49,7 @@ def _check_twin(config: Config) -> None:
             f"evaluate.twin={path} is to show what a teacher was worth, but no term of this objective learns from one: "
             "leave it out (python -m distill.compare lays any runs beside each other)"
         )
-    read(Path(path), "evaluate.twin")
+    read_run(Path(path), "evaluate.twin")
 
 
 def _check_by_set(config: Config) -> None:

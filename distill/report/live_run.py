@@ -20,13 +20,14 @@ from distill.jsonl import is_history, read_lines, without_nan
 from distill.memory import memory_failure
 from distill.profile.sampler import Sampler
 from distill.progress import Progress, keeping, under_way
-from distill.redaction import redact, redacted
+from distill.redaction import redact
 from distill.report import live
 from distill.report.live import PAGE, STATE
 from distill.report.live_sections import Ending, Snapshot, sections, title_of
 from distill.report.lookup import usable
 from distill.report.series import Series, earlier_lines, thinned
 from distill.report.tails import LINES, cleaned, tails
+from distill.run.record import Record
 from distill.schedule import ENDLESS
 from distill.storage import storage_failure
 
@@ -66,9 +67,9 @@ class RunPage:
             self._thread.start()
         return self
 
-    def describe(self, description: dict[str, Any]) -> None:
-        """What the run is, by the names of results.json."""
-        self._description = redacted(description)
+    def describe(self, record: Record) -> None:
+        """What the run is."""
+        self._description = record.redacted().to_json()
 
     def begin(self, first_step: int, seconds: float, steps: int) -> None:
         """The folder is this run's.
