@@ -15,12 +15,14 @@ from distill import backends, optim, profiling
 from distill.backends import Backend
 from distill.backends.rank import EVENT
 from distill.backends.thread_choice import keep_threads
+from distill.banner import banner, notes
 from distill.checkpoint import State
 from distill.checks import check
 from distill.comparison.goal import Goal
 from distill.config import Config
 from distill.curve import Curve
 from distill.data.batches import Batches
+from distill.describe import describe
 from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.scorable import require_positions
@@ -39,8 +41,6 @@ from distill.pair import Models, load_models, settle_start
 from distill.progress import configure_logging
 from distill.rank_identity import refuse_differing_settings
 from distill.report.live_run import RunPage
-from distill.run.banner import banner, cache_note, notes
-from distill.run.describe import cache_facts, describe
 from distill.run.facts import Profile
 from distill.run.parts import from_json
 from distill.run.record import Record
@@ -95,8 +95,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         settle_start(config, models, task, text.batches, folder)
         twin = settled_twin(twin, config)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
-        origin = cache_origin(config, models.tokenizer, text, objective)
-        caches = find_caches(config, models.digests, origin, text.batches, objective)
+        caches = choose_caches(config, models, text, objective)
         require_memory_for_step(models.student, config.precision.student, *text.batches.shape, backend)
         trainable, frozen = setup_models(config, models, objective, caches, backend)
         optimizer = optim.build(trainable, config.optimizer)
@@ -105,10 +104,10 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         notes = make_notes(config, recipe, models, text, objective, twin)
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
-        notes += [cache_note(cache_facts(cache), name) for name, cache in caches.items()]
         evaluator = make_evaluator(config, task, models, text, objective, backend)
         known = describe(config, models, caches, text, objective, evaluator.measures, backend)
-        record = replace(known, recipe=recipe, command=command, notes=notes, identity=identity)
+        about = {"recipe": recipe, "command": command, "identity": identity, "notes": [*notes, *known.notes]}
+        record = replace(known, **about)
         page.describe(record)
         monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early
@@ -120,9 +119,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         record = train_profiled(config, training, monitor, record)
         if record.training.ended_by == TRIAL:
             return record
-        return publish(
-            finished_record(record, config, models, text, training, monitor, twin), models, monitor, resolved
-        )
+        done = finished_record(record, config, models, text, training, monitor, twin)
+        return publish(done, models, monitor, resolved)
 
 
 def join_ranks(config: Config, held: ExitStack) -> Backend:
@@ -186,6 +184,12 @@ def make_objective(
             )
         objective.visit = partial(sliced_loss, group=backend.vocabulary_group)
     return objective
+
+
+def choose_caches(config: Config, models: Models, text: Prepared, objective: Objective) -> dict[str, Cache]:
+    """The caches of teachers that the settings want, by the name of the teacher."""
+    origin = cache_origin(config, models.tokenizer, text, objective)
+    return find_caches(config, models.digests, origin, text.batches, objective)
 
 
 def cache_origin(

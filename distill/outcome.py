@@ -10,6 +10,7 @@ import torch
 from distill.backends import Backend
 from distill.checkpoint import State
 from distill.config import Config
+from distill.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.divergence import ruined_scores, weights_are_finite
 from distill.errors import Diverged, first_line
 from distill.evaluation import bootstrap
@@ -20,7 +21,6 @@ from distill.monitor import Monitor
 from distill.pair import Models, load_twin
 from distill.report import report, summary
 from distill.report.model_card import model_card
-from distill.run.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.run.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
 from distill.run.parts import from_json
 from distill.run.record import Record

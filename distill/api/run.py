@@ -91,11 +91,11 @@ def _run_here(job: "ComposedRun") -> "RunResults":
         signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
         held.enter_context(process_as_before())
         job.folder.mkdir(parents=True, exist_ok=True)
-        content = run_job(*job)
+        record = run_job(*job)
     # A run that ends with its profile leaves no results.json.
-    return (
-        open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, content.to_json())
-    )
+    if (job.folder / "results.json").is_file():
+        return open_run(job.folder)
+    return RunResults(job.folder, record.to_json())
 
 
 def _run_command(arguments: list[str]) -> None:

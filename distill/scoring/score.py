@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from distill import backends
 from distill.backends import Backend
 from distill.config import Config
+from distill.describe import environment, measure_facts
 from distill.errors import SettingError
 from distill.evaluation.bootstrap import compare_models
 from distill.evaluation.evaluator import Evaluator
@@ -26,7 +27,6 @@ from distill.models.kind import ORDERED, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, size
 from distill.progress import configure_logging
 from distill.redaction import redact_override
-from distill.run.describe import environment, measure_facts
 from distill.run.parts import to_json
 from distill.scoring.located import SETTING, Located, locate
 from distill.scoring.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder

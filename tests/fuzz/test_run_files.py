@@ -17,7 +17,8 @@ from distill.config import TrainConfig
 from distill.errors import Damaged, SettingError
 from distill.jsonl import is_history, is_metrics, read_lines
 from distill.manifest import MANIFEST, write_manifest
-from distill.results_file import read_results, write_results
+from distill.run.record import Record
+from distill.run.results_file import read_results, write_results
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
@@ -135,7 +136,9 @@ def test_any_bytes_in_a_log(tmp_path: Path, content: bytes) -> None:
         assert len(str(damage).splitlines()) == 1
 
 
-RESULTS = {"identity": {"a": 1}, "training": {"steps": 3}, "text": "é" * 20, "student_files": {"a": "b"}}
+RESULTS = Record.from_json(
+    {"identity": {"a": 1}, "training": {"steps": 3}, "recipe": "é" * 20, "student_files": {"a": "b"}}
+)
 
 
 def as_written_or_damaged(path: Path, content: bytes) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sample import CONFIG, objective
 
+from distill.banner import PAPER
+from distill.banner import notes as notes_of
 from distill.config import Config, PrecisionConfig, TeacherConfig
 from distill.data.unread import Unread
 from distill.report import report, summary
-from distill.report.results import PAPER
-from distill.report.results import notes as notes_of
 
 
 def twin_scores(content: dict[str, Any], *scores: float) -> None:

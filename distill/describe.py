@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from distill.backends import Backend
+from distill.banner import cache_note
 from distill.checkpoint import State
 from distill.component import Component
 from distill.config import HERE, Config
@@ -48,6 +49,7 @@ def describe(
 ) -> Record:
     """The record of a run that is about to train: all but its name, what it does from now on, and its scores."""
     return Record(
+        notes=[cache_note(cache_facts(cache), name) for name, cache in caches.items()],
         scale=config.scale,
         corpus=corpus_facts(text.tokens, text.batches),
         teacher=teacher_facts(models, caches) if objective.needs_teacher and models.teachers else None,
