@@ -221,9 +221,8 @@ def _alike(found: dict[str, Tensor], expected: dict[str, Tensor], relative: floa
 def test_the_chunked_loss_is_the_plain_one_and_that_of_the_models_own_logits(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        objective_module, "vocabulary_loss", functools.partial(vocabulary_loss, budget=3 * 40 * 8)
-    )  # 3 rows
+    by_three_rows = functools.partial(vocabulary_loss, budget=3 * 40 * 8)
+    monkeypatch.setattr(objective_module, "vocabulary_loss", by_three_rows)
     student, batches, found = student_of(case, [0, 2]), batches_of(case), {}
     for kernel in ("plain", "fused"):
         objective = make_objective(objective_config(kernel=kernel, **_weights(case)), student, _made(case))
