@@ -80,14 +80,13 @@ def settings(request: Request) -> Any:
     """
     from hydra import compose, initialize_config_dir
 
-    from distill.command_line import check_overrides, check_trust
+    from distill.command_line import check_overrides
     from distill.compose import build, chain_config, register
     from distill.config import CONF
 
     options = [] if request.config_dir is None else ["--config-dir", request.config_dir]
     register()
     check_overrides([*request.overrides, *options])
-    check_trust([*request.overrides, *options])
     folder = [] if request.config_dir is None else [f"'file://{Path(request.config_dir).absolute()}'"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose("config", [*request.overrides, f"hydra.searchpath=[{','.join(folder)}]"])
