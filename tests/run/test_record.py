@@ -1,4 +1,4 @@
-"""The record of a run: what is written is read again, earlier results open, and anything else is refused in one line."""
+"""The record of a run: it is read as it was written, earlier results open, anything else is refused in one line."""
 
 import json
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_a_value_of_another_kind_is_refused_in_one_line(content: dict[str, Any],
         Record.from_json(content)
     assert str(error.value) == line
     (tmp_path / "results.json").write_text(json.dumps(content))
-    with pytest.raises(Damaged, match="results.json is damaged"):
+    with pytest.raises(Damaged, match=r"results\.json is damaged"):
         read_results(tmp_path / "results.json")
     with pytest.raises(SettingError, match=f"^RUN={tmp_path} is no finished run: ") as error:
         read_run(tmp_path, "RUN")
