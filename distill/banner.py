@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from distill.config import Config, OptimizerConfig
+from distill.config.settings import Config, OptimizerConfig
 from distill.data.batches import Batches
 from distill.data.duplicates import described
 from distill.data.tokens import Tokens
 from distill.models.load import size
-from distill.optim import peak_lr
-from distill.run.facts import TeacherCache
-from distill.schedule import ENDLESS, total_steps
+from distill.optim.schedule import ENDLESS, total_steps
+from distill.optim.updates import peak_lr
+from distill.runs.facts import TeacherCache
+from distill.runtime.version import __version__
 from distill.teacher.members import settings_by_member
-from distill.version import __version__
 
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
 BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_twin")  # recipes of which that is true

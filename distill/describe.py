@@ -11,29 +11,29 @@ from typing import Any, TypeVar
 import torch
 import transformers
 
-from distill.backends import Backend
 from distill.banner import cache_note
-from distill.checkpoint import State
-from distill.component import Component
-from distill.config import HERE, Config
+from distill.config.component import Component
+from distill.config.ramp import Ramp
+from distill.config.settings import HERE, Config
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
 from distill.data.tokens import Tokens
+from distill.distributed import Backend
+from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import size
 from distill.objective.objective import Objective
-from distill.optim import peak_lr
-from distill.pair import Models
-from distill.ramp import Ramp
-from distill.run import facts
-from distill.run.parts import from_json, to_json
-from distill.run.record import Record
-from distill.sharding.shard import plain_class
+from distill.optim.updates import peak_lr
+from distill.runs import facts
+from distill.runs.checkpoint import State
+from distill.runs.pair import Models
+from distill.runs.parts import from_json, to_json
+from distill.runs.record import Record
+from distill.runtime.version import __version__
 from distill.tasks import Prepared
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
-from distill.version import __version__
 
 AnyModel = TypeVar("AnyModel", bound=facts.Model)
 

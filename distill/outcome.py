@@ -7,25 +7,25 @@ from typing import Any
 
 import torch
 
-from distill.backends import Backend
-from distill.checkpoint import State
-from distill.config import Config
+from distill.config.settings import Config
 from distill.describe import backend_facts, data_wait, model_facts, training_facts
-from distill.divergence import ruined_scores, weights_are_finite
-from distill.errors import Diverged, first_line
+from distill.distributed import Backend
 from distill.evaluation import bootstrap
-from distill.export.folder import export
-from distill.jsonl import read_lines
-from distill.milestones import Milestones
+from distill.models.export_folder import export
 from distill.monitor import Monitor
-from distill.pair import Models, load_twin
 from distill.report import report, summary
 from distill.report.model_card import model_card
-from distill.run.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
-from distill.run.parts import from_json
-from distill.run.record import Record
-from distill.run_folder import RunFolder
-from distill.storage import storage_failure
+from distill.runs.checkpoint import State
+from distill.runs.divergence import ruined_scores, weights_are_finite
+from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
+from distill.runs.milestones import Milestones
+from distill.runs.pair import Models, load_twin
+from distill.runs.parts import from_json
+from distill.runs.record import Record
+from distill.runs.run_folder import RunFolder
+from distill.runtime.errors import Diverged, first_line
+from distill.runtime.jsonl import read_lines
+from distill.runtime.storage import storage_failure
 from distill.tasks import Prepared
 from distill.train import Training
 from distill.twin import BaselineRun

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from distill.run.record import Record
-from distill.run.results_file import write_results
+from distill.runs.record import Record
+from distill.runs.results_file import write_results
 
 MEASURES = {"perplexity": {"title": "Perplexity", "lower_is_better": True}}
 

@@ -11,7 +11,7 @@ from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.objective.terms.cosine import Cosine
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
-from distill.run.parts import to_json
+from distill.runs.parts import to_json
 
 SETS = ("heldout", "wikitext2")
 MEASURES = ("perplexity", "pseudo_perplexity")

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from distill.errors import SettingError
-from distill.jsonl import read_lines
 from distill.report import report
-from distill.run.results_file import read_run
-from distill.storage import storage_failure
+from distill.runs.results_file import read_run
+from distill.runtime.errors import SettingError
+from distill.runtime.jsonl import read_lines
+from distill.runtime.storage import storage_failure
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from sample import CONFIG, objective
 
 from distill.banner import PAPER
 from distill.banner import notes as notes_of
-from distill.config import Config, PrecisionConfig, TeacherConfig
+from distill.config.settings import Config, PrecisionConfig, TeacherConfig
 from distill.data.unread import Unread
 from distill.report import report, summary
 
