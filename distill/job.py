@@ -11,11 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from distill import distributed as backends
-from distill.banner import banner, notes
 from distill.checks import check
 from distill.config.settings import Config
 from distill.data.batches import Batches
-from distill.describe import describe
 from distill.distributed import Backend
 from distill.distributed.rank import EVENT
 from distill.distributed.rank_identity import refuse_differing_settings
@@ -35,8 +33,10 @@ from distill.outcome import finished_record, make_milestones, write_outputs
 from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
 from distill.runs import profiling
+from distill.runs.banner import banner, notes
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
+from distill.runs.describe import describe
 from distill.runs.facts import Profile
 from distill.runs.identity import run_identity
 from distill.runs.milestones import check_within
@@ -105,13 +105,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
         evaluator = make_evaluator(config, task, models, text, objective, backend)
         known = describe(config, models, caches, text, objective, evaluator.measures, backend)
-        about: dict[str, Any] = {
-            "recipe": recipe,
-            "command": command,
-            "identity": identity,
-            "notes": [*notes, *known.notes],
-        }
-        record = replace(known, **about)
+        record = replace(known, recipe=recipe, command=command, identity=identity, notes=notes + known.notes)
         page.describe(record)
         monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early

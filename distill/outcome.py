@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from distill.config.settings import Config
-from distill.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.distributed import Backend
 from distill.evaluation import bootstrap
 from distill.models.export_folder import export
@@ -16,6 +15,7 @@ from distill.monitor import Monitor
 from distill.report import report, summary
 from distill.report.model_card import model_card
 from distill.runs.checkpoint import State
+from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.runs.divergence import ruined_scores, weights_are_finite
 from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
 from distill.runs.milestones import Milestones

@@ -5,12 +5,12 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-from distill.describe import measure_facts
 from distill.evaluation.perplexity import Perplexity
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.objective.terms.cosine import Cosine
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
+from distill.runs.describe import measure_facts
 from distill.runs.parts import to_json
 
 SETS = ("heldout", "wikitext2")

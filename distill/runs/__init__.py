@@ -1,1 +1,1 @@
-"""A run on disk: what it leaves in its folder, and the record of it."""
+"""A run on disk: its folder, checkpoints, identity, record, logs and those who observe its training."""

@@ -11,7 +11,6 @@ from tiny import VOCAB, make_rows, make_tokenizer
 
 from distill.config.component import Component
 from distill.config.settings import TeacherConfig
-from distill.describe import call_of, origin_of
 from distill.models.check import check_model, check_packing
 from distill.models.custom import custom_model, load_weights
 from distill.models.export_folder import export
@@ -23,6 +22,7 @@ from distill.models.protocol import depth_of
 from distill.models.shapes import hidden_widths
 from distill.models.teacher import load_teacher
 from distill.report.use import use_of_student
+from distill.runs.describe import call_of, origin_of
 from distill.runtime.errors import SettingError
 
 IDS = torch.from_numpy(make_rows(3).astype("int64"))

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sample import CONFIG, objective
 
-from distill.banner import PAPER
-from distill.banner import notes as notes_of
 from distill.config.settings import Config, PrecisionConfig, TeacherConfig
 from distill.data.unread import Unread
 from distill.report import report, summary
+from distill.runs.banner import PAPER
+from distill.runs.banner import notes as notes_of
 
 
 def twin_scores(content: dict[str, Any], *scores: float) -> None:

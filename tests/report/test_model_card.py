@@ -19,10 +19,10 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from distill.describe import origin_of
 from distill.models.export_folder import export
 from distill.onnx import load
 from distill.report.model_card import model_card, title_of_run
+from distill.runs.describe import origin_of
 from distill.runtime.errors import SettingError
 
 SQUAD = "87,599 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context"

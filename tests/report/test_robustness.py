@@ -11,9 +11,9 @@ import pytest
 import yaml
 from sample import CONFIG, parsed, sample_metrics, sample_results
 
-from distill.describe import data_wait
 from distill.report import page, plots, report
 from distill.report.model_card import model_card
+from distill.runs.describe import data_wait
 
 
 def without(value: Any, path: tuple[str, ...], replacement: Any) -> Any:

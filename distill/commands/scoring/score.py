@@ -16,7 +16,6 @@ from distill.commands.scoring.located import SETTING, Located, locate
 from distill.commands.scoring.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
 from distill.commands.scoring.settings import settings_of
 from distill.config.settings import Config
-from distill.describe import environment, measure_facts
 from distill.distributed import Backend
 from distill.evaluation.bootstrap import compare_models
 from distill.evaluation.evaluator import Evaluator
@@ -27,6 +26,7 @@ from distill.evaluation.sets import EvaluationSet
 from distill.models.check import check_packing, check_vocabulary, longest_row
 from distill.models.kind import ORDERED, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, size
+from distill.runs.describe import environment, measure_facts
 from distill.runs.parts import to_json
 from distill.runs.setup import choose_precision
 from distill.runtime.errors import SettingError

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 import transformers
 
-from distill.banner import cache_note
 from distill.config.component import Component
 from distill.config.ramp import Ramp
 from distill.config.settings import HERE, Config
@@ -26,6 +25,7 @@ from distill.models.load import size
 from distill.objective.objective import Objective
 from distill.optim.updates import peak_lr
 from distill.runs import facts
+from distill.runs.banner import cache_note
 from distill.runs.checkpoint import State
 from distill.runs.pair import Models
 from distill.runs.parts import from_json, to_json
