@@ -9,7 +9,9 @@ from distill.nearest import did_you_mean
 # Settings that an earlier release had, and what to do without them.
 REMOVED = {
     "profile.interval": "leave it out: a profile samples the machine every half second",
-    "profile.trace_after": "leave it out: the trace begins after four steps, and profile.trace_steps says how many it has",
+    "profile.trace_after": "leave it out: the trace begins after four steps, profile.trace_steps is how many it has",
+    "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
+    "the losses over the vocabulary chunk by chunk",
 }
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
 
