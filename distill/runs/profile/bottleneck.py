@@ -128,10 +128,8 @@ def slow_rank(times: Times) -> Finding | None:
     if fmean(step.index(max(step)) == slowest for step in zip(*own, strict=True)) < STEADY:
         return None
     lost = (fmean(own[slowest]) - fmean(own[following])) / fmean(times.whole[place] for place in times.typical)
-    sentence = (
-        f"all ranks wait for rank {rank.rank} on {rank.host} in {lost:.0%} of the time: relieve or replace that host."
-    )
-    return Finding("slow rank", lost, sentence)
+    where = f"rank {rank.rank} on {rank.host}"
+    return Finding("slow rank", lost, f"all wait for {where} in {lost:.0%} of the time: relieve or replace that host.")
 
 
 def slow_checkpoints(times: Times) -> Finding:
