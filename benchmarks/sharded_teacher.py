@@ -203,6 +203,7 @@ def seconds_pipeline(shape: Any, tokens: int, stages: int) -> tuple[float, float
 
 def arithmetic() -> str:
     """The least time of a forward by each way, beside its computation, for teachers over hosts of 8 GPUs."""
+    from sharded_memory import SHAPES
 
     rows = []
     for name, gpus in (("70 B", 16), ("70 B", 64), ("405 B", 32), ("405 B", 64)):
