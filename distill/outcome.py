@@ -59,7 +59,7 @@ def make_milestones(
         whole = models.whole_student(backend)
         if folder.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-            export(whole, models.tokenizer, path, model_card(record.redacted().to_json()), durable=True)
+            export(whole, models.tokenizer, path, model_card(record.redacted()), durable=True)
 
     wanted = frozenset(config.train.milestones or [])
 
@@ -200,13 +200,13 @@ def write_outputs(folder: RunFolder, record: Record, models: Models, resolved: s
     student = models.whole_student(backend)
     if not folder.writes:
         return
-    path, content = folder.path, record.to_json()
-    export(student, models.tokenizer, path / "student", model_card(content))
+    path = folder.path
+    export(student, models.tokenizer, path / "student", model_card(record))
     written = f"Report: {path / 'report.html'}"
     try:
-        report.write(path, content, read_lines(folder.metrics_path), resolved)
+        report.write(path, record, read_lines(folder.metrics_path), resolved)
     except Exception as error:  # the student is there, and the report can be made at any time
         failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
         written = f"No report ({failure}): `python -m distill.report {path}` writes it."
     folder.write_results(record)
-    logger.info(f"{summary.findings(content)}\n{written}   Student: {path / 'student'}")
+    logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from distill.distributed import Backend
-from distill.models.memory import available, is_out_of_memory
+from distill.models.memory import available
 from distill.runtime.errors import SettingError
+from distill.runtime.host import is_out_of_memory
 
 
 def rehearse(run: Callable[[], None], least_bytes: int, setting: str, value: int, backend: Backend) -> None:
