@@ -12,7 +12,8 @@ from distill.checkpoint import State
 from distill.config import Config
 from distill.divergence import ruined_scores, weights_are_finite
 from distill.errors import Diverged, first_line
-from distill.evaluation import bootstrap
+from distill.evaluation import significance
+from distill.evaluation.speed import tokens_per_second
 from distill.export.folder import export
 from distill.jsonl import read_lines
 from distill.milestones import Milestones
@@ -134,7 +135,7 @@ def results_of(
         "measures": results.measures_block(monitor.evaluator.measures),
         "training": results.training_block(training.state, text.batches, monitor.history(), metrics)
         | ending
-        | {"evaluation_seconds": monitor.evaluator.seconds},
+        | {"evaluation_seconds": monitor.evaluator.readers.seconds},
         "precision": asdict(config.precision),
         "backend": results.backend_block(training.backend, config, training.state, text.batches),
         "environment": results.environment(training.backend.device),
@@ -169,18 +170,23 @@ def compare_models(
         named["twin"] = (type(model).__name__, model)
     named = {label: pair for label, pair in named.items() if pair[1] is not None}
     speeds = (
-        evaluator.tokens_per_second([model for _, model in named.values()], sets[0]) if sets else [0.0] * len(named)
+        tokens_per_second(evaluator, [model for _, model in named.values()], sets[0]) if sets else [0.0] * len(named)
     )
     blocks: dict[str, Any] = {"teacher": None, "student": None, "twin": None}
     measured = [measure.name for measure in evaluator.measures]
-    losses = {}
+    losses: dict[str, significance.ModelLosses | None] = {}
     for (label, (name, model)), speed in zip(named.items(), speeds, strict=True):
         # What an earlier process scored has left no losses by row, by which the student is compared with its twin.
         lacking = label != "student" or (twin is not None and monitor.row_losses is None)
         known = None if lacking else monitor.last_scores()
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured below
-        blocks[label] = results.model_block(name, model, known or evaluator.score(model, label, sets, keep), speed)
-        losses[label] = monitor.row_losses if known else dict(evaluator.scoring.row_losses or {})
+        if known:
+            scores, losses[label] = known, monitor.row_losses
+        elif twin is None:
+            scores, losses[label] = evaluator.score(model, label, sets, keep), None
+        else:
+            scores, losses[label] = evaluator.score_by_row(model, label, sets, keep)
+        blocks[label] = results.model_block(name, model, scores, speed)
     refuse_ruined(training, models, {name: blocks["student"].get(name, {}) for name in measured})
     blocks["student"] |= {"origin": origin_block(config, models), "start": start_block(config, models)}
     if teachers and not scored:
@@ -192,7 +198,7 @@ def compare_models(
         blocks["twin"] |= {"folder": config.evaluate.twin, "steps": steps, "history": twin.get("history") or []}
         blocks["twin"] |= {"curve": twin.get("curve")}
         blocks["twin"] |= {"objective": twin.get("objective"), "remarks": remarks}
-        compared = bootstrap.compare_models(losses["student"] or {}, losses["twin"] or {}, sets, evaluator.scoring)
+        compared = significance.compare_models(losses["student"] or {}, losses["twin"] or {}, sets, evaluator.scoring)
         blocks["twin"]["bootstrap"] = {
             measure: {name: each.as_dict() for name, each in by_set.items()} for measure, by_set in compared.items()
         }

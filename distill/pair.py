@@ -13,7 +13,7 @@ from distill.config import Config
 from distill.data.batches import Batches
 from distill.divide import divide_models, new_weights
 from distill.errors import SettingError
-from distill.evaluation.mixture import MeanModel
+from distill.evaluation.readers import MeanModel
 from distill.layer_search import find_layers
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
 from distill.models.custom import load_weights

@@ -5,7 +5,7 @@ from pathlib import Path
 from distill.component import Component
 from distill.config import Config
 from distill.errors import SettingError
-from distill.evaluation.own_measures import check_measures
+from distill.evaluation.measures.users import check_measures
 from distill.mixture_settings import EXAMPLE, MIXTURE
 from distill.nearest import did_you_mean
 from distill.objective.build import make_terms

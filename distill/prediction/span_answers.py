@@ -13,7 +13,7 @@ from distill.data.collate.spans import Spans
 from distill.data.span_rows import SpanConfig, SpanRows, span_rows
 from distill.data.tables.squad import Question, Questions
 from distill.errors import SettingError
-from distill.evaluation.answers import AnswerConfig, Answered, find_answers
+from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel
 from distill.prediction.batches import in_batches

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.errors import SettingError
-from distill.evaluation.bootstrap import Bootstrap
+from distill.evaluation.significance import Bootstrap
 from distill.files import atomic, set_aside
 from distill.jsonl import without_nan
 from distill.report.page import number, percent
