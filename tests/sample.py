@@ -7,6 +7,7 @@ from typing import Any
 
 from distill.evaluation.perplexity import Perplexity
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+
 from distill.objective.terms.cosine import Cosine
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
