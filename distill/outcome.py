@@ -174,16 +174,16 @@ def compare_models(
     )
     blocks: dict[str, Any] = {"teacher": None, "student": None, "twin": None}
     measured = [measure.name for measure in evaluator.measures]
-    losses: dict[str, significance.ModelLosses | None] = {}
+    losses: dict[str, significance.ModelLosses] = {}
     for (label, (name, model)), speed in zip(named.items(), speeds, strict=True):
         # What an earlier process scored has left no losses by row, by which the student is compared with its twin.
         lacking = label != "student" or (twin is not None and monitor.row_losses is None)
         known = None if lacking else monitor.last_scores()
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured below
         if known:
-            scores, losses[label] = known, monitor.row_losses
+            scores, losses[label] = known, monitor.row_losses or {}
         elif twin is None:
-            scores, losses[label] = evaluator.score(model, label, sets, keep), None
+            scores = evaluator.score(model, label, sets, keep)
         else:
             scores, losses[label] = evaluator.score_by_row(model, label, sets, keep)
         blocks[label] = results.model_block(name, model, scores, speed)
@@ -194,20 +194,31 @@ def compare_models(
     if members:
         blocks["teacher"]["members"] = {member.name: blocks.pop(label) for label, member in members.items()}
     if twin is not None:
-        steps, remarks = (twin.get("training") or {}).get("steps"), twin["remarks"]
-        blocks["twin"] |= {"folder": config.evaluate.twin, "steps": steps, "history": twin.get("history") or []}
-        blocks["twin"] |= {"curve": twin.get("curve")}
-        blocks["twin"] |= {"objective": twin.get("objective"), "remarks": remarks}
-        compared = significance.compare_models(losses["student"] or {}, losses["twin"] or {}, sets, evaluator.scoring)
-        blocks["twin"]["bootstrap"] = {
-            measure: {name: each.as_dict() for name, each in by_set.items()} for measure, by_set in compared.items()
-        }
+        compared = significance.compare_models(losses["student"], losses["twin"], sets, evaluator.scoring)
+        blocks["twin"] |= _of_twin(config, twin, compared)
     return {
         **blocks,
         "agreement": evaluator.agree(models.student, teacher, sets)
         if teacher is not None and models.kind.vocabulary
         else None,
         "evaluation": {data.name: evaluator.describe(data) for data in sets},
+    }
+
+
+def _of_twin(
+    config: Config, twin: dict[str, Any], compared: dict[str, dict[str, significance.Bootstrap]]
+) -> dict[str, Any]:
+    """What stands beside the twin's scores: its run, and how sure the student's difference from it is."""
+    return {
+        "folder": config.evaluate.twin,
+        "steps": (twin.get("training") or {}).get("steps"),
+        "history": twin.get("history") or [],
+        "curve": twin.get("curve"),
+        "objective": twin.get("objective"),
+        "remarks": twin["remarks"],
+        "bootstrap": {
+            measure: {name: each.as_dict() for name, each in by_set.items()} for measure, by_set in compared.items()
+        },
     }
 
 
