@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from distill.backends import Backend
-from distill.errors import SettingError
+from distill.distributed import Backend
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Trial
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.speed import full_rows, run_forward, speed_rows
-from distill.kernels.precision import dtype_of
-from distill.memory import available, is_out_of_memory
+from distill.models.kernels.precision import dtype_of
+from distill.models.memory import available, is_out_of_memory
+from distill.runtime.errors import SettingError
 
 
 def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationSet]) -> None:

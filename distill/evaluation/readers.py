@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distill.backends import Backend
-from distill.config import PrecisionConfig
-from distill.kernels.packed_linear import pack_for_evaluation
-from distill.kernels.precision import dtype_of
+from distill.config.settings import PrecisionConfig
+from distill.distributed import Backend
+from distill.distributed.formats import computing_in
+from distill.distributed.shard import is_sharded
+from distill.models.kernels.packed_linear import pack_for_evaluation
+from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec, idle_forward
-from distill.sharding.formats import computing_in
-from distill.sharding.shard import is_sharded
 from distill.teacher.signal import mixed_logits
 
 

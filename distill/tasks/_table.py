@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.backends import Backend
-from distill.component import Component
-from distill.config import Config, CorpusConfig
+from distill.config.component import Component
+from distill.config.settings import Config, CorpusConfig
 from distill.data.batches import Collator
 from distill.data.known_share import check_counts
 from distill.data.sample import sample_rows
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
 from distill.data.unread import Unread
-from distill.errors import SettingError
+from distill.distributed import Backend
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import EvaluationSet
+from distill.runtime.errors import SettingError
 from distill.tasks import Prepared, Task, make_batches
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import Config
+from distill.config.settings import Config
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics.text import Perplexity as PerplexityOfTorchmetrics
 
-from distill.backends.single import Single
-from distill.config import (
+from distill.config.settings import (
     BackendConfig,
     Config,
     EvaluateConfig,
@@ -26,14 +25,15 @@ from distill.config import (
     TeacherConfig,
 )
 from distill.data.collate.mlm import IGNORE, masked_lm
-from distill.errors import SettingError
+from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import losses_of
 from distill.evaluation.measures.perplexity import Perplexity
 from distill.evaluation.measures.pseudo_perplexity import SinglePass
 from distill.evaluation.sets import MASKING, SEED, EvaluationSet, load_sets
 from distill.evaluation.speed import tokens_per_second
-from distill.seed import key
+from distill.runtime.errors import SettingError
+from distill.runtime.seed import key
 
 ROWS = make_rows(15, shortest=4)
 SET = EvaluationSet("small", "a small set", ROWS, 3)

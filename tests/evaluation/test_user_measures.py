@@ -14,17 +14,16 @@ from tiny import VOCAB, make_evaluator, make_masks, make_rows, make_tokenizer
 from torch import Tensor
 from vocabularies import special_ids, vocabulary_of
 
-from distill.backends import build
-from distill.backends.single import Single
 from distill.checks import check
-from distill.component import Component
-from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
+from distill.config.component import Component
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.class_rows import class_rows
 from distill.data.collate.classes import Classes
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows
 from distill.data.tables import LabelledTexts
-from distill.errors import SettingError
+from distill.distributed import build
+from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.measures.classes import class_set
@@ -32,6 +31,7 @@ from distill.evaluation.measures.tables import TablePass
 from distill.evaluation.measures.users import check_measures, refuse_measures
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import Outputs
+from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 
 PERPLEXITY = "torchmetrics.text.Perplexity"

@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
-from distill.backends import Backend
-from distill.config import EvaluateConfig
+from distill.config.settings import EvaluateConfig
 from distill.data.batch import Batch
 from distill.data.batches import Collator
-from distill.errors import SettingError
+from distill.distributed import Backend
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
-from distill.seed import key
+from distill.runtime.errors import SettingError
+from distill.runtime.seed import key
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from distill.backends import Backend
+from distill.distributed import Backend
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

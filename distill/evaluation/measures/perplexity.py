@@ -27,7 +27,7 @@ from distill.evaluation.measures.users import UserMeasures
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.evaluation.significance import RowLosses
 from distill.models.language_model import LanguageModel
-from distill.seed import key
+from distill.runtime.seed import key
 
 
 class Perplexity(Metric):

@@ -18,9 +18,9 @@ from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures.over_ranks import summed
 from distill.evaluation.measures.perplexity import Part, Perplexity, TokenPass
 from distill.evaluation.sets import SEED, EvaluationSet
-from distill.kernels.precision import autocast
+from distill.models.kernels.precision import autocast
 from distill.models.language_model import LanguageModel
-from distill.seed import key, uniform
+from distill.runtime.seed import key, uniform
 
 COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one forward
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from distill.component import Component
-from distill.errors import SettingError, first_line
+from distill.config.component import Component
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.measures.over_ranks import computed, gathered
+from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
