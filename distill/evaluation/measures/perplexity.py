@@ -29,6 +29,12 @@ from distill.evaluation.significance import RowLosses
 from distill.models.language_model import LanguageModel
 from distill.runtime.seed import key
 
+PERPLEXITY = Measure(
+    "perplexity",
+    "Perplexity",
+    "the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask",
+)
+
 
 class Perplexity(Metric):
     """exp of the mean negative log-likelihood of tokens, by name."""
@@ -142,13 +148,8 @@ class MaskPass(TokenPass):
     keeps = True
 
     def __init__(self, scoring: Scoring) -> None:
-        measure = Measure(
-            "perplexity",
-            "Perplexity",
-            "the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask",
-        )
         users = UserMeasures(scoring, scoring.vocab)
-        super().__init__(scoring, Perplexity(**summed(scoring.backend)), (measure,), users)
+        super().__init__(scoring, Perplexity(**summed(scoring.backend)), (PERPLEXITY,), users)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
         for batch, rows in self.scoring.head_rows(model, data, done):

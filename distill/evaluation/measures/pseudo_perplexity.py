@@ -22,6 +22,9 @@ from distill.models.kernels.precision import autocast
 from distill.models.language_model import LanguageModel
 from distill.runtime.seed import key, uniform
 
+PSEUDO_PERPLEXITY = Measure(
+    "pseudo_perplexity", "Pseudo-perplexity", "the same with each scored token masked by itself"
+)
 COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one forward
 
 
@@ -34,8 +37,8 @@ class SinglePass(TokenPass):
     unit = "positions"
 
     def __init__(self, scoring: Scoring) -> None:
-        measure = Measure("pseudo_perplexity", "Pseudo-perplexity", "the same with each scored token masked by itself")
-        super().__init__(scoring, Perplexity(measure.name, **summed(scoring.backend)), (measure,))
+        metric = Perplexity(PSEUDO_PERPLEXITY.name, **summed(scoring.backend))
+        super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,))
         self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
         self.share_of: Callable[[str], float] = scoring.settings.share_of
         words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
