@@ -121,7 +121,7 @@ class Pass(ABC):
         measures: what it gives a value of; none where no set has such a value.
         user_measures: those of `evaluate.measures` that read it too.
         unit: of what `size` counts.
-        by_row: whether the losses of its first measure can be told apart by row.
+        by_row: whether each row has losses of its own in its first measure.
         keeps: whether its head rows are those that agreement reads.
     """
 
