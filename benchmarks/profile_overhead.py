@@ -20,6 +20,7 @@ from machine import save, table, title
 
 from distill import profiling
 from distill.__main__ import main as distill
+from distill.profile.phases import OTHER
 from distill.profile.recorder import Recorder
 from distill.profile.sampler import Sampler
 
@@ -39,9 +40,8 @@ class InTurns(Recorder):
         timed = super().watch(prepare)
         return lambda step: timed(step) if self.on else prepare(step)
 
-    def enter(self, phase: str) -> None:
-        if self.on:
-            super().enter(phase)
+    def enter(self, phase: str) -> str:
+        return super().enter(phase) if self.on else OTHER
 
     def end_step(self) -> bool:
         if self.on:

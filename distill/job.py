@@ -41,6 +41,8 @@ from distill.rank_identity import refuse_differing_settings
 from distill.redaction import redacted
 from distill.report import results
 from distill.report.live_run import RunPage
+from distill.run.metrics import Metrics
+from distill.run.step import Observer
 from distill.run_folder import RunFolder
 from distill.schedule import Schedule, length_in_steps, make_schedule, total_steps
 from distill.setup import choose_precision, setup_student, share_lowest_blocks
@@ -49,7 +51,7 @@ from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.teachers import find_caches, make_teachers, setup_teachers
-from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
+from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
 from distill.twin import find_twin, settled_twin
 
 OTHER_TOKENIZER = (
@@ -108,15 +110,15 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early
         facts: dict[str, Any] = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
-        training = Training(
-            trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
-            schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
-            make_milestones(config, folder, facts, models, text, objective, backend), monitor.curve,
-        )  # fmt: skip
-        ending = train_profiled(config, training, monitor, facts)
+        learner = Learner(trainable, optimizer, schedule, config.optimizer)
+        training = Training(learner, teacher, text.batches, backend, config.train, state, folder.checkpoints)
+        metrics = Metrics(objective, text.batches, config.train.log_every, monitor, state)
+        milestones = make_milestones(config, folder, facts, models, text, objective, backend)
+        observers = (metrics, monitor.curve, milestones)
+        ending = train_profiled(config, training, objective, observers, monitor, facts)
         if ending["ended_by"] == TRIAL:
             return facts
-        found = results_of(config, models, text, training, ending, monitor, twin, caches)
+        found = results_of(config, models, text, training, objective, ending, monitor, milestones, twin, caches)
         return publish(facts | found, models, monitor, resolved)
 
 
@@ -280,13 +282,21 @@ def make_monitor(
     return monitor
 
 
-def train_profiled(config: Config, training: Training, monitor: Monitor, facts: dict[str, Any]) -> dict[str, Any]:
+def train_profiled(
+    config: Config,
+    training: Training,
+    objective: Objective,
+    observers: tuple[Observer, ...],
+    monitor: Monitor,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
     """Train, and say what ended it, and the limits that it had; `facts` gets where the time went."""
     batches, backend, path = training.batches, training.backend, monitor.folder.path
-    with saved_when_a_rank_is_lost(training), profiling.recorder(config, path, batches, backend) as training.profile:
-        ending = {"ended_by": train(training), "length": config.train.length}
+    with saved_when_a_rank_is_lost(training), profiling.recorder(config, path, batches, backend) as recorder:
+        monitor.curve.begin(training.state)
+        ending = {"ended_by": train(training, objective, observers, monitor), "length": config.train.length}
     monitor.close()
-    facts["profile"] = profiling.gathered(training.profile, config, batches, backend, facts["identity"])
+    facts["profile"] = profiling.gathered(recorder, config, batches, backend, facts["identity"])
     return ending
 
 

@@ -79,7 +79,8 @@ def make_milestones(
         there: bool = backend.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
         return there
 
-    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists)
+    takes_part = folder.writes or folder.checkpoints.by_all_ranks
+    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists, takes_part)
 
 
 def origin_block(config: Config, models: Models) -> dict[str, Any]:
@@ -109,8 +110,10 @@ def results_of(
     models: Models,
     text: Prepared,
     training: Training,
+    objective: Objective,
     ending: dict[str, Any],
     monitor: Monitor,
+    milestones: Milestones,
     twin: dict[str, Any] | None,
     caches: dict[str, Cache],
 ) -> dict[str, Any]:
@@ -119,7 +122,7 @@ def results_of(
     Args:
         ending: what ended it, and the limits that it had.
     """
-    compared = compare_models(config, models, training, monitor, twin)
+    compared = compare_models(config, models, training, objective, monitor, twin)
     for name, cache in caches.items():
         block = compared["teacher"]
         (block["members"][name] if name else block)["cache"] = cache.facts()
@@ -129,7 +132,7 @@ def results_of(
         "finished": True,
         "corpus": results.corpus_block(text.tokens, text.batches),
         **compared,
-        "objective": results.objective_block(training.objective),
+        "objective": results.objective_block(objective),
         "optimizer": results.optimizer_block(config, text.batches),
         "measures": results.measures_block(monitor.evaluator.measures),
         "training": results.training_block(training.state, text.batches, monitor.history(), metrics)
@@ -140,13 +143,18 @@ def results_of(
         "environment": results.environment(training.backend.device),
         "history_by": "epoch" if monitor.points.every_steps is None else "step",
         "history": monitor.history(),
-        "curve": training.curve.found() if training.curve else None,
-        "milestones": training.milestones.found() if training.milestones else [],
+        "curve": monitor.curve.found(),
+        "milestones": milestones.found(),
     }
 
 
 def compare_models(
-    config: Config, models: Models, training: Training, monitor: Monitor, twin: dict[str, Any] | None
+    config: Config,
+    models: Models,
+    training: Training,
+    objective: Objective,
+    monitor: Monitor,
+    twin: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Teacher, student and, where `evaluate.twin` names its run, the no-teacher twin, side by side.
 
@@ -154,7 +162,7 @@ def compare_models(
     """
     evaluator, sets = monitor.evaluator, monitor.sets
     # A twin only starts from its teacher's layers, and is not compared with it.
-    teachers = models.teachers if training.objective.needs_teacher else []
+    teachers = models.teachers if objective.needs_teacher else []
     # A teacher with a tokenizer of its own has no score on the student's tokens.
     scored = teachers if models.tokenizers is None else []
     teacher = models.teacher if scored else None
@@ -196,13 +204,9 @@ def compare_models(
         blocks["twin"]["bootstrap"] = {
             measure: {name: each.as_dict() for name, each in by_set.items()} for measure, by_set in compared.items()
         }
-    return {
-        **blocks,
-        "agreement": evaluator.agree(models.student, teacher, sets)
-        if teacher is not None and models.kind.vocabulary
-        else None,
-        "evaluation": {data.name: evaluator.describe(data) for data in sets},
-    }
+    agrees = teacher is not None and models.kind.vocabulary
+    agreement = evaluator.agree(models.student, teacher, sets) if agrees else None
+    return {**blocks, "agreement": agreement, "evaluation": {data.name: evaluator.describe(data) for data in sets}}
 
 
 def refuse_ruined(training: Training, models: Models, scores: dict[str, dict[str, float | None]]) -> None:

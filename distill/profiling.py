@@ -12,7 +12,7 @@ from distill.config import Config
 from distill.data.batches import Batches
 from distill.files import atomic
 from distill.profile.record import RankProfile, RunProfile, RunSettings
-from distill.profile.recorder import FOLDER, Recorder, Unprofiled
+from distill.profile.recorder import FOLDER, Recorder
 from distill.profile.summary import summary
 
 RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, which `distill.profile.rules` read
@@ -20,23 +20,21 @@ RANKS = "profile.json"  # in the folder of the profile: the records of all ranks
 logger = logging.getLogger(__name__)
 
 
-def recorder(
-    config: Config, path: Path, batches: Batches, backend: Backend
-) -> AbstractContextManager[Recorder | Unprofiled]:
+def recorder(config: Config, path: Path, batches: Batches, backend: Backend) -> AbstractContextManager[Recorder | None]:
     """What records this rank while it trains, as a context; nothing without `profile=on`."""
     if not config.profile.enabled:
-        return nullcontext(Unprofiled())
+        return nullcontext()
     return Recorder(config.profile, path, batches.micro_batches, backend)
 
 
 def gathered(
-    profile: Recorder | Unprofiled, config: Config, batches: Batches, backend: Backend, identity: dict[str, Any]
+    profile: Recorder | None, config: Config, batches: Batches, backend: Backend, identity: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The profile for results.json, after its context has ended; all ranks call it. None without a profile.
 
     Rank 0 writes what all ranks recorded into the run folder, with the run's identity, and says where the time goes.
     """
-    if isinstance(profile, Unprofiled):
+    if profile is None:
         return None
     record = profile.record()
     found = [RankProfile.of(each) for each in backend.gather(asdict(record))]

@@ -5,15 +5,16 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 import torch
 
 from distill.profile.loader import LoaderClock
-from distill.profile.phases import PHASES, phases_on
+from distill.profile.phases import PHASES, Window, phases_on, watched_by
 from distill.profile.record import RankProfile
 from distill.profile.sampler import Sampler
 from distill.profile.settings import ProfileConfig
@@ -22,8 +23,6 @@ from distill.profile.trace import Trace
 MOST_STEPS = 4096  # the newest ones stay, one by one; of all of them there are sums
 UNTYPICAL_STEPS = 3  # at the start: they compile, or touch their memory for the first time
 FOLDER = "profile"  # in that of the run
-
-Window = TypeVar("Window")
 
 
 class Rank(Protocol):
@@ -35,24 +34,8 @@ class Rank(Protocol):
     exchange_seconds: float
 
 
-class Unprofiled:
-    """A run without a profile: nothing is timed."""
-
-    def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
-        return prepare
-
-    def enter(self, phase: str) -> None:
-        pass
-
-    def end_step(self) -> bool:
-        return False
-
-
-UNPROFILED = Unprofiled()
-
-
 class Recorder:
-    """The profile of one rank; a context in which the machine is sampled.
+    """The profile of one rank; a context in which the phases of its steps are timed and the machine is sampled.
 
     When it ends the rank's own record is written into its run folder, also where the training ended early.
     """
@@ -62,6 +45,7 @@ class Recorder:
         self.settings, self.folder, self._backend = settings, run_folder / FOLDER, backend
         trace_path = self.folder / f"trace-rank-{backend.rank}.json.gz"
         self.trace = Trace(trace_path, settings.trace_after, settings.trace_steps, micro_batches, backend.device)
+        self._watched = ExitStack()
         self._loader, self._sampler = LoaderClock(), Sampler(settings.interval, backend.device)
         self._steps: deque[list[float]] = deque(maxlen=MOST_STEPS)
         self._exchanges: deque[float] = deque(maxlen=MOST_STEPS)
@@ -72,11 +56,13 @@ class Recorder:
         self._phases = phases_on(self._backend.device)
         self._exchanged = self._backend.exchange_seconds
         self.trace.before_step(0)
+        self._watched.enter_context(watched_by(self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._watched.close()
         self._sampler.stop()
         if error is None:  # after one a GPU may answer no more
             self.trace.stop()
@@ -89,11 +75,9 @@ class Recorder:
         """What prepares the window of a step, timed."""
         return self._loader.watch(prepare)
 
-    def enter(self, phase: str) -> None:
-        """The loop goes on with this phase."""
-        self._phases.enter(phase)
-        if self.trace.on:
-            self.trace.enter(phase)
+    def enter(self, phase: str) -> str:
+        """The loop goes on with this phase; gives the one before."""
+        return self._phases.enter(phase)
 
     def end_step(self) -> bool:
         """A step has ended; whether the run is to end with it (`profile.stop_after`)."""

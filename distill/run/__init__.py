@@ -1,0 +1,1 @@
+"""What happens to a run beside the arithmetic of its steps: its health, and those who look on."""
