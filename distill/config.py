@@ -312,13 +312,6 @@ class ChainConfig:
 
 
 @dataclass
-class TrustConfig:
-    """Whose code may run. A recipe names code by `_target_` alone; a line of the command comes after every recipe."""
-
-    targets: list[str] | None = None  # import paths of packages, modules or callables; null: any
-
-
-@dataclass
 class Config:
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
@@ -333,7 +326,6 @@ class Config:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
-    trust: TrustConfig = field(default_factory=TrustConfig)
     scale: str = "custom"  # said in the banner and the report
     seed: int = 0
     resume: str = "auto"  # auto, strict, never, or a checkpoint folder
