@@ -120,7 +120,7 @@ def own_gradient(run: Training, objective: Objective, window: Window) -> torch.T
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
     scales = objective.scales(window.counts, backend.device) * state.loss_scale.factor
     bound, model = bound_of_rank(learner.settings, backend.size), learner.model
-    sums = accumulate_gradients(model, run.teacher, objective, window.batches, scales, backend, overlap=bound is None)
+    sums = accumulate_gradients(model, run.teacher, objective, window.batches, scales, backend, bound is None)
     if bound is not None:
         clip(model, bound * state.loss_scale.factor)
     return sums

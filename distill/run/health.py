@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Health:
-    """Judges each step of a training, the same on all ranks. What it counts is part of the state."""
+    """Watches each step of a training, the same on all ranks. What it counts is part of the state."""
 
     def __init__(self, settings: TrainConfig, backend: Backend, checkpoints: Checkpoints) -> None:
         self.settings, self.backend, self.checkpoints = settings, backend, checkpoints
