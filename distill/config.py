@@ -129,15 +129,13 @@ class StudentConfig:
     layers: Any = None
     num_layers: int | None = None  # how many a rule takes; null: half of the teacher's
     config: dict[str, Any] = field(default_factory=dict)  # fields of the transformers configuration
-    # Parts that keep the weights they start with: embeddings, and layers of the student by number, from 0. With
-    # dropout=0 what is then the teacher's own, from the embeddings up, is computed once for both.
+    # Parts that keep the weights they start with: embeddings, and layers of the student by number, from 0.
     frozen: list[Any] = field(default_factory=list)
     dropout: float | None = None  # null: 0.1, or what a saved model says; not of kind=custom
     # Folder or Hub name, or corpus (trained on it); null: the teacher's. Another one than the teacher's is for losses
     # that need no pair of token rows, such as `pooled`.
     tokenizer: str | None = None
-    # Of kind=config: random weights, or neighbours (heads that look at the words beside). Of kind=layers: random (the
-    # layers as they are), or fitted (the last one to the teacher's last state in closed form).
+    # Of kind=config: random weights, or neighbours (heads that look at the words beside).
     start: str = "random"
     path: str | None = None
     trust_remote_code: bool = False
@@ -258,7 +256,6 @@ class BackendConfig:
     # Of fsdp: whether the weights of either model are divided between the ranks; null: they are.
     shard_student: bool | None = None
     shard_teacher: bool | None = None
-    vocabulary_parallel: int = 1  # ranks that hold a slice of both output embeddings each, and compute its logits
     offload_teacher: bool = False  # its parts lie in the memory of the host, not of the GPU
     # Fewest and most ranks, e.g. 2:4: ranks and hosts may be lost and come back. null: the first loss ends the run.
     elastic: str | None = None
