@@ -23,19 +23,20 @@ from cluster import ready
 from step import NoHistory
 from transformers import AlbertConfig, AlbertForPreTraining
 
-from distill import backends, optim
-from distill.backends import Backend
-from distill.checkpoint import Checkpoints, State
-from distill.compose import objective_config, optimizer_config
-from distill.config import BackendConfig, MaskingConfig, PrecisionConfig, TrainConfig
+from distill import distributed as backends
+from distill.config.compose import objective_config, optimizer_config
+from distill.config.settings import BackendConfig, MaskingConfig, PrecisionConfig, TrainConfig
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
+from distill.distributed import Backend
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
-from distill.run.step import StepResult
-from distill.schedules.constant import Constant
-from distill.setup import setup_student
+from distill.optim import updates as optim
+from distill.optim.schedules.constant import Constant
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.setup import setup_student
+from distill.runs.step import StepResult
 from distill.teacher.signal import NoTeacher
 from distill.train import Learner, Training, train
 

@@ -11,24 +11,34 @@ from functools import cached_property
 
 import torch
 
-from distill.backends import Backend
-from distill.checkpoint import Checkpoints, State
-from distill.config import OnUsr1, OptimizerFlags, TrainConfig
+from distill.config.settings import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.errors import Interrupted, RankLost
-from distill.kernels.dropout import keyed_by_row
+from distill.distributed import Backend
+from distill.models.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
 from distill.objective.tally import TOKENS, Tally
 from distill.objective.trainable import Trainable
-from distill.optim import bound_of_rank, clip, peak_lr, set_learning_rate
-from distill.profile.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, EXCHANGE, FORWARD, OPTIMIZER, TEACHER, phase
-from distill.profile.phases import in_force as recorder_in_force
-from distill.run.health import Health
-from distill.run.step import History, Observer, StepResult, StepStats, Window
-from distill.schedule import Limits, Schedule, share
-from distill.seed import key
-from distill.signals import ALL, SAVING, Signals, handled
+from distill.optim.schedule import Limits, Schedule, share
+from distill.optim.updates import bound_of_rank, clip, peak_lr, set_learning_rate
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.health import Health
+from distill.runs.profile.phases import (
+    BACKWARD,
+    CHECKPOINT,
+    DATA,
+    EVALUATION,
+    EXCHANGE,
+    FORWARD,
+    OPTIMIZER,
+    TEACHER,
+    phase,
+)
+from distill.runs.profile.phases import in_force as recorder_in_force
+from distill.runs.step import History, Observer, StepResult, StepStats, Window
+from distill.runtime.errors import Interrupted, RankLost
+from distill.runtime.seed import key
+from distill.runtime.signals import ALL, SAVING, Signals, handled
 from distill.teacher.signal import Teacher
 
 TRIAL = "profile.stop_after"  # what ends a run that is only to be profiled
