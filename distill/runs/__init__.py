@@ -1,1 +1,1 @@
-"""What happens to a run beside the arithmetic of its steps: its health, and those who look on."""
+"""A run on disk: its folder, checkpoints, identity, record, logs and those who observe its training."""
