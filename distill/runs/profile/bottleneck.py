@@ -5,14 +5,14 @@ from functools import cached_property
 from statistics import fmean, median
 
 from distill.runs.facts import Finding
-from distill.runs.profile.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, EXCHANGE, FORWARD, PHASES, TEACHER
+from distill.runs.profile.phases import CHECKPOINT, COMPUTING, DATA, EVALUATION, EXCHANGE, PHASES
 from distill.runs.profile.record import RunProfile
 
 NAMED = 0.1  # fraction of the time that has to be lost for a bottleneck to be named
 MIN_STEPS = 5  # that can be compared; fewer say nothing
 OUTLIER = 2.0  # times the median, above which a step is not typical
 STEADY = 0.6  # fraction of the steps in which one rank has to be the slowest; else ranks are slow in turn
-COMPUTING = 0.5  # fraction of the preparation of batches; above it that computes, below it waits for storage
+COMPUTED = 0.5  # fraction of the preparation of batches; above it that computes, below it waits for storage
 IDLE = 0.25  # fraction of its time that a GPU may stand still
 FREE = 0.6  # fraction of a GPU's memory that has to be unused where larger micro-batches are advised
 
@@ -86,7 +86,7 @@ def waiting_for_data(times: Times) -> Finding:
     loader = times.profile.ranks[number].loader
     threads = 0 if loader.in_loop else loader.most_at_once
     cure = f"set train.workers={max(2 * threads, 1)}"
-    if loader.computed >= COMPUTING * loader.prepared:
+    if loader.computed >= COMPUTED * loader.prepared:
         why = f"batches are computed too slowly: {cure}, up to the cores that are free"
     else:
         why = f"batches wait for storage: {cure}, or corpus.local=DIR to read from a disk of each node"
@@ -134,9 +134,9 @@ def small_micro_batches(times: Times) -> Finding | None:
     samples, settings = times.profile.ranks[0].samples, times.profile.settings
     if not samples.get("gpu_busy") or settings.micro_batches < 2:
         return None
-    idle = 1 - min(fmean(samples["gpu_busy"]) / max(times.fraction(0, TEACHER, FORWARD, BACKWARD), 1e-9), 1.0)
+    idle = 1 - min(fmean(samples["gpu_busy"]) / max(times.fraction(0, *COMPUTING), 1e-9), 1.0)
     if idle < IDLE or fmean(samples["gpu_memory"]) > (1 - FREE) * fmean(samples["gpu_memory_total"]):
         return None
-    lost = idle * times.fraction(0, TEACHER, FORWARD, BACKWARD)
+    lost = idle * times.fraction(0, *COMPUTING)
     cure = f"set train.batch_size={2 * settings.batch_size} and half of train.accumulate, for the same step"
     return _finding("small micro-batches", lost, f"the GPU waits for the host in {lost:.0%} of the time: {cure}.")
