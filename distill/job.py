@@ -1,7 +1,6 @@
 """One job from settings to report, each part built in reading order."""
 
 import logging
-import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,7 +12,6 @@ from transformers.utils import logging as transformers_logging
 
 from distill import backends, optim, profiling
 from distill.backends import Backend
-from distill.backends.rank import EVENT
 from distill.backends.thread_choice import keep_threads
 from distill.checkpoint import State
 from distill.checks import check
@@ -240,9 +238,6 @@ def announce(
     logger.info(results.banner(config, recipe, text.tokens, text.batches, shown, teacher, notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
-    if event := os.environ.get(EVENT):
-        ranks = f"{text.batches.size} rank{'s' * (text.batches.size > 1)}"
-        logger.info(f"  {event}; going on with {ranks} from step {state.step:,}")
     if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 

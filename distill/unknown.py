@@ -6,6 +6,12 @@ from typing import Any
 
 from distill.nearest import did_you_mean
 
+# Settings that there were, and what does their work.
+REMOVED = {
+    "backend.elastic": "torchrun starts ranks again: torchrun --nnodes=MIN:MAX --max-restarts=N -m distill ..., with "
+    "train.rows_per_step set",
+    "backend.elastic_wait": "torchrun waits for hosts: --rdzv-conf=join_timeout=SECONDS",
+}
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
 
 
@@ -52,6 +58,8 @@ def _no_such_setting(key: str, parent: Any) -> str:
     Args:
         parent: the node of OmegaConf that has no such key.
     """
+    if key in REMOVED:
+        return f"{key} is no setting any more: {REMOVED[key]}"
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
     nearest = did_you_mean(name, _names(parent), before)
