@@ -39,7 +39,6 @@ from distill.config import (
     TeacherConfig,
     TermConfig,
     TokensConfig,
-    TrustConfig,
 )
 from distill.errors import SettingError
 from distill.meant_overrides import REPLACED, apply_overrides
@@ -47,7 +46,6 @@ from distill.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.nearest import did_you_mean
 from distill.ramp import Ramp
 from distill.redaction import masked
-from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
 from distill.unknown import explain
 
 NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
@@ -133,11 +131,6 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     assert isinstance(container, dict)
     given = {str(name): value for name, value in container.items()}
     config = Config(given=masked(given))
-    config.trust = _typed(TrustConfig, group_of("trust", given.get("trust")), "trust")
-    if config.trust.targets is not None:
-        refuse_targets(given, config.trust.targets)
-        refuse_remote_code(given, overrides or [])
-        refuse_collective(given, config.trust.targets, overrides or [])
     groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name != "given"}
     for name in given:
         if name not in groups:

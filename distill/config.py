@@ -129,15 +129,13 @@ class StudentConfig:
     layers: Any = None
     num_layers: int | None = None  # how many a rule takes; null: half of the teacher's
     config: dict[str, Any] = field(default_factory=dict)  # fields of the transformers configuration
-    # Parts that keep the weights they start with: embeddings, and layers of the student by number, from 0. With
-    # dropout=0 what is then the teacher's own, from the embeddings up, is computed once for both.
+    # Parts that keep the weights they start with: embeddings, and layers of the student by number, from 0.
     frozen: list[Any] = field(default_factory=list)
     dropout: float | None = None  # null: 0.1, or what a saved model says; not of kind=custom
     # Folder or Hub name, or corpus (trained on it); null: the teacher's. Another one than the teacher's is for losses
     # that need no pair of token rows, such as `pooled`.
     tokenizer: str | None = None
-    # Of kind=config: random weights, or neighbours (heads that look at the words beside). Of kind=layers: random (the
-    # layers as they are), or fitted (the last one to the teacher's last state in closed form).
+    # Of kind=config: random weights, or neighbours (heads that look at the words beside).
     start: str = "random"
     path: str | None = None
     trust_remote_code: bool = False
@@ -258,7 +256,6 @@ class BackendConfig:
     # Of fsdp: whether the weights of either model are divided between the ranks; null: they are.
     shard_student: bool | None = None
     shard_teacher: bool | None = None
-    vocabulary_parallel: int = 1  # ranks that hold a slice of both output embeddings each, and compute its logits
     offload_teacher: bool = False  # its parts lie in the memory of the host, not of the GPU
 
 
@@ -309,13 +306,6 @@ class ChainConfig:
 
 
 @dataclass
-class TrustConfig:
-    """Whose code may run. A recipe names code by `_target_` alone; a line of the command comes after every recipe."""
-
-    targets: list[str] | None = None  # import paths of packages, modules or callables; null: any
-
-
-@dataclass
 class Config:
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
@@ -330,7 +320,6 @@ class Config:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
-    trust: TrustConfig = field(default_factory=TrustConfig)
     scale: str = "custom"  # said in the banner and the report
     seed: int = 0
     resume: str = "auto"  # auto, strict, never, or a checkpoint folder

@@ -6,8 +6,10 @@ from typing import Any
 
 from distill.nearest import did_you_mean
 
-# Settings that there were, and what does their work.
+# Settings that an earlier release had, and what to do without them.
 REMOVED = {
+    "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
+    "the losses over the vocabulary chunk by chunk",
     "backend.elastic": "torchrun starts ranks again: torchrun --nnodes=MIN:MAX --max-restarts=N -m distill ..., with "
     "train.rows_per_step set",
     "backend.elastic_wait": "torchrun waits for hosts: --rdzv-conf=join_timeout=SECONDS",
@@ -59,7 +61,7 @@ def _no_such_setting(key: str, parent: Any) -> str:
         parent: the node of OmegaConf that has no such key.
     """
     if key in REMOVED:
-        return f"{key} is no setting any more: {REMOVED[key]}"
+        return f"{key} is not a setting any more: {REMOVED[key]}"
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
     nearest = did_you_mean(name, _names(parent), before)
