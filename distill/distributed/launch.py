@@ -1,0 +1,208 @@
+"""Start the ranks of a run, here or through the launcher of its engine, and end a rank in good order."""
+
+import importlib.util
+import os
+import re
+import shlex
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NoReturn
+
+from distill.config.settings import BackendConfig
+from distill.distributed.interface import RankLost
+from distill.distributed.rank import rank_from_env
+from distill.distributed.ranks import run_ranks
+from distill.runtime.errors import SettingError
+from distill.runtime.progress import say
+from distill.runtime.signals import handled
+
+INSTALL = "python -m distill.distributed.install_horovod"
+# What Horovod's launcher gets of the environment, as it writes all of that on the command lines of its ranks.
+EXPORTED = re.compile(
+    r"PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|HOME|USER|LANG|TMPDIR|SSH_AUTH_SOCK"
+    r"|(LC|XDG|CUDA|DISTILL|HF|TRANSFORMERS|WANDB|HOROVOD|NCCL|GLOO|OMP|MKL)_\w+"
+)
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL")
+PORT = 29500  # where torchrun's ranks meet, on the first host
+GIVE_WAY = 2.0  # seconds
+
+
+def should_launch(settings: BackendConfig) -> bool:
+    """Whether this process has to start the ranks, because no launcher has started it as one of them."""
+    if settings.name == "single" or rank_from_env() is not None:
+        return False
+    return bool(hosts_of(settings)) or num_processes(settings) > 1
+
+
+def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
+    """Run `command`, by default this very command line, as every rank; wait; return the exit status of the run.
+
+    On this machine the status is that of the rank that failed first (128 + the signal's number when it was killed).
+    Rank 0 has the terminal; the others write where `keep_log` says. Signals are passed on to the ranks, which end in
+    their own time; a second one ends all at once. Ranks do not outlive their launcher.
+
+    With `backend.hosts` Horovod's launcher takes the place of this process; for torch.distributed the command that each
+    host has to run is printed.
+
+    Raises SettingError for hosts that make no sense, and after that command was printed.
+    """
+    command = command or [sys.executable, *sys.orig_argv[1:]]
+    if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
+        raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{INSTALL}`")
+    hosts = hosts_of(settings)
+    if not hosts:
+        return run_ranks(num_processes(settings), command)
+    if settings.name == "horovod":
+        _become_horovodrun(hosts, command)
+    print("\n".join(torchrun_commands(hosts, command)), flush=True)
+    raise SettingError(
+        f"backend.hosts={settings.hosts}: nothing was trained, since torchrun starts the ranks of several hosts; run "
+        "each of these lines on its host, in the same folder"
+    )
+
+
+def num_processes(settings: BackendConfig) -> int:
+    """The ranks on this machine: `backend.processes`, else one for each GPU."""
+    if settings.processes is not None:
+        if settings.processes < 1:
+            raise SettingError(f"backend.processes={settings.processes}: give at least 1")
+        return settings.processes
+    if settings.device not in ("auto", "cuda"):
+        return 1
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def hosts_of(settings: BackendConfig) -> list[tuple[str, int]]:
+    """The names of hosts and their ranks in `backend.hosts`; empty where it is null. Raises SettingError."""
+    if settings.hosts is None:
+        return []
+    hosts = []
+    for entry in str(settings.hosts).split(","):
+        match = re.fullmatch(r"\s*(\w[\w.-]*):([1-9]\d*)\s*", entry)
+        if match is None:
+            raise SettingError(
+                f"backend.hosts={settings.hosts}: give host:ranks,host:ranks in quotes that Hydra keeps, such as "
+                "backend.hosts=\"'a:8,b:8'\""
+            )
+        hosts.append((match[1], int(match[2])))
+    total = sum(ranks for _, ranks in hosts)
+    if settings.processes not in (None, total):
+        raise SettingError(f"backend.processes={settings.processes}: backend.hosts={settings.hosts} has {total} ranks")
+    return hosts
+
+
+def torchrun_commands(hosts: list[tuple[str, int]], command: list[str]) -> list[str]:
+    """The shell command of each host by which torchrun starts the ranks of `command`, a Python command line."""
+    program = [word for word in command[1:] if not word.startswith("backend.hosts=")]
+    meeting = [f"--nnodes={len(hosts)}", f"--master-addr={hosts[0][0]}", f"--master-port={PORT}"]
+    return [
+        shlex.join(["torchrun", *meeting, f"--node-rank={number}", f"--nproc-per-node={ranks}", *program])
+        + f"      # on {host}"
+        for number, (host, ranks) in enumerate(hosts)
+    ]
+
+
+def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoReturn:
+    """Let Horovod's launcher take the place of this process. Raises SettingError for a host without an address."""
+    for host, _ in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            raise SettingError(
+                f"backend.hosts: {host} has no address here ({error.strerror}); give names that this machine can reach"
+            ) from None
+    secrets = sorted(filter(SECRET.search, os.environ))
+    if secrets:
+        say(
+            sys.stderr,
+            f"distill: horovodrun writes the environment on command lines, so it gets no {', '.join(secrets)}; log in "
+            "on each host instead, such as by `hf auth login` and `wandb login`\n",
+        )
+    exported = filter(EXPORTED.fullmatch, os.environ.keys() - secrets)
+    where = ",".join(f"{host}:{ranks}" for host, ranks in hosts)
+    total = str(sum(ranks for _, ranks in hosts))
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", total, "-H", where, *command]
+    sys.stdout.flush()
+    os.execve(launcher[0], launcher, {name: os.environ[name] for name in exported})
+
+
+def keep_log(folder: Path) -> None:
+    """Keep what this rank writes to stdout and stderr in `folder`/logs/rank<n>.log; rank 0 has the terminal as well.
+
+    Does nothing for a process that is not one of several ranks.
+    """
+    info = rank_from_env()
+    if info is None or info.size == 1:
+        return
+    path = folder / "logs" / f"rank{info.rank}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = path.open("a", buffering=1, encoding="utf-8")
+    if info.rank == 0:
+        sys.stdout, sys.stderr = _Both(sys.stdout, log), _Both(sys.stderr, log)
+        return
+    # The descriptors too, for what libraries write without Python.
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+
+
+def leave(status: int, error: BaseException | None = None) -> NoReturn:
+    """End this rank with `status`, after an `error` that it has reported already, in a way that lets the cause come
+    first.
+
+    Gloo's threads can abort a process that ends in the maskable way, even after `close`: so a rank leaves without
+    waiting for them, also when all went well.
+
+    The launcher takes the status of the first rank that ends, and then ends the others. So a rank that only met the
+    end of another waits a moment, and so do the ranks above 0 when all have met the same error, lest rank 0 be ended
+    before it has reported it. Nothing is closed: that would wait for ranks that no longer answer.
+    """
+    info = rank_from_env()
+    if info is None or info.size == 1:
+        sys.exit(status)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # of a terminal that was closed
+            stream.flush()
+    if isinstance(error, RankLost) or (status and info.rank > 0):
+        _give_way()
+    os._exit(status)
+
+
+def _give_way() -> None:
+    """Let the rank that failed first end first; whoever sends a signal knows of that one already.
+
+    What a signal asks for does not matter any more: srun and others end all ranks once one has ended and pass on the
+    highest status, and 143 would hide the cause.
+    """
+    with handled() as signals, signals.postponed():
+        until = time.monotonic() + GIVE_WAY
+        while time.monotonic() < until and not signals.received:
+            time.sleep(0.02)
+
+
+class _Both:
+    """A text stream that also writes to a log; in all else it is the stream."""
+
+    def __init__(self, stream: IO[str], log: IO[str]) -> None:
+        self._stream, self._log = stream, log
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):  # of a full disk: the terminal has it, and the run has more to lose
+            self._log.write(text)
+        with suppress(OSError):  # of a terminal that was closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._log.flush()
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)

@@ -1,0 +1,336 @@
+"""Starting ranks for real: their numbers, logs, exit statuses and signals, and what other launchers are handed."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import free_port
+from forked import Forked
+from job import environment, is_alive, wait_for
+from torch.distributed import TCPStore
+
+from distill.config.settings import BackendConfig
+from distill.distributed import launch
+from distill.distributed.launch import should_launch
+from distill.distributed.ranks import run_ranks
+from distill.runtime.errors import SettingError
+
+HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+NAMES = ["ddp", pytest.param("horovod", marks=HOROVOD)]
+LIMIT = 120  # seconds
+JOB = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from distill.distributed import RankLost, build, launch
+from distill.config.settings import BackendConfig
+
+if __name__ == "__main__":
+    name, folder, what, hosts = [*sys.argv[1:], None][:4]
+    settings = BackendConfig(name=name, processes=2, hosts=hosts, device="cpu", threads=1, timeout=30.0)
+    if launch.should_launch(settings):
+        sys.exit(launch.launch(settings))
+    launch.keep_log(Path(folder))
+    workers = build(settings)
+    rank = workers.rank
+    print(f"rank {rank} of {workers.size}, sum {workers.sum(torch.tensor(rank + 1)).item()}", flush=True)
+    os.system("echo from the shell")
+    try:
+        if what == "status" and rank == 1:
+            print("one bad thing", file=sys.stderr)
+            launch.leave(7)
+        if what == "all":
+            print("the same error", file=sys.stderr)
+            launch.leave(2)
+        if what == "kill" and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "wait":
+            def stop(number, frame):
+                print("stopped in good order", flush=True)
+                launch.leave(128 + number)
+            signal.signal(signal.SIGTERM, stop)
+            signal.signal(signal.SIGHUP, stop)
+            signal.signal(signal.SIGUSR1, lambda *_: Path(folder, f"saved{rank}").touch())
+            Path(folder, f"ready{rank}").touch()
+            while True:
+                time.sleep(0.1)
+        workers.barrier()
+        workers.sum(torch.ones(1))
+        workers.close()
+        launch.leave(0)
+    except RankLost as error:
+        print(error, file=sys.stderr)
+        launch.leave(error.status, error)
+"""
+
+
+def start(tmp_path: Path, name: str, what: str, *hosts: str) -> Any:
+    """The job above; in interpreters of their own are those that just `run`, the others are forks (see `forked`)."""
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    arguments = [name, str(tmp_path), what, *hosts]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if what != "run":
+        return Forked(arguments, environment, script=script)
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def run(tmp_path: Path, name: str, what: str, *hosts: str) -> tuple[int, str, str]:
+    job = start(tmp_path, name, what, *hosts)
+    output, errors = job.communicate(timeout=LIMIT)
+    return job.returncode, output, errors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_meet_and_each_keeps_its_log(name: str, tmp_path: Path) -> None:
+    status, output, errors = run(tmp_path, name, "run")
+    assert status == 0, errors
+    assert "rank 0 of 2, sum 3\n" in output and "rank 1" not in output
+    assert (tmp_path / "logs/rank0.log").read_text() == "rank 0 of 2, sum 3\n"
+    assert (tmp_path / "logs/rank1.log").read_text() == "rank 1 of 2, sum 3\nfrom the shell\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_status_is_that_of_the_rank_that_failed_first(name: str, tmp_path: Path) -> None:
+    status, _, errors = run(tmp_path, name, "status")
+    assert status == 7
+    assert "rank 1 ended with status 7; its output is in logs/rank1.log" in errors and "Traceback" not in errors
+    assert "one bad thing" in (tmp_path / "logs/rank1.log").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_error_of_all_ranks_is_told_once(name: str, tmp_path: Path) -> None:
+    status, _, errors = run(tmp_path, name, "all")
+    assert status == 2
+    assert errors.count("the same error") == 1 and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_rank_ends_the_run(name: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    status, _, errors = run(tmp_path, name, "kill")
+    assert status == 128 + signal.SIGKILL and "rank 1 was killed by SIGKILL" in errors
+    assert time.monotonic() - began < 60
+
+
+def start_and_wait(tmp_path: Path, name: str) -> Any:
+    """Two ranks that have begun to wait for a signal."""
+    job = start(tmp_path, name, "wait")
+    wait_for(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2)), job)
+    return job
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signals_reach_the_ranks(name: str, tmp_path: Path) -> None:
+    """All of them; what ends on request is not reported as killed."""
+    job = start_and_wait(tmp_path, name)
+    job.send_signal(signal.SIGUSR1)
+    wait_for(lambda: all((tmp_path / f"saved{rank}").exists() for rank in range(2)), job)
+    number = signal.SIGTERM if name == "ddp" else signal.SIGHUP
+    job.send_signal(number)
+    output, errors = job.communicate(timeout=LIMIT)
+    assert job.returncode == 128 + number, errors
+    assert "stopped in good order" in output and "killed" not in errors
+    assert "stopped in good order" in (tmp_path / "logs/rank1.log").read_text()
+
+
+def test_a_rank_that_is_ended_while_it_gives_way_keeps_its_status(tmp_path: Path) -> None:
+    """As srun ends it, which takes the highest of all statuses for that of the run."""
+    text = "from distill.distributed import launch; print('leaving', flush=True); launch.leave(138)"
+    rank = subprocess.Popen(
+        [sys.executable, "-c", text],
+        env=environment() | {"RANK": "1", "WORLD_SIZE": "2"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert rank.stdout is not None and rank.stdout.readline() == "leaving\n"
+    time.sleep(0.5)
+    rank.terminate()
+    assert rank.wait(timeout=LIMIT) == 138
+
+
+def children(process: int) -> list[int]:
+    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def test_a_rank_that_is_asked_to_stop_by_itself_is_not_called_killed(tmp_path: Path) -> None:
+    job = start_and_wait(tmp_path, "ddp")
+    os.kill(children(job.pid)[0], signal.SIGTERM)
+    _, errors = job.communicate(timeout=LIMIT)
+    assert job.returncode == 128 + signal.SIGTERM and "killed" not in errors, errors
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    job = start_and_wait(tmp_path, "ddp")
+    ranks = children(job.pid)
+    assert len(ranks) == 2 and all(map(is_alive, ranks))
+    job.kill()
+    job.communicate(timeout=LIMIT)
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, ranks)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.3])
+def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_path: Path) -> None:
+    """With programs that start quickly, hundreds of which would fill the time."""
+    text = (
+        "import sys; from distill.distributed.ranks import run_ranks\n"
+        "open('ready', 'w').close()\n"
+        "sys.exit(run_ranks(20, ['sh', '-c', 'echo $$ >> pids; exec sleep 60']))"
+    )
+    job = subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
+    wait_for((tmp_path / "pids").exists, job)
+    time.sleep(delay)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGTERM and not errors
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_ranks_that_do_not_end_by_themselves_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first failure SIGTERM, which may take its time, and in the end SIGKILL."""
+    monkeypatch.setattr("distill.distributed.ranks.OWN_END", 0.2)
+    monkeypatch.setattr("distill.distributed.ranks.LAST_END", 1.0)
+    deaf = f'echo $$ >> {tmp_path}/pids; trap "" TERM; [ "$RANK" = 0 ] && exit 74; while :; do sleep 0.1; done'
+    assert run_ranks(3, ["sh", "-c", deaf]) == 74
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path: Path) -> None:
+    """Its library would wait where Python is not running."""
+    program = (
+        "from distill.distributed import build; from distill.config.settings import BackendConfig; from distill.runtime.errors import "
+        "Interrupted; from distill.runtime.signals import handled\n"
+        "try:\n    with handled(): build(BackendConfig(name='ddp', device='cpu'))\n"
+        "except Interrupted as error: raise SystemExit(error.status)"
+    )
+    port = free_port()
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    rank["MASTER_PORT"] = str(port)
+    job = subprocess.Popen([sys.executable, "-c", program], env=environment() | rank, stderr=subprocess.PIPE, text=True)
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    wait_for(lambda: store.check(["distill/0/met"]), job)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=15)
+    assert job.returncode == 143, errors
+
+
+def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert should_launch(BackendConfig(name="ddp", processes=2, device="cpu"))
+    assert not should_launch(BackendConfig(name="ddp", device="cpu"))
+    assert should_launch(BackendConfig(name="ddp", device="cpu", hosts="elsewhere:1"))
+    assert not should_launch(BackendConfig(name="single", processes=2))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not should_launch(BackendConfig(name="ddp", processes=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (BackendConfig(name="ddp", processes=0), "backend.processes=0"),
+        (BackendConfig(name="ddp", hosts="a,b"), "backend.hosts=a,b"),
+        (BackendConfig(name="ddp", hosts="a:x"), "a:8,b:8"),
+        (BackendConfig(name="horovod", hosts="-Fconfig:2,b:2"), "backend.hosts=-Fconfig"),  # would be an option
+        (BackendConfig(name="ddp", hosts="a:2,b:2", processes=2), "has 4 ranks"),
+    ],
+)
+def test_senseless_hosts_are_refused(settings: BackendConfig, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        should_launch(settings)
+
+
+# --- Several hosts
+
+HOSTS = "127.0.0.1:1,localhost:1"  # two names of this machine
+
+
+def test_torch_has_each_host_run_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is started; the lines leave out `backend.hosts`, and quote what a shell would take for its own."""
+    settings = BackendConfig(name="fsdp", hosts="a:8,b.example:4", device="cpu")
+    command = [sys.executable, "-m", "distill", "seed=1", "backend.hosts='a:8,b.example:4'", "corpus.path=my books"]
+    with pytest.raises(SettingError, match=r"^backend.hosts=a:8,b.example:4: nothing was trained.*torchrun"):
+        launch.launch(settings, command)
+    rest, where = "-m distill seed=1 'corpus.path=my books'", "--nnodes=2 --master-addr=a --master-port=29500"
+    assert capsys.readouterr().out.splitlines() == [
+        f"torchrun {where} --node-rank=0 --nproc-per-node=8 {rest}      # on a",
+        f"torchrun {where} --node-rank=1 --nproc-per-node=4 {rest}      # on b.example",
+    ]
+
+
+@pytest.mark.slow
+def test_torchrun_does_as_the_lines_say(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, str(tmp_path / "job.py"), "ddp", str(tmp_path), "run"]
+    lines = launch.torchrun_commands([("127.0.0.1", 1), ("localhost", 1)], command)
+    torchrun = f"{sys.executable} -m torch.distributed.run"
+    port = f"--master-port={free_port()}"
+    jobs = [
+        subprocess.Popen(
+            ["sh", "-c", line.replace("torchrun", torchrun, 1).replace("--master-port=29500", port)],
+            env=environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for line in lines
+    ]
+    outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    assert "rank 0 of 2, sum 3\n" in outputs[0] and "rank 1 of 2, sum 3" in (tmp_path / "logs/rank1.log").read_text()
+
+
+@HOROVOD
+def test_horovodrun_is_given_hosts_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It writes what it has of the environment on the command lines of its ranks."""
+    started: list[Any] = []
+
+    def execve(*given: Any) -> None:
+        started.extend(given)
+        raise SystemExit  # the process is another program from here on
+
+    monkeypatch.setattr(os, "execve", execve)
+    secrets = {"HF_TOKEN": "hf_secret", "WANDB_API_KEY": "secret", "AWS_SECRET_ACCESS_KEY": "secret"}
+    for name, value in (secrets | {"HF_HOME": "/shared/hub", "MY_SETTING": "plain"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        launch.launch(BackendConfig(name="horovod", hosts=HOSTS, device="cpu"), [sys.executable, "job.py", "seed=1"])
+    _, command, given = started
+    options = ["-np", "2", "-H", HOSTS]
+    assert command == [sys.executable, "-m", "horovod.runner.launch", *options, sys.executable, "job.py", "seed=1"]
+    assert given["HF_HOME"] == "/shared/hub" and given["PATH"] == os.environ["PATH"]
+    assert not given.keys() & {*secrets, "MY_SETTING"} and "secret" not in str(list(given.values()))
+    said = capsys.readouterr().err
+    assert all(name in said for name in secrets) and "hf auth login" in said and "hf_secret" not in said
+
+
+@HOROVOD
+@pytest.mark.slow
+def test_horovodrun_starts_the_ranks(tmp_path: Path) -> None:
+    """Its own lines stand around those of the ranks, and its status is 0 or 1."""
+    status, output, errors = run(tmp_path, "horovod", "run", HOSTS)
+    assert status == 0, errors
+    assert "rank 0 of 2, sum 3" in output
+    assert "rank 1 of 2, sum 3" in (tmp_path / "logs/rank1.log").read_text()
+
+
+@HOROVOD
+def test_a_host_without_an_address_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"^backend\.hosts: nowhere\.invalid has no address here"):
+        launch.launch(BackendConfig(name="horovod", hosts="nowhere.invalid:1"), ["true"])
