@@ -1,7 +1,7 @@
 """All settings as plain typed dataclasses: what the rest of the package reads, whoever filled them in.
 
-`distill.config.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names are
-those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is
+`distill.config.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names
+are those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is
 `corpus.source.path`, and `objective.soft.weight` is `objective.terms["soft"].weight`.
 """
 
@@ -265,8 +265,8 @@ class PrecisionConfig:
 
     fp16 is for GPUs that have no bf16; a student in it has its loss scaled (`distill.optim.loss_scale`).
     auto is bf16 where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when
-    it is resumed; else fp32. The teacher in training can be int8 too (`distill.models.kernels.int8`); as an evaluated model it
-    never is.
+    it is resumed; else fp32. The teacher in training can be int8 too (`distill.models.kernels.int8`); as an evaluated
+    model it never is.
     """
 
     student: str = "fp32"

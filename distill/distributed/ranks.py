@@ -6,7 +6,7 @@ promises, as was tried with torch 2.13 and Horovod 0.28.1:
 * SIGUSR1 writes a checkpoint and the run continues. It kills either launcher, and torchrun's ranks train on without it.
 * A run that is asked to stop has the time that its step and its checkpoint take. torchrun kills ranks after 30 s,
   horovodrun after 10 s, and at once where SIGHUP asks.
-* The exit status says why a run ended (`distill.runtime.errors`). That of either launcher is always 1, below a traceback.
+* The exit status says why a run ended (`distill.runtime.errors`). That of either launcher is 1, below a traceback.
 * Rank 0 writes to the terminal itself, with its progress line. horovodrun reads its ranks through a pipe.
 * No value of the environment stands on a command line. horovodrun writes all of them there, tokens too.
 * Ranks are at work in less than a second. horovodrun takes 11 s, as it looks at the network first.

@@ -213,8 +213,8 @@ def test_ranks_that_do_not_end_by_themselves_are_ended(tmp_path: Path, monkeypat
 def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path: Path) -> None:
     """Its library would wait where Python is not running."""
     program = (
-        "from distill.distributed import build; from distill.config.settings import BackendConfig; from distill.runtime.errors import "
-        "Interrupted; from distill.runtime.signals import handled\n"
+        "from distill.config.settings import BackendConfig; from distill.distributed import build\n"
+        "from distill.runtime.errors import Interrupted; from distill.runtime.signals import handled\n"
         "try:\n    with handled(): build(BackendConfig(name='ddp', device='cpu'))\n"
         "except Interrupted as error: raise SystemExit(error.status)"
     )
