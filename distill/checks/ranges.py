@@ -129,9 +129,7 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "timeout": Range(0, 1e7, open_below=True),
     },
     ProfileConfig: {
-        "interval": Range(0.01, 3600),
         "trace_steps": Range(0, 100),
-        "trace_after": Range(0, ENDLESS),
         "stop_after": STEPS,
     },
     ReportConfig: {"every": Range(0, 86_400)},
