@@ -1,7 +1,6 @@
 """One job from settings to report, each part built in reading order."""
 
 import logging
-import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from distill.checks import check
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Backend
-from distill.distributed.rank import EVENT
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
@@ -237,9 +235,6 @@ def announce(
     logger.info(banner(config, recipe, text.tokens, text.batches, shown, teacher, notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
-    if event := os.environ.get(EVENT):
-        ranks = f"{text.batches.size} rank{'s' * (text.batches.size > 1)}"
-        logger.info(f"  {event}; going on with {ranks} from step {state.step:,}")
     if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
