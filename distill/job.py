@@ -1,7 +1,6 @@
 """One job from settings to report, each part built in reading order."""
 
 import logging
-import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from distill.checks import check
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Backend
-from distill.distributed.rank import EVENT
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
@@ -37,12 +35,10 @@ from distill.runs.banner import banner, notes
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe
-from distill.runs.facts import Profile
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics
 from distill.runs.milestones import check_within
 from distill.runs.pair import Models, load_models, settle_start
-from distill.runs.parts import from_json
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
@@ -234,9 +230,6 @@ def announce(
     logger.info(banner(config, recipe, text.tokens, text.batches, shown, teacher, notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
-    if event := os.environ.get(EVENT):
-        ranks = f"{text.batches.size} rank{'s' * (text.batches.size > 1)}"
-        logger.info(f"  {event}; going on with {ranks} from step {state.step:,}")
     if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
@@ -279,7 +272,7 @@ def train_profiled(
     return replace(
         record,
         training=replace(record.training, ended_by=ended_by),
-        profile=None if profile is None else from_json(Profile, profile),
+        profile=profile,
     )
 
 
