@@ -21,7 +21,7 @@ from distill.report import chain_report
 from distill.report.chain_report import MilestoneRuns
 from distill.report.jobs import Job, JobsPage
 from distill.runs.record import Record
-from distill.runs.results_file import check_student
+from distill.runs.results_file import check_student, read_results
 from distill.runtime.children import dying_with, pass_signals
 from distill.runtime.errors import SettingError, StageFailed
 from distill.runtime.redaction import redact_override
@@ -159,7 +159,7 @@ def runs_of(path: Path, chain: ChainConfig, name: str) -> list[Run]:
     stage = chain.stages[name]
     steps: list[int | None] = [None]
     if stage.milestones_of is not None:
-        steps = _record(path / stage.milestones_of).snapshots
+        steps = [*_record(path / stage.milestones_of).snapshots]
         if not steps:
             raise SettingError(
                 f"chain.stages.{name}.milestones_of={stage.milestones_of} was finished without milestones in "

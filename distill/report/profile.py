@@ -1,4 +1,4 @@
-"""The part of a report on where the time went: the bottleneck, the phases, utilisation over time, energy."""
+"""The part of a report on where the time went: the bottleneck, the phases, utilisation over time."""
 
 from pathlib import Path
 
@@ -6,37 +6,29 @@ from distill.report.figures import Sheet, picture
 from distill.report.page import Block, Picture, Table
 from distill.report.run_figures import machine_panels
 from distill.report.words import NONE, number, percent
-from distill.runs.facts import Finding, Profile
+from distill.runs.facts import Profile
 from distill.runs.profile.phases import TITLES
+
+FILES = (
+    "The folder profile/ has the steps and samples of each rank, and traces of a few steps, operation by operation, "
+    "which chrome://tracing and ui.perfetto.dev show."
+)
 
 
 def profile_blocks(folder: Path, profile: Profile) -> list[Block]:
     """What the profile of a run says. The figure goes into `folder`/plots."""
-    blocks: list[Block] = [profile.conclusion, _findings(profile), _phases(profile)]
-    if (drawn := utilisation(folder, profile.samples)) is not None:
-        blocks.append(drawn)
-    blocks += [_energy(profile), _files(profile)]
+    drawn = utilisation(folder, profile.samples)
+    blocks: list[Block] = [profile.conclusion, _findings(profile), _phases(profile), *([drawn] if drawn else []), FILES]
     return [block for block in blocks if block]
 
 
 def _findings(profile: Profile) -> Block:
     rows = [
-        [
-            finding.rule,
-            percent(finding.lost, 1),
-            "yes" if finding.named else "no",
-            *(_advice(finding) if finding.named else [NONE, NONE]),
-        ]
+        [finding.rule, percent(finding.lost, 1), finding.sentence if finding.named else NONE]
         for finding in profile.findings
     ]
-    head = ["Rule", "Time lost", "Named", "Change", "Predicted speed-up"]
+    head = ["Rule", "Time lost", "What would help"]
     return Table(head, rows, title="What the rules found", text=True) if rows else ""
-
-
-def _advice(finding: Finding) -> list[str]:
-    """What to change, and how many times as fast that should be."""
-    change = " ".join(f"{name}={value}" for name, value in finding.change.items())
-    return [change or finding.advice, f"{finding.gain:.2f}"]
 
 
 def _phases(profile: Profile) -> Block:
@@ -57,21 +49,10 @@ def _phases(profile: Profile) -> Block:
     return Table(["Phase", "Seconds", "Share", "ms a step"], rows, note, "Phases of a step")
 
 
-def _energy(profile: Profile) -> str:
-    known = [f"{part} {number(kwh)} kWh" for part, kwh in profile.energy.items()]
-    return f"Energy: {', '.join(known) or 'this machine does not say'}."
-
-
-def _files(profile: Profile) -> str:
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in profile.notes)
-    return (
-        f"{notes} The folder profile/ has the steps and samples of each rank, and traces of a few steps, operation by "
-        "operation, which chrome://tracing and ui.perfetto.dev show."
-    ).strip()
-
-
 def utilisation(folder: Path, samples: dict[str, list[float]]) -> Picture | None:
-    """Processors, memory, disk, network and GPU over time, drawn into plots/utilisation.png; None without samples."""
+    """Processors, memory, network and GPU over time, drawn into plots/utilisation.png; None without samples."""
     panels = machine_panels(samples, samples.get("seconds", []), "seconds")
+    if not samples.get("seconds") or not panels:
+        return None
     caption = "Utilisation over the time of training, of rank 0 and its host."
-    return picture(folder, "utilisation", Sheet(panels, caption, 2, 1.7, "inside")) if samples.get("seconds") else None
+    return picture(folder, "utilisation", Sheet(panels, caption, 2, 1.7, "inside"))

@@ -20,17 +20,11 @@ TITLES = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping", 
 # Panels of a machine: their titles, and by label the name of a sample with what it is multiplied by.
 MACHINE: dict[str, dict[str, tuple[str, float]]] = {
     "Cores in use": {"rank 0": ("process_cpu", 1)},
-    "Processors, share of the host": {
-        "busy": ("machine_cpu", 1),
-        "waiting for disk": ("machine_iowait", 1),
-        "memory": ("memory_stalled", 1),
-    },
+    "Processors, share of the host": {"busy": ("machine_cpu", 1)},
     "Memory, GiB": {"rank 0": ("process_memory", 1 / GIB), "free": ("memory_free", 1 / GIB)},
-    "Disk, MB/s": {"read": ("disk_read", 1e-6), "written": ("disk_written", 1e-6)},
     "Network, MB/s": {"sent": ("network_sent", 1e-6), "received": ("network_received", 1e-6)},
     "GPU, share of the time": {"busy": ("gpu_busy", 1)},
     "GPU memory, GiB": {"used": ("gpu_memory", 1 / GIB)},
-    "GPU, W": {"power": ("gpu_watts", 1)},
 }
 
 
@@ -210,7 +204,7 @@ def _with_curve(record: Record) -> tuple[Record, str]:
 
 
 def machine_panels(samples: dict[str, list[float]], seconds: list[float], axis: str) -> list[Panel]:
-    """Processors, memory, disk, network and GPU over time.
+    """Processors, memory, network and GPU over time.
 
     Args:
         samples: by name, as `distill.runs.profile.sampler` gives them.

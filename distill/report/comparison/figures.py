@@ -1,4 +1,4 @@
-"""What the figures of a comparison show: scores against the settings that differ, or, where they make no axis, by rank."""
+"""What the figures of a comparison show: scores against settings that differ, or by rank where these make no axis."""
 
 from itertools import cycle
 from pathlib import Path
