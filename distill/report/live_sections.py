@@ -129,7 +129,7 @@ def _tiles(run: Snapshot) -> list[Block]:
 
 
 def _curves(run: Snapshot) -> list[Block]:
-    losses, speed = loss_panels(run.record, run.points), throughput(run.points)
+    losses, speed = loss_panels(run.record, run.points, "Loss: "), throughput(run.points)
     panels = [*losses, *optimizer_panels(run.points), *([speed] if speed else [])]
     if not panels:
         return []

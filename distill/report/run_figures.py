@@ -66,7 +66,7 @@ def points_of(lines: Iterable[dict[str, Any]], x: str, y: str) -> tuple[list[flo
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-def loss_panels(record: Record, metrics: Metrics) -> list[Panel]:
+def loss_panels(record: Record, metrics: Metrics, prefix: str = "") -> list[Panel]:
     """A panel for each loss term, the weighted total first; with one term alone the total is that term again."""
     titles = term_titles(record)
     for line in metrics:
@@ -78,7 +78,8 @@ def loss_panels(record: Record, metrics: Metrics) -> list[Panel]:
     shown = shown[1:] if len(shown) == 2 and shown[0] == "total" else shown
     marks = skipped_steps(metrics)
     return [
-        Panel(titles[name], "step", [Line(*curves[name], colours[name], smooth=True)], marks=marks) for name in shown
+        Panel(f"{prefix}{titles[name]}", "step", [Line(*curves[name], colours[name], smooth=True)], marks=marks)
+        for name in shown
     ]
 
 
@@ -148,7 +149,8 @@ def history(record: Record) -> Sheet | None:
     panels = [_scores_panel(record, measure, key, record.history_by) for measure, key in keys]
     measured = " and ".join(dict.fromkeys(record.measures[measure].title.lower() for measure, _ in keys)).capitalize()
     caption = f"{measured} {'by step' if record.history_by == 'step' else 'after each epoch'}."
-    return Sheet(panels, caption, min(3, len(panels)), legend="below")
+    sets = len([measure for measure, _ in keys if measure == keys[0][0]])
+    return Sheet(panels, caption, min(3, sets if sets > 1 else len(panels)), legend="below")
 
 
 def minutes(record: Record) -> Sheet | None:
