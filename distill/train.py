@@ -31,7 +31,7 @@ from distill.runs.profile.recorder import UNPROFILED, Recorder, Unprofiled
 from distill.runtime.errors import Diverged, Interrupted, RankLost
 from distill.runtime.seed import key
 from distill.runtime.signals import ALL, SAVING, handled
-from distill.teacher.signal import Teacher
+from distill.teacher.output import Teacher
 
 TRIAL = "profile.stop_after"  # what ends a run that is only to be profiled
 
@@ -107,11 +107,11 @@ def accumulate_gradients(
     sums = scales.new_zeros(len(window), len(scales))
     with model.student.weight_cast_cache(), backend.computing():
         enter(phases.TEACHER)
-        signals = teacher.signals(window, objective.teacher_spec)
-        for number, (batch, teacher_signal) in enumerate(zip(window, signals, strict=True)):
+        teacher_outputs = teacher.outputs(window, objective.teacher_spec)
+        for number, (batch, teacher_output) in enumerate(zip(window, teacher_outputs, strict=True)):
             with backend.sync(number == len(window) - 1, overlap), keyed_by_row(dropout_keys(batch)):
                 enter(phases.FORWARD)
-                loss, sums[number] = objective(model, teacher_signal, batch, scales)
+                loss, sums[number] = objective(model, teacher_output, batch, scales)
                 enter(phases.BACKWARD)
                 loss.backward()
                 enter(phases.EXCHANGE)

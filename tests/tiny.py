@@ -36,7 +36,7 @@ from distill.runs.part_checkpoint import PartCheckpoints
 from distill.runs.points import Points
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import NoTeacher
+from distill.teacher.output import NoTeacher
 from distill.train import Training, train
 
 WORDS = [
@@ -209,7 +209,7 @@ def loss_of(
     dtype = torch.promote_types(next(student.parameters()).dtype, torch.float32)
     scales = objective.scales(objective.count(batches) if counts is None else counts, torch.device("cpu"), dtype)
     loss, sums = torch.zeros((), dtype=dtype), torch.zeros_like(scales)
-    for batch, signal in zip(batches, asked.signals(batches, objective.teacher_spec), strict=True):
+    for batch, signal in zip(batches, asked.outputs(batches, objective.teacher_spec), strict=True):
         part, part_sums = objective(model, signal, batch, scales)
         loss, sums = loss + part, sums + part_sums
     return loss, objective.by_name(sums.tolist())

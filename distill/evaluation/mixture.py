@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from distill.config.settings import PrecisionConfig
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec
-from distill.teacher.signal import mixed_logits
+from distill.teacher.distributions import mixed_logits
 
 
 class MeanModel(nn.Module):

@@ -43,7 +43,7 @@ from distill.runtime.errors import SettingError
 from distill.runtime.seed import key
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import NoTeacher, Teacher
+from distill.teacher.output import NoTeacher, Teacher
 
 USUAL_LENGTH = 128  # tokens of a row
 
@@ -193,8 +193,8 @@ class PairObjective:
         """The loss of these texts as one batch; `step` draws other masks."""
         batch, objective = self.pair.batch(texts, step, self.masking), self.objective
         counts = objective.count([batch])
-        (signal,) = self.teacher.signals([batch], objective.teacher_spec)
-        total, sums = objective(self.trainable, signal, batch, objective.scales(counts, self.pair.student.device))
+        (output,) = self.teacher.outputs([batch], objective.teacher_spec)
+        total, sums = objective(self.trainable, output, batch, objective.scales(counts, self.pair.student.device))
         means = sums.double().cpu() / counts[: len(sums)].clamp(min=1)
         numbers = {name: int(count) for name, count in objective.by_name(counts.tolist()).items()}
         return Losses(total, objective.by_name(means.tolist()), {name: numbers[name] for name in objective.names})
