@@ -67,7 +67,7 @@ class Steps:
         self.trainable: Trainable = setup_student(models.student, self.objective, config.precision, self.backend)
         (self.teacher,) = setup_teachers(config, models.teachers, self.backend).values()
 
-    def signal(self, batch: Batch, layout: Layout | None, seed: int) -> TeacherOutput:
+    def output(self, batch: Batch, layout: Layout | None, seed: int) -> TeacherOutput:
         """What the teacher gives for a batch: all logits, or what a cache of this layout would give."""
         teacher: LanguageModel = self.teacher
         with torch.no_grad():
@@ -92,7 +92,7 @@ class Steps:
         scales = self.objective.scales(self.objective.count(window), self.backend.device)
         self.trainable.zero_grad(set_to_none=False)
         for batch in (each.to(self.backend.device) for each in window):
-            loss, _ = self.objective(self.trainable, self.signal(batch, layout, seed), batch, scales)
+            loss, _ = self.objective(self.trainable, self.output(batch, layout, seed), batch, scales)
             loss.backward()
         return torch.cat([p.grad.flatten() for p in self.trainable.parameters() if p.grad is not None]).clone()
 

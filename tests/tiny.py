@@ -209,8 +209,8 @@ def loss_of(
     dtype = torch.promote_types(next(student.parameters()).dtype, torch.float32)
     scales = objective.scales(objective.count(batches) if counts is None else counts, torch.device("cpu"), dtype)
     loss, sums = torch.zeros((), dtype=dtype), torch.zeros_like(scales)
-    for batch, signal in zip(batches, asked.outputs(batches, objective.teacher_spec), strict=True):
-        part, part_sums = objective(model, signal, batch, scales)
+    for batch, output in zip(batches, asked.outputs(batches, objective.teacher_spec), strict=True):
+        part, part_sums = objective(model, output, batch, scales)
         loss, sums = loss + part, sums + part_sums
     return loss, objective.by_name(sums.tolist())
 

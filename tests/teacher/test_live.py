@@ -64,5 +64,5 @@ def test_last_states_at_the_positions_are_cut_up_by_batch(head: bool) -> None:
 
 def test_nothing_is_asked_where_nothing_is_wanted() -> None:
     teacher = LiveTeacher(None)  # type: ignore[arg-type]
-    signals = list(teacher.outputs(window(2), lambda batch: OutputSpec()))
-    assert all(signal.distribution is None and not signal.outputs.hidden for signal in signals)
+    outputs = list(teacher.outputs(window(2), lambda batch: OutputSpec()))
+    assert all(output.distribution is None and not output.outputs.hidden for output in outputs)

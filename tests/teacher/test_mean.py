@@ -50,8 +50,8 @@ def step(objective: Objective, teacher: Teacher, window: list[Batch]) -> tuple[f
     model, total = Trainable(LanguageModel(student)), 0.0
     window = [teacher.read_ahead(batch) for batch in window]
     scales = objective.scales(objective.count(window), torch.device("cpu"))
-    for batch, signal in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
-        loss, _ = objective(model, signal, batch, scales)
+    for batch, output in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
+        loss, _ = objective(model, output, batch, scales)
         loss.backward()
         total += float(loss.detach())
     return total, {name: p.grad for name, p in student.named_parameters() if p.grad is not None}
@@ -117,8 +117,8 @@ def test_the_loss_is_that_of_the_mean_distribution(
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
 def test_the_temperature_may_change_from_step_to_step(tokenizer: Any, teachers: list[Any], kernel: str) -> None:
     window, mean = batches(tokenizer).window(0), MeanTeacher(live(teachers), WEIGHTS)
-    changing = objective(teachers[0], temperature=1.0, kernel=kernel)
-    changing.terms["soft"].temperature = 2.0  # type: ignore[attr-defined]
+    changing = objective(teachers[0], temperature={"start": 1.0, "end": 2.0}, kernel=kernel)
+    changing.begin_step(1.0)
     fixed = objective(teachers[0], temperature=2.0, kernel=kernel)
     assert step(changing, mean, window)[0] == step(fixed, mean, window)[0]
 
@@ -150,13 +150,13 @@ class Watched:
 def test_hidden_states_are_asked_of_the_first_alone(tokenizer: Any, teachers: list[Any]) -> None:
     window, watched = batches(tokenizer).window(0), [Watched(each) for each in live(teachers)]
     wanted = objective(teachers[0]).teacher_spec
-    signals = list(MeanTeacher(watched, WEIGHTS).outputs(window, wanted))
-    assert all(isinstance(signal.distribution, Mixture) and signal.outputs.hidden for signal in signals)
+    outputs = list(MeanTeacher(watched, WEIGHTS).outputs(window, wanted))
+    assert all(isinstance(output.distribution, Mixture) and output.outputs.hidden for output in outputs)
     assert all(spec.head and spec.layers for spec in watched[0].specs)
     assert all(spec.head and not spec.layers for spec in watched[1].specs)
     only_hidden = objective(teachers[0], soft=0.0).teacher_spec
-    signals = list(MeanTeacher(live(teachers), WEIGHTS).outputs(window, only_hidden))
-    assert all(signal.distribution is None and signal.outputs.hidden for signal in signals)
+    outputs = list(MeanTeacher(live(teachers), WEIGHTS).outputs(window, only_hidden))
+    assert all(output.distribution is None and output.outputs.hidden for output in outputs)
 
 
 # --- members that are read from caches

@@ -59,8 +59,8 @@ def test_it_holds_what_the_teacher_says(
     cache = desk.build()
     reader, exact = CachedTeacher(cache), top_k or 0
     for batch in desk.batches().window(2):
-        (signal,) = reader.outputs([reader.read_ahead(batch)], desk.objective().teacher_spec)
-        source, positions = signal.distribution, positions_of(desk, batch)
+        (output,) = reader.outputs([reader.read_ahead(batch)], desk.objective().teacher_spec)
+        source, positions = output.distribution, positions_of(desk, batch)
         assert isinstance(source, Samples) and len(source.ids) == len(positions)
         p = log_probs_of(teacher, batch, positions, 2.0).exp()
         torch.testing.assert_close(source.weights[:, :exact], p.topk(exact).values, rtol=3e-3, atol=0)

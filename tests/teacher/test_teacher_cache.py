@@ -101,9 +101,9 @@ def log_probs_of(teacher: Any, batch: Batch, positions: torch.Tensor, temperatur
 
 
 def entries(teacher: CachedTeacher, desk: Desk, batch: Batch) -> TopK:
-    (signal,) = teacher.outputs([teacher.read_ahead(batch)], desk.objective().teacher_spec)
-    assert isinstance(signal.distribution, TopK)
-    return signal.distribution
+    (output,) = teacher.outputs([teacher.read_ahead(batch)], desk.objective().teacher_spec)
+    assert isinstance(output.distribution, TopK)
+    return output.distribution
 
 
 @KINDS
@@ -145,8 +145,8 @@ def gradient(desk: Desk, teacher: Teacher) -> tuple[float, torch.Tensor]:
     model, total = Trainable(LanguageModel(student)), 0.0
     window = [teacher.read_ahead(batch) for batch in desk.batches().window(1)]
     scales = objective.scales(objective.count(window), torch.device("cpu"))
-    for batch, signal in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
-        loss, _ = objective(model, signal, batch, scales)
+    for batch, output in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
+        loss, _ = objective(model, output, batch, scales)
         loss.backward()
         total += float(loss.detach())
     return total, torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
