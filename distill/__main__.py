@@ -199,7 +199,7 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
         command=" ".join(["python -m distill", *map(redact_override, overrides)]),
         resolved=OmegaConf.to_yaml(OmegaConf.create(masked(OmegaConf.to_container(cfg, resolve=True)))),
     )
-    value = None if goal is None else goal.value(results)
+    value = None if goal is None else goal.value(results.to_json())
     if goal is not None:
         shown = "no number" if value is None else f"{value:.6g}"
         logging.getLogger("distill").info(f"optimize: {goal.name} = {shown}")
@@ -228,7 +228,7 @@ def is_rank() -> bool:
 def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int]) -> bool:
     """Run this command as every rank, unless this process is one already; true when that was done."""
     from distill.checks import check
-    from distill.distributed import elastic, launch
+    from distill.distributed import launch
     from distill.runtime.errors import SettingError
 
     check(config)
@@ -238,7 +238,7 @@ def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int
     if not starting:
         launch.keep_log(path)
         return False
-    statuses.append(elastic.launch(config.backend, path) if config.backend.elastic else launch.launch(config.backend))
+    statuses.append(launch.launch(config.backend))
     return True
 
 

@@ -127,7 +127,6 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "threads": Range(1, 1024),  # beyond, OpenMP ends the process when it cannot start them
         "processes": Range(1, 65_536),
         "timeout": Range(0, 1e7, open_below=True),
-        "elastic_wait": Range(0, 1e7),
     },
     ProfileConfig: {
         "trace_steps": Range(0, 100),

@@ -244,7 +244,7 @@ class BackendConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     threads: int | None = None  # of torch on the CPU; null: as many as are quickest at the start (thread_choice.py)
     processes: int | None = None  # ranks to start on this machine; null: join what a launcher started
-    hosts: str | None = None  # machines and their ranks, e.g. a:8,b:8
+    hosts: str | None = None  # machines and their ranks, e.g. a:8,b:8, for the launcher of the engine
     rings: str = "1"  # an integer, or auto
     # Of ddp: an engine of torch.distributed that comes as a plug-in, NAME or MODULE:NAME; null: gloo or NCCL
     collective: str | None = None
@@ -257,9 +257,6 @@ class BackendConfig:
     shard_student: bool | None = None
     shard_teacher: bool | None = None
     offload_teacher: bool = False  # its parts lie in the memory of the host, not of the GPU
-    # Fewest and most ranks, e.g. 2:4: ranks and hosts may be lost and come back. null: the first loss ends the run.
-    elastic: str | None = None
-    elastic_wait: float = 600.0  # seconds with fewer ranks than that, after which the run ends
 
 
 @dataclass

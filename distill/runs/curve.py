@@ -9,7 +9,11 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import State
+from distill.runs.facts import CurvePoint, LearningCurve
+from distill.runs.parts import from_json
+from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.run_folder import RunFolder
+from distill.runs.step import StepResult
 from distill.runtime.progress import duration
 
 logger = logging.getLogger(__name__)
@@ -45,10 +49,16 @@ class Curve:
         """Score the teacher, and a student that has not learned yet."""
         if self.steps and self.teacher is not None:
             self.teacher_score = self._scored(self.teacher)
-        self.after(state)
+        self._score_student(state)
 
-    def after(self, state: State) -> None:
-        """Score the student where the step done last is one of the points and was not scored before."""
+    def after_step(self, state: State, result: StepResult) -> None:
+        """Score the student where this step is one of the points."""
+        if state.step in self.steps and not result.diverged:
+            with phase(EVALUATION):
+                self._score_student(state)
+
+    def _score_student(self, state: State) -> None:
+        """Score it at one of the points, unless it was scored there before an interruption."""
         if state.step not in self.steps:
             return
         backend = self.folder.backend
@@ -65,18 +75,13 @@ class Curve:
         """The points so far, on rank 0; on others nothing."""
         return self.folder.curve_lines() if self.folder.writes else []
 
-    def found(self) -> dict[str, Any] | None:
-        """What results.json keeps of it; None where nothing was scored."""
+    def recorded(self) -> LearningCurve | None:
+        """What the record keeps of it; None where nothing was scored."""
         lines = self.lines()
         if not lines or self.data is None:
             return None
-        return {
-            "measure": self.measure.name,
-            "set": self.data.name,
-            "rows": self.data.num_rows,
-            "teacher": self.teacher_score,
-            "student": lines,
-        }
+        points = [from_json(CurvePoint, line) for line in lines]
+        return LearningCurve(self.measure.name, self.data.name, self.data.num_rows, self.teacher_score, points)
 
     def _scored(self, model: Any) -> float | None:
         assert self.data is not None

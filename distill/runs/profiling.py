@@ -14,7 +14,7 @@ from distill.distributed import Backend
 from distill.runs.profile.bottleneck import MIN_STEPS, Times, conclusion, diagnose
 from distill.runs.profile.phases import PHASES, TITLES
 from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
-from distill.runs.profile.recorder import FOLDER, Recorder, Unprofiled
+from distill.runs.profile.recorder import FOLDER, Recorder
 from distill.runtime.files import atomic
 
 RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and what the rules find in them
@@ -24,23 +24,21 @@ MAX_POINTS = 300  # of a curve
 logger = logging.getLogger(__name__)
 
 
-def recorder(
-    config: Config, path: Path, batches: Batches, backend: Backend
-) -> AbstractContextManager[Recorder | Unprofiled]:
+def recorder(config: Config, path: Path, batches: Batches, backend: Backend) -> AbstractContextManager[Recorder | None]:
     """What records this rank while it trains, as a context; nothing without `profile=on`."""
     if not config.profile.enabled:
-        return nullcontext(Unprofiled())
+        return nullcontext()
     return Recorder(config.profile, path, batches.micro_batches, backend)
 
 
 def gathered(
-    profile: Recorder | Unprofiled, config: Config, batches: Batches, backend: Backend, identity: dict[str, Any]
+    profile: Recorder | None, config: Config, batches: Batches, backend: Backend, identity: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The profile for results.json, after its context has ended; all ranks call it. None without a profile.
 
     Rank 0 writes what all ranks recorded into the run folder, with the run's identity, and logs where the time goes.
     """
-    if isinstance(profile, Unprofiled):
+    if profile is None:
         return None
     ranks = [RankProfile.of(content) for content in backend.gather(asdict(profile.record()))]
     settings = RunSettings(

@@ -318,7 +318,7 @@ def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
         (BackendConfig(compression="fp8"), ["backend.compression=fp8", "none, bf16 or fp16"]),
         (BackendConfig(compression="bf16"), ["backend.compression=bf16", "one process"]),
         (BackendConfig(timeout=0.0), ["backend.timeout=0"]),
-        (BackendConfig(processes=2), ["backend.processes=2", "ddp or horovod"]),
+        (BackendConfig(processes=2), ["backend.processes=2", "ddp, fsdp or horovod"]),
         (BackendConfig(threads=0), ["backend.threads=0"]),
         (BackendConfig(device="gpu"), ["backend.device=gpu", "cuda"]),
         (BackendConfig(device="cuda:99"), ["backend.device=cuda:99", "GPUs"]),

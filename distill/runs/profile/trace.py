@@ -23,7 +23,6 @@ class Trace:
         count = min(steps, max(1, MOST_MICRO_BATCHES // micro_batches))
         self.steps = range(after, after + count) if steps else range(0)
         self._profiler: Any = None
-        self._phase: Any = None
 
     @property
     def on(self) -> bool:
@@ -36,17 +35,10 @@ class Trace:
         elif self.on and number >= self.steps.stop:
             self.stop()
 
-    def enter(self, phase: str) -> None:
-        """From now on it is this phase."""
-        self._leave()
-        self._phase = torch.profiler.record_function(phase)
-        self._phase.__enter__()
-
     def stop(self) -> None:
         """Write what has been recorded, if anything is."""
         if self._profiler is None:
             return
-        self._leave()
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,8 +51,3 @@ class Trace:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
-
-    def _leave(self) -> None:
-        if self._phase is not None:
-            self._phase.__exit__(None, None, None)
-            self._phase = None
