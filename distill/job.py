@@ -35,12 +35,10 @@ from distill.runs.banner import banner, notes
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe
-from distill.runs.facts import Profile
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics
 from distill.runs.milestones import check_within
 from distill.runs.pair import Models, load_models, settle_start
-from distill.runs.parts import from_json
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
@@ -279,7 +277,7 @@ def train_profiled(
     return replace(
         record,
         training=replace(record.training, ended_by=ended_by),
-        profile=None if profile is None else from_json(Profile, profile),
+        profile=profile,
     )
 
 
