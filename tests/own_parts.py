@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
-from distill.evaluation.measures import Scoring
-from distill.evaluation.target_mean import TargetMean
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
 from distill.objective.terms.cosine import valid_rows
@@ -117,16 +115,3 @@ class Tempered(ProjectedHidden):
 
     def __init__(self, temperature: float) -> None:
         super().__init__(1, 1)
-
-
-class Hits(TargetMean):
-    """How often the token to predict is among the `best` most probable ones."""
-
-    title, explanation, lower_is_better = "Hits", "the share of targets among the best", False
-
-    def __init__(self, scoring: Scoring, best: int = 1) -> None:
-        super().__init__(scoring)
-        self.best = best
-
-    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return (logits.topk(self.best).indices == targets[:, None]).any(-1)

@@ -132,8 +132,8 @@ def make_evaluator(
     settings: conf.EvaluateConfig, collator: Any, precision: conf.PrecisionConfig, backend: Any, task: str = "mlm"
 ) -> Evaluator:
     """What scores models of a task with this vocabulary."""
-    scoring = Scoring(collator, VOCAB, settings.batch_size, backend)
-    return Evaluator(settings, scoring, find_task(task).measures(scoring, settings, make_tokenizer()), precision)
+    scoring = Scoring(collator, make_tokenizer(), settings, backend)
+    return Evaluator(scoring, find_task(task).passes(scoring), precision)
 
 
 def corpus_config(**flat: Any) -> conf.CorpusConfig:

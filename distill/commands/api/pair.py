@@ -145,9 +145,9 @@ class Pair:
         # The backend makes its device the current one; here that is so within the call alone.
         current: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with current, Single(BackendConfig(device=str(device)), alone=True) as backend:
-            scoring = Scoring(text_collator(tokenizer, kind, MASKING), len(tokenizer), batch_size, backend)
-            measures = find_task("clm" if kind.causal else "mlm").measures(scoring, settings, tokenizer, sets)
-            evaluator = Evaluator(settings, scoring, measures, PrecisionConfig())
+            scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, backend, sets)
+            passes = find_task("clm" if kind.causal else "mlm").passes(scoring)
+            evaluator = Evaluator(scoring, passes, PrecisionConfig())
             scores = {name: evaluator.score(each.model, name, sets, keep=name) for name, each in self._models()}
             return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
 
