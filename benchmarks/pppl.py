@@ -70,7 +70,7 @@ class Problem:
 
     def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
         torch.manual_seed(0)
-        teacher, self.tokenizer, _ = load_teacher(TeacherConfig("embedded"))
+        teacher, self.tokenizer, _ = load_teacher(TeacherConfig(kind="embedded"))
         assert teacher is not None and self.tokenizer is not None
         self.model = {
             "bert-base": lambda: random_model("bert"),
@@ -82,7 +82,7 @@ class Problem:
         self.vocab = self.model.config.vocab_size
         masks = masked_lm(MASKING, self.tokenizer, np.ones(self.vocab, np.int64))
         scoring = Scoring(masks, self.vocab, batch_size, Single(BackendConfig(device=self.device)))
-        self.measure = PseudoPerplexity(scoring, PseudoPerplexityConfig(self.share, batch_size))
+        self.measure = PseudoPerplexity(scoring, PseudoPerplexityConfig(share=self.share, batch_size=batch_size))
         random = np.random.default_rng(0)
         rows = random.choice(np.flatnonzero(masks.maskable), (case.rows, length)).astype(np.uint16)
         rows[:, 0], rows[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id

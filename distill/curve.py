@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from distill.checkpoint import State
-from distill.config_evaluate import CurveConfig
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.sets import EvaluationSet
 from distill.progress import duration
 from distill.run_folder import RunFolder
 from distill.schedule import ENDLESS
+from distill.settings.evaluate import CurveConfig
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import logging
 import os
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,14 @@ OTHER_TOKENIZER = (
 logger = logging.getLogger(__name__)
 
 
-def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> dict[str, Any]:
+def run(
+    config: Config, path: Path, recipe: str, command: str, resolved: str, goal: Goal | None = None
+) -> dict[str, Any]:
     """Train, evaluate and report as `config` says; the outcome lies in the folder `path`.
 
     Args:
         recipe, command, resolved: name of the recipe, the command line and the resolved configuration, for the report.
+        goal: of a search, with its direction; None: what `optimize` names.
 
     Returns:
         The content of results.json; of a run that ends with its profile (`profile.stop_after`) the beginning of it.
@@ -89,8 +92,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
 
-        settle_formats(config, folder)
-        settle_start(config, models, task, text.batches, folder)
+        config = settle_formats(config, folder)
+        config = settle_start(config, models, task, text.batches, folder)
         twin = settled_twin(twin, config)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         origin = cache_origin(config, models.tokenizer, text, objective)
@@ -104,7 +107,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
         notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
-        evaluator = make_evaluator(config, task, models, text, objective, backend)
+        evaluator = make_evaluator(config, task, models, text, objective, backend, goal)
         monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early
         facts: dict[str, Any] = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
@@ -136,11 +139,16 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
     return task
 
 
-def settle_formats(config: Config, folder: RunFolder) -> None:
-    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume."""
+def settle_formats(config: Config, folder: RunFolder) -> Config:
+    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume.
+
+    Returns:
+        The settings with a format in place of every `auto`.
+    """
     recorded = folder.recorded_precision()
-    config.precision = choose_precision(config.precision, recorded, folder.backend)
-    folder.checkpoints.precision = asdict(config.precision) | keep_threads(config.backend, recorded)
+    precision = choose_precision(config.precision, recorded, folder.backend)
+    folder.checkpoints.precision = dict(precision) | keep_threads(config.backend, recorded)
+    return config.changed(precision=precision)
 
 
 def choose_schedule(config: Config, batches: Batches) -> Schedule:
@@ -198,7 +206,13 @@ def cache_origin(
 
 
 def make_evaluator(
-    config: Config, task: Task, models: Models, text: Prepared, objective: Objective, backend: Backend
+    config: Config,
+    task: Task,
+    models: Models,
+    text: Prepared,
+    objective: Objective,
+    backend: Backend,
+    goal: Goal | None,
 ) -> Evaluator:
     """What scores models, by the measures of the task; it has shown that there is memory for it.
 
@@ -211,7 +225,7 @@ def make_evaluator(
     measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
     require_positions(measures, text.sets)
     evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
-    if (goal := Goal.of(config.optimize)) is not None:
+    if (goal := goal or Goal.of(config.optimize)) is not None:
         compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
         goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
     scored = [] if models.tokenizers else [member.model for member in models.teachers]

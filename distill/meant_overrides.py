@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from distill.config_teacher import EMBEDDED
+from distill.settings.teacher import EMBEDDED
 
 REPLACED = ("student.config", "corpus.sources")  # settings whose dict is replaced as a whole
 

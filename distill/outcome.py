@@ -1,7 +1,6 @@
 """What a training leaves: students kept on the way, scores side by side, results.json, the student and its report."""
 
 import logging
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ def results_of(
         "training": results.training_block(training.state, text.batches, monitor.history(), metrics)
         | ending
         | {"evaluation_seconds": monitor.evaluator.seconds},
-        "precision": asdict(config.precision),
+        "precision": dict(config.precision),
         "backend": results.backend_block(training.backend, config, training.state, text.batches),
         "environment": results.environment(training.backend.device),
         "history_by": "epoch" if monitor.points.every_steps is None else "step",

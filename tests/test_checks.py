@@ -16,8 +16,8 @@ from distill.ramp import Ramp
 def make() -> Config:
     return Config(
         corpus=tiny.corpus_config(kind="text", path="."),
-        teacher=TeacherConfig("pretrained", "x"),
-        student=StudentConfig("layers"),
+        teacher=TeacherConfig(kind="pretrained", path="x"),
+        student=StudentConfig(kind="layers"),
         objective=tiny.objective_config(),
     )
 
@@ -61,9 +61,9 @@ BAD = [
     ("teacher.micro_batches", 0),
     ("objective.soft.weight", -1.0),
     ("objective.mlm.weight", math.nan),
-    ("objective.mlm.weight", Ramp(1.0, -1.0)),
-    ("objective.mlm.weight", Ramp(math.inf, 1.0)),
-    ("objective.temperature", Ramp(0.0, 1.0)),
+    ("objective.mlm.weight", Ramp(start=1.0, end=-1.0)),
+    ("objective.mlm.weight", Ramp(start=math.inf, end=1.0)),
+    ("objective.temperature", Ramp(start=0.0, end=1.0)),
     ("objective.temperature", 0.0),
     ("objective.temperature", math.nan),
     ("objective.soft.cutoff", -0.1),
@@ -160,8 +160,8 @@ GOOD = [
     ("optimizer.clip", None),
     ("optimizer.weight_decay", 0.0),
     ("objective.cosine.weight", 0.0),
-    ("objective.cosine.weight", Ramp(0.0, 1.0)),
-    ("objective.temperature", Ramp(4.0, 1.0)),
+    ("objective.cosine.weight", Ramp(start=0.0, end=1.0)),
+    ("objective.temperature", Ramp(start=4.0, end=1.0)),
     ("objective.masking.smoothing", 0.0),
     ("schedule.warmup", 0.0),
     ("evaluate.rows", 1),
@@ -228,7 +228,7 @@ def test_an_objective_without_terms_is_refused() -> None:
 def test_no_teacher_but_terms_that_ask_one() -> None:
     config = make()
     config.teacher.kind = "none"
-    config.student = StudentConfig("config", "bert")
+    config.student = StudentConfig(kind="config", architecture="bert")
     assert "teacher.kind=none" in refused(config)
     change(config, "objective.soft.weight", 0.0)
     change(config, "objective.cosine.weight", 0.0)
@@ -245,7 +245,7 @@ def test_heldout_set_without_heldout_documents() -> None:
 
 def test_shares_of_evaluation_sources() -> None:
     config = make()
-    config.evaluate.sources["imdb"] = SourceConfig("imdb", share=-1.0)
+    config.evaluate.sources["imdb"] = SourceConfig(kind="imdb", share=-1.0)
     assert "evaluate.sources.imdb.share=-1.0" in refused(config)
 
 
@@ -318,9 +318,9 @@ def test_a_term_that_reads_no_draws_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_teacher_cache_is_at_one_temperature() -> None:
     config = cached()
-    config.objective.terms["soft"].temperature = Ramp(4.0, 1.0)
+    config.objective.terms["soft"].temperature = Ramp(start=4.0, end=1.0)
     text = refused(config)
     assert "teacher.cache.top_k=8" in text and "objective.soft.temperature goes from 4.0 to 1.0" in text
     config.objective.terms["soft"].temperature = None
-    config.objective.terms["soft"].weight = Ramp(5.0, 1.0)  # of which the cache knows nothing
+    config.objective.terms["soft"].weight = Ramp(start=5.0, end=1.0)  # of which the cache knows nothing
     check(config)

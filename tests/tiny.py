@@ -1,6 +1,6 @@
 """Small things that tests share: a tokenizer, models of every family, rows of token ids, and a whole training."""
 
-import copy
+import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
@@ -15,9 +16,11 @@ from distill import compose, optim
 from distill import config as conf
 from distill.backends.single import Single
 from distill.checkpoint import Checkpoints, State
+from distill.component import Component
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM, masked_lm
+from distill.errors import SettingError
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.kernels.attention import use_batched_products
@@ -32,6 +35,7 @@ from distill.points import Points
 from distill.schedule import Schedule
 from distill.schedules.constant import Constant
 from distill.schedules.linear import Linear
+from distill.settings.errors import line_of
 from distill.sharding.shard import is_sharded
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
@@ -141,11 +145,41 @@ def corpus_config(**flat: Any) -> conf.CorpusConfig:
 
 def changed(corpus: conf.CorpusConfig, **flat: Any) -> conf.CorpusConfig:
     """The same settings with some of them changed, by the names of the command line."""
-    copied = copy.deepcopy(corpus)
     for name, value in flat.items():
-        owner = next(part for part in (copied.source, copied.tokens, copied.cache, copied) if hasattr(part, name))
-        setattr(owner, name, value)
-    return copied
+        corpus = change(corpus, name, value)
+    return corpus
+
+
+def change(settings: Any, name: str, value: Any) -> Any:
+    """The same settings with one of them changed, by its dotted name on the command line.
+
+    Raises:
+        SettingError: a value that the section refuses.
+    """
+    return _change(settings, name, value, "")
+
+
+def _change(settings: Any, name: str, value: Any, path: str) -> Any:
+    first, _, rest = name.partition(".")
+    if isinstance(settings, Component):
+        return dataclasses.replace(settings, arguments=settings.arguments | {name: value})
+    if isinstance(settings, dict):
+        return settings | {first: _change(settings[first], rest, value, f"{path}.{first}") if rest else value}
+    hidden = {"corpus": ("source", "tokens", "cache"), "optimizer": ("make",), "objective": ("terms",)}
+    hidden[path] = ("make",) if path.startswith("objective.") else hidden.get(path, ())
+    if isinstance(settings, conf.CorpusConfig):
+        parts = [part for part in ("source", "tokens", "cache") if first in type(getattr(settings, part)).model_fields]
+    else:
+        parts = [] if first in type(settings).model_fields else list(hidden[path])
+    if parts:
+        return settings.changed(**{parts[0]: _change(getattr(settings, parts[0]), name, value, path)})
+    inner = f"{path}.{first}".lstrip(".")
+    if rest:
+        return settings.changed(**{first: _change(getattr(settings, first), rest, value, inner)})
+    try:
+        return settings.changed(**{first: value})
+    except ValidationError as error:
+        raise SettingError(line_of(error, type(settings), path, {first: value})) from error
 
 
 def objective_config(
@@ -171,8 +205,7 @@ def objective_config(
         **more,
     }
     settings = compose.objective_config({**given, "kernel": kernel, "temperature": temperature})
-    settings.masking = masking or settings.masking
-    return settings
+    return settings if masking is None else settings.changed(masking=masking)
 
 
 def only(**weights: Any) -> conf.ObjectiveConfig:
@@ -287,7 +320,7 @@ class Fit:
         self.checkpoints = make(self.folder, self.settings.keep, self.identity)
         self.batches = Batches(
             self.rows,
-            make_masks(self.tokenizer, self.rows, **vars(self.objective.masking)),
+            make_masks(self.tokenizer, self.rows, **dict(self.objective.masking)),
             self.settings.batch_size,
             self.settings.accumulate,
             self.seed,

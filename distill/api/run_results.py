@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from distill.config_teacher import EMBEDDED
 from distill.jsonl import read_lines
 from distill.models.teacher import embedded_folder
 from distill.report.lookup import measures_of, models_of, value_at
 from distill.report.page import Table
 from distill.report.summary import comparison, findings
+from distill.settings.teacher import EMBEDDED
 
 if TYPE_CHECKING:
     from distill.api.chart import Chart

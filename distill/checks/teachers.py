@@ -1,7 +1,6 @@
 """Refuses settings of the teachers and of their caches that do not go together."""
 
 from distill.config import Config, TeacherCacheConfig
-from distill.config_teacher import EMBEDDED
 from distill.errors import SettingError
 from distill.nearest import choose
 from distill.objective.build import make_terms
@@ -9,6 +8,7 @@ from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import mixing_temperature
+from distill.settings.teacher import EMBEDDED
 from distill.tasks import find_task
 from distill.teacher.members import ONLY, errors_of, settings_by_member
 

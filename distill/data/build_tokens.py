@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from distill.config import CacheConfig
-from distill.config_corpus import Duplicates
 from distill.data.duplicates import count
 from distill.data.first_pass import FirstPass, Rule
 from distill.data.heldout import HeldOut, held_out
@@ -27,6 +26,7 @@ from distill.data.shards.host import Host
 from distill.data.sources import Source, read
 from distill.errors import SettingError
 from distill.files import remove
+from distill.settings.corpus import Duplicates
 
 LOOKED_AT = 1 << 30  # stored bytes in which the first 50 documents are looked for
 PLAN = f"{WORK}/plan.json"

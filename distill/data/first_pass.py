@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from distill.config import CacheConfig
-from distill.config_corpus import Duplicates, NearConfig
 from distill.data.disk_cache import workers
 from distill.data.duplicates import (
     DOCUMENT_ID,
@@ -46,6 +45,7 @@ from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, Work, unit_stem
 from distill.data.sources import read
 from distill.progress import Progress
+from distill.settings.corpus import Duplicates, NearConfig
 
 FEW_BYTES = 16 << 20  # stored bytes up to which starting other processes costs more than it gains
 POLL = 1.0  # seconds between two looks at what other hosts have done

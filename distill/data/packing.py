@@ -13,7 +13,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from distill.config_corpus import Duplicates, NearConfig
 from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, dropped, write_digests
 from distill.data.heldout import HeldOut
@@ -26,6 +25,7 @@ from distill.data.sources import Shard, Source, read
 from distill.data.unread import Unread
 from distill.errors import SettingError
 from distill.files import atomic
+from distill.settings.corpus import Duplicates, NearConfig
 
 BLOCK = 16 << 10  # characters that are tokenized at once
 SENTENCES = 256  # likewise

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distill.config import CacheConfig, CorpusConfig, SourceConfig, TokensConfig
-from distill.config_corpus import Duplicates
 from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import described
@@ -37,6 +36,7 @@ from distill.data.sources import Source, find_source, no_prompts
 from distill.data.sources.prose import Prose
 from distill.data.unread import Unread
 from distill.errors import SettingError
+from distill.settings.corpus import Duplicates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -183,7 +183,7 @@ def prepare(
             f"corpus.heldout={settings.heldout}: no text is held out to evaluate on; set it to 0.02 or so"
         )
     if part == "all":  # an evaluation set, which stays as it was published
-        settings = replace(settings, heldout=0.0, duplicates=Duplicates.keep)
+        settings = settings.changed(heldout=0.0, duplicates=Duplicates.keep)
     packing = _packing(text, tokenizer, settings, rows)
     few = part != "all" and cache.tokens is None  # what is prepared on purpose is all of a text
     folder = _build_rows(text, packing, cache, text.rows if few else None)

@@ -16,8 +16,8 @@ from distill.profile.loader import LoaderClock
 from distill.profile.phases import PHASES, phases_on
 from distill.profile.record import RankProfile
 from distill.profile.sampler import Sampler
-from distill.profile.settings import ProfileConfig
 from distill.profile.trace import Trace
+from distill.settings.watch import ProfileConfig
 
 MOST_STEPS = 4096  # the newest ones stay, one by one; of all of them there are sums
 UNTYPICAL_STEPS = 3  # at the start: they compile, or touch their memory for the first time

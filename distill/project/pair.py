@@ -1,6 +1,5 @@
 """The models of a run without their weights: what its settings say that they are, on the device meta."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,7 +85,7 @@ def _student(config: Config, teacher: Any | None, kind: ModelKind) -> Any:
     length, vocabulary = config.corpus.tokens.sequence_length, _vocabulary(config, teacher, kind)
     with torch.device("meta"):
         # Weights that start from the words beside are as many as random ones.
-        plain: StudentConfig = replace(settings, start="random")
+        plain: StudentConfig = settings.changed(start="random")
         return make_student(plain, teacher, vocabulary, length, kind, mapped=True).eval()
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from transformers import AutoConfig
 
 from distill.checks.paths import looks_local, refuse_missing
-from distill.config_teacher import EMBEDDED
 from distill.errors import SettingError, first_line
 from distill.models.kind import ORDERED
 from distill.models.load import model_folder, refuse_own_class
 from distill.models.teacher import embedded_folder
 from distill.nearest import did_you_mean
 from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, use_of
+from distill.settings.teacher import EMBEDDED
 
 TASKS = {MASKED.task: "mlm", CAUSAL.task: "clm", SPANS.task: "spans", CLASSES.task: "classes"}
 SETTING = "model"  # what names a model on the command line

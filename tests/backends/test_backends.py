@@ -2,7 +2,7 @@
 
 import importlib.util
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def body(settings: BackendConfig) -> dict[str, Any]:
     backend = build(settings)
     results: dict[str, Any] = {"info": (backend.rank, backend.size, backend.local_rank, backend.local_size)}
     for sync in ("window", "every"):
-        backend.settings = replace(settings, sync=sync)
+        backend.settings = settings.changed(sync=sync)
         for batch_rows in (4, 2, 1):
             results[f"train/{sync}/{batch_rows}"] = train(backend, batch_rows)
     rank, mine = backend.rank, torch.full((2, 3), backend.rank + 1 / 3, dtype=torch.float64)
@@ -140,7 +140,7 @@ def body(settings: BackendConfig) -> dict[str, Any]:
         results["refused"] = str(error)
     bucket.SEGMENT = 40  # elements: the embedding's gradient and that of the layer are two segments now
     for sync in ("every", "window"):
-        backend.settings = replace(backend.settings, sync=sync)
+        backend.settings = backend.settings.changed(sync=sync)
         results[f"segments/{sync}"] = train(backend, 1)
     results["early"] = early(backend)
     model = make_model(0)
@@ -187,7 +187,7 @@ CASES = [
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, list[Any]]:
     size, settings = request.param
-    settings = replace(settings, device="cpu", threads=1)
+    settings = settings.changed(device="cpu", threads=1)
     if size == 1:
         return settings, [body(settings)]
     return settings, run_ranks(size, tmp_path_factory.mktemp("ranks"), body, settings)

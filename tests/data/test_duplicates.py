@@ -13,7 +13,6 @@ from tiny import changed, corpus_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config import CorpusConfig
-from distill.config_corpus import Duplicates, NearConfig
 from distill.data import first_pass, near_duplicates, tokens
 from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, dropped, merged, repeated, save, write_digests, write_dropped
@@ -23,6 +22,7 @@ from distill.data.shards import host
 from distill.data.shards.groups import Work
 from distill.data.sources import _files
 from distill.errors import SettingError
+from distill.settings.corpus import Duplicates, NearConfig
 
 TEXTS = [some_text(seed, 60) for seed in range(55)]
 

@@ -126,11 +126,11 @@ def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
         Part("\n", True, True),
         Part("<|user|>\n\n", False, True),
     )
-    settings.template, settings.target_role = "{{{role}}} {content}\\n", "user"
+    settings = settings.changed(template="{{{role}}} {content}\\n", target_role="user")
     first, _ = documents_of(settings)
     assert first.text.startswith("{user} Hi {role}\n{assistant} Hello\n")
     assert "".join(part.text for part in first.parts if part.counts) == "Hi {role}\n\n"
-    settings.target_role = "gpt"
+    settings = settings.changed(target_role="gpt")
     errors: list[str] = []
     source = find_source(settings, "corpus", CacheConfig())
     assert source is not None
@@ -220,8 +220,7 @@ class Undeclared(Riddles):
 def own(name: str, folder: Path) -> CorpusConfig:
     (folder / "riddles").write_text("the cat|an hat\nan hat|then\n")
     corpus = corpus_config(kind="text", heldout=0.0, sequence_length=32, workers=1, cache=str(folder))
-    corpus.source = Component("corpus", f"{__name__}.{name}", {"path": f"{folder}/riddles"})
-    return corpus
+    return corpus.changed(source=Component("corpus", f"{__name__}.{name}", {"path": f"{folder}/riddles"}))
 
 
 def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:

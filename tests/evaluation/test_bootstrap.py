@@ -169,7 +169,7 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
     data = EvaluationSet("small", "a small set", rows, 3)
     masks = make_masks(tokenizer, rows, share=0.3)
     backend = Single(BackendConfig(device="cpu"))
-    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(0.5, 8))
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=8))
     scoring = Scoring(masks, VOCAB, 4, backend, row_losses={})
     evaluator = Evaluator(settings, scoring, find_task("mlm").measures(scoring, settings, tokenizer), PrecisionConfig())
     kept = {}
@@ -198,9 +198,11 @@ def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:
     masks = make_masks(tokenizer, rows, share=0.3)
     scoring = Scoring(masks, VOCAB, 3, Single(BackendConfig(device="cpu")), row_losses={})
     evaluator = Evaluator(
-        EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(1.0, 8)),
+        EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(share=1.0, batch_size=8)),
         scoring,
-        find_task("mlm").measures(scoring, EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(1.0, 8)), tokenizer),
+        find_task("mlm").measures(
+            scoring, EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(share=1.0, batch_size=8)), tokenizer
+        ),
         PrecisionConfig(),
     )
     model = tiny.make_model("distilbert", 2)
