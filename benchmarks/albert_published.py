@@ -9,7 +9,7 @@ node changes nothing in this: a step exchanges the same bytes however many rows 
 from typing import NamedTuple
 
 from cluster import Network
-from cost_model import Model
+from cost_model.exchange import Model
 
 GBITS = 100.0  # of the link of a p3dn.24xlarge in each direction
 # Of one TCP connection between nodes of one placement group ("Amazon EC2 instance network bandwidth", EC2 User Guide).

@@ -10,9 +10,7 @@ from typing import Any
 from albert_host import Job
 from albert_published import PARAMETERS, cost_model
 from cluster import Cluster, Network
-from cost_model import Model
-
-from distill.project.exchange import BYTES
+from cost_model.exchange import BYTES, Model
 
 RINGS_OF_AUTO = 4  # the most that `backend.rings=auto` tries
 

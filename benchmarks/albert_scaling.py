@@ -36,9 +36,8 @@ from albert_published import (
 )
 from albert_runs import Measured, Plan, Variant
 from cluster import Network
+from cost_model.exchange import BYTES
 from machine import save, table, title
-
-from distill.project.exchange import BYTES
 
 # Of the second protocol: name, engine, rings, format on the wire.
 SIDE_BY_SIDE = [

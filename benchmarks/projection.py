@@ -1,7 +1,7 @@
-"""The projection of `python -m distill.project` against published hours and measured steps, and its tables.
+"""The cost model against published hours and measured steps, and its tables from 8 to 4,096 GPUs.
 
     python benchmarks/projection.py                  # published hours beside the projection; seconds
-    python benchmarks/projection.py --tables         # 8 to 4,096 GPUs
+    python benchmarks/projection.py --tables         # three runs on 8 to 4,096 GPUs
     python benchmarks/projection.py --measure        # steps of this machine that the fit has not seen; 5 minutes
     sudo python benchmarks/scaling.py                # exchanges that the fit has not seen, on emulated hosts
 
@@ -11,22 +11,30 @@ one pair of models on one core, and predicts other widths, lengths, rows and fam
 """
 
 import argparse
+import math
 import statistics
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import scaling
+import torch
+from cost_model.machines import MachineCases, load
+from cost_model.model_shape import ModelShape, shape_of
+from cost_model.run import HEAD, Projection, project, project_all, row
+from cost_model.workload import Frozen, Workload
 from machine import save, table, title
 from step_models import layer_operations
-
-from distill.project import machines
-from distill.project.__main__ import check_settings, parse, settings
-from distill.project.choose import GPUS, project_all
-from distill.project.run import Projection, project
-from distill.project.table import HEAD, memory_lines, row
-from distill.project.workload import Workload, workload_of
+from transformers import (
+    AlbertConfig,
+    AlbertForPreTraining,
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 # github.com/aws-samples/deep-learning-models, models/nlp/albert/README.md: ALBERT-base, 125,000 steps of 4,096 rows of
 # 512 tokens in mixed precision, by p3dn.24xlarge nodes.
@@ -57,25 +65,58 @@ class Check:
         return self.found.hours.usual / self.hours - 1
 
 
-def work_of(*arguments: str, tokens: float | None = None) -> Workload:
-    config = settings(parse(list(arguments)))
-    check_settings(config)
-    return workload_of(config, tokens)
+def model(make: Any, config: Any, length: int) -> ModelShape:
+    """The shape of a model, which needs no weights for that."""
+    with torch.device("meta"):
+        return shape_of(make(config).eval(), length)
 
 
 def albert() -> Workload:
-    """The published run by this package's own recipe, which sends gradients in bf16 beside a forward in fp16."""
-    formats = ("precision=fp16", "backend.compression=bf16")
-    return work_of("+recipe=albert_pretrain", "scale=aws", *formats, "train.rows_per_step=4096")
+    """The published run with this package's recipe, which sends gradients in bf16 beside a forward in fp16."""
+    sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30_000}
+    return Workload(
+        student=model(AlbertForPreTraining, AlbertConfig(**sizes), 512),
+        precision="fp16", length=512, positions=0.15 * 512, batch_size=32, rows_per_step=4096, steps=125_000,
+        wire="bf16", overlaps=False, optimizer="lamb",
+        evaluation_rows=3072, evaluation_copies=5.12,  # 1 % of the positions
+    )  # fmt: skip
+
+
+def distilbert() -> Workload:
+    """bert-base and its student of six layers: three epochs of 3 B tokens, of which a fiftieth is held out."""
+    teacher = Frozen(model(BertForMaskedLM, BertConfig(), 512), "bf16")
+    rows = 0.98 * 3e9 / 512
+    return Workload(
+        student=model(DistilBertForMaskedLM, DistilBertConfig(), 512), teachers=(teacher,), precision="bf16",
+        length=512, positions=512, batch_size=16, rows_per_step=8192, steps=3 * math.ceil(rows / 8192), save_every=100,
+        evaluations=4, evaluation_rows=3908, evaluation_copies=512,  # pseudo-perplexity of 2 M tokens
+    )  # fmt: skip
+
+
+def large_pair(sharded: bool) -> Workload:
+    """A teacher of 70 B parameters and a student of 1.5 B: steps of 8 M tokens, 10 B in all."""
+    shapes = []
+    for width, inner, layers, heads in ((8192, 28_672, 80, 64), (2048, 5632, 22, 32)):
+        config = LlamaConfig(
+            vocab_size=128_256, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=8,
+        )  # fmt: skip
+        shapes.append(model(LlamaForCausalLM, config, 2048))
+    rows = 0.98 * 10e9 / 2048
+    return Workload(
+        student=shapes[1], teachers=(Frozen(shapes[0], "bf16", micro_batches=4),), precision="bf16", length=2048,
+        positions=2048, batch_size=2, rows_per_step=4096, steps=math.ceil(rows / 4096), sharded=sharded, save_every=500,
+        evaluations=2, evaluation_rows=768,
+    )  # fmt: skip
 
 
 def albert_checks() -> list[Check]:
-    machine = machines.load()["p3dn.24xlarge"]
+    machine = load()["p3dn.24xlarge"]
     return [Check(f"{8 * n} V100", project(albert(), machine, n), hours) for n, hours in ALBERT_HOURS.items()]
 
 
 def t4_checks() -> list[Check]:
-    machine = machines.load()["g4dn.metal"]
+    machine = load()["g4dn.metal"]
     return [Check(f"{8 * n} T4 (taken to be)", project(albert(), machine, n), hours) for n, hours in T4_HOURS.items()]
 
 
@@ -119,49 +160,22 @@ def print_published() -> None:
     print(table(["case", "model", "published", "error"], rows))
 
 
-def large_pair(folder: Path, *more: str) -> Workload:
-    """A teacher of 70 B parameters and a student of 1.1 B, by their configurations: 8 M tokens a step, 10 B in all."""
-    from transformers import LlamaConfig
-
-    sizes = {"teacher": (8192, 28_672, 80, 64), "student": (2048, 5632, 22, 32)}
-    for name, (width, inner, layers, heads) in sizes.items():
-        LlamaConfig(
-            vocab_size=128_256, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-            num_attention_heads=heads, num_key_value_heads=8, max_position_embeddings=2048,
-            architectures=["LlamaForCausalLM"],
-        ).save_pretrained(folder / name)  # fmt: skip
-    pair = ["teacher=pretrained", f"teacher.path={folder / 'teacher'}", "student=pretrained"]
-    pair += [f"student.path={folder / 'student'}", "objective.cosine.weight=0", "precision=bf16"]
-    rows = ["corpus.sequence_length=2048", "corpus.rows=null", "train.batch_size=2", "train.rows_per_step=4096"]
-    rows += ["train.epochs=1", "teacher.micro_batches=4"]
-    return work_of("+recipe=distilgpt2_gutenberg", *pair, *rows, *more, tokens=10e9)
-
-
 def print_tables() -> None:
     """From 8 to 4,096 GPUs: the DistilBERT benchmark's pair, ALBERT's, and one that is larger than a GPU."""
-    from transformers import BertConfig
-
-    known = machines.load()
-    h100 = known["p5.48xlarge"]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(folder)
-        pair = ["+recipe=distilbert_gutenberg", "scale=paper", f"teacher.path={folder}", "precision=bf16"]
-        print("\nbert-base to DistilBERT, 3 epochs of 3 B tokens, steps of 8,192 rows; p5.48xlarge\n")
-        print_table(work_of(*pair, "backend=ddp", "train.rows_per_step=8192", tokens=3e9), h100)
-        print("\nALBERT-base, 125,000 steps of 4,096 rows of 512 tokens; p3dn.24xlarge\n")
-        print_table(albert(), known["p3dn.24xlarge"])
-        print("\nLlama, 70 B to 1.1 B, 10 B tokens, steps of 4,096 rows of 2,048, both models divided; p5.48xlarge\n")
-        print_table(large_pair(folder, "backend=fsdp"), h100)
-        found = project(large_pair(folder, "backend=ddp"), h100, 1)
-        print("\nThe same, not divided (backend=ddp)\n")
-        print("\n".join(memory_lines([found])))
+    machines = load()
+    h100 = machines["p5.48xlarge"]
+    print("\nbert-base to DistilBERT, 3 epochs of 3 B tokens, steps of 8,192 rows; p5.48xlarge\n")
+    print_table(distilbert(), h100)
+    print("\nALBERT-base, 125,000 steps of 4,096 rows of 512 tokens; p3dn.24xlarge\n")
+    print_table(albert(), machines["p3dn.24xlarge"])
+    print("\nLlama, 70 B to 1.5 B, 10 B tokens, steps of 4,096 rows of 2,048, both models sharded; p5.48xlarge\n")
+    print_table(large_pair(sharded=True), h100)
+    needs = project(large_pair(sharded=False), h100, 1).run.step.memory / 1e9
+    print(f"\nNot sharded, a GPU needs {needs:.0f} GB and has {h100.usual.memory / 1e9:.0f}.")
 
 
-def print_table(work: Workload, machine: machines.MachineCases) -> None:
-    found, _ = project_all(work, [machine], gpus=GPUS)
-    columns = [number for number, name in enumerate(HEAD) if name not in ("machine", "nodes")]
-    print(table([HEAD[n] for n in columns], [[row(each)[n] for n in columns] for each in found]))
+def print_table(work: Workload, machine: MachineCases) -> None:
+    print(table(HEAD, [row(projection, work) for projection in project_all(work, machine)]))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -170,7 +184,6 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     The matrix rate is that of `step.py`, measured in the same rounds. Which share of it a step reaches is fitted to the
     first shape alone.
     """
-    import torch
     from step import matrix_rate, serve, start, variants
     from step_models import SHAPES, Shape
 
@@ -219,16 +232,12 @@ def _fitted(cases: dict[str, Any], seconds: list[list[float]], rate: float) -> l
 
 def _operations(shape: Any, rows: str) -> float:
     """Of a micro-batch, counted as a projection counts them."""
-    import torch
     from step_models import make_student, make_teacher
-
-    from distill.project.model_shape import shape_of
 
     chosen = {"all": 1.0, "masked": 0.15, "targets": (shape.tokens - shape.documents) / shape.tokens}
     with torch.device("meta"):
         teacher, student = (
-            shape_of(make(shape, torch.device("meta")).eval(), shape.tokens, "model")
-            for make in (make_teacher, make_student)
+            shape_of(make(shape, torch.device("meta")).eval(), shape.tokens) for make in (make_teacher, make_student)
         )
     positions = chosen[rows] * shape.tokens
     return shape.rows * (teacher.operations(positions) + 3 * student.operations(positions))

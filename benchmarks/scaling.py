@@ -9,7 +9,7 @@ The model: a step of `k` micro-batches on N hosts takes
     k * compute + 2 (N - 1) * latency + 2 (N - 1) / N * bytes / bandwidth
 
 (a ring allreduce moves every byte twice, except the host's own share; Patarasuk and Yuan 2009). It is
-`cost_model.Model`, where `python -m distill.project` goes on from. `compute` is measured on one host, the
+`cost_model.exchange.Model`, where `projection.py` goes on from. `compute` is measured on one host, the
 bandwidth that one exchange reaches on two; the model then has to predict the larger ones.
 """
 
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cost_model import Model
+from cost_model.exchange import Model
 
 # The DistilBERT distributed-training benchmark, 8 GPUs a node, minutes of three epochs as published.
 PUBLISHED = {

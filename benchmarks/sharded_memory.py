@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from cluster import Cluster
+from cost_model.memory import KEPT, sharded_student_bytes, sharded_teacher_bytes
 from machine import save, table, title
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -39,7 +40,6 @@ from distill.models.identity import saved_digest
 from distill.models.kind import CAUSAL
 from distill.models.language_model import OutputSpec
 from distill.models.load import load_pretrained, load_tokenizer
-from distill.project.memory import KEPT, divided_student_bytes, divided_teacher_bytes
 from distill.setup import setup_teacher
 from distill.teacher.members import ONLY, Member
 
@@ -91,7 +91,7 @@ def teacher_bytes(shape: Shape, ranks: int, tokens: int, weight: int = 2) -> flo
         weight: bytes of a number, of weights and activations alike.
     """
     inside = tokens * (2 * shape.width + WIDEST * shape.inner)
-    return divided_teacher_bytes(shape.whole, shape.root, shape.block, inside, ranks, weight)
+    return sharded_teacher_bytes(shape.whole, shape.root, shape.block, inside, ranks, weight)
 
 
 def student_bytes(shape: Shape, ranks: int, tokens: int, every: bool) -> float:
@@ -101,7 +101,7 @@ def student_bytes(shape: Shape, ranks: int, tokens: int, every: bool) -> float:
         tokens: of one micro-batch on one GPU.
     """
     kept = KEPT * tokens * shape.blocks * shape.width
-    return divided_student_bytes(shape.whole, shape.root, shape.block, kept, ranks, every)
+    return sharded_student_bytes(shape.whole, shape.root, shape.block, kept, ranks, every)
 
 
 def make_teacher(folder: Path, shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""Looks at the command line before Hydra does: for values that name nothing, secrets, and code that is not trusted."""
+"""Looks at the command line before Hydra does: for values that name nothing, and secrets."""
 
 from pathlib import Path
 from typing import Any
@@ -9,19 +9,15 @@ from distill.errors import SettingError
 from distill.redaction import masked, secrets_in
 from distill.sweep.index import SweepIndex
 from distill.sweep.names import swept_overrides
-from distill.trust import OF_HYDRA
 
 # Where Hydra begins a run folder; of nothing it would make the folder that the user is in.
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 # What makes Hydra itself write settings, into files or the names of folders.
 WRITES = ("hydra.mode", "hydra.output_subdir", "override_dirname")
-BASIC_SWEEPER = OF_HYDRA[1]  # runs every value that is given
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # runs every value that is given
 SWEEP = "MULTIRUN"  # Hydra's mode of several runs
 # In an argument they make it possible that Hydra's mode is set, by the argument or by a recipe from elsewhere.
 SETS_MODE = ("hydra.mode", "searchpath", SWEEP)
-# Parts of Hydra's configuration that run and change nothing: folders, and facts about the run.
-HARMLESS = ("run", "sweep", "overrides", "runtime", "job")
-HARMLESS_OF_JOB = ("name", "override_dirname", "id", "num", "config_name", "config")
 MAIN_RECIPE = "distilbert_gutenberg"  # of a command line that names none
 # Either of them says what the run is, and so does a configuration of the user's own, which need not know that recipe.
 SAYS_WHAT = ("recipe", "scale")
@@ -47,12 +43,11 @@ def checked(arguments: list[str]) -> list[str]:
     """The command line with its recipe, see `with_recipe`, after every look at it that comes before Hydra's.
 
     Raises:
-        SettingError: a value that names nothing, a secret that would be written, or code that is not trusted.
+        SettingError: a value that names nothing, or a secret that would be written.
     """
     arguments = with_recipe(arguments)
     check_overrides(arguments)
     check_secrets(arguments)
-    check_trust(arguments)
     return arguments
 
 
@@ -147,49 +142,6 @@ def check_secrets(arguments: list[str]) -> None:
         )
 
 
-def check_trust(arguments: list[str]) -> None:
-    """Look at what Hydra itself would run or set, such as callbacks and variables, where `trust.targets` is given.
-
-    Raises:
-        SettingError: anything but the command line changes that, or names code there that is not allowed.
-    """
-    flags = _flags(arguments)
-    if flags.config_dir is None and not any("trust" in each or "searchpath" in each for each in arguments):
-        return  # the packaged recipes say nothing of trust
-    from omegaconf import OmegaConf
-
-    from distill.trust import refuse_targets
-
-    sweeps = [each.key_or_group for each in _parsed(arguments) if each.is_sweep_override()]
-    if any(name.startswith("trust") for name in sweeps):
-        raise SettingError("trust.targets: give one list, and no sweep over several")
-    composed = compose_settings(arguments, hydra=True)
-    if (allowed := OmegaConf.select(composed, "trust.targets")) is None:
-        return
-    for option, value in [
-        ("--config-name", flags.config_name),
-        ("--config-path", flags.config_path),
-        ("--experimental-rerun", flags.experimental_rerun),
-    ]:
-        if value is not None:
-            raise SettingError(f"{option} {value}: it cannot be looked at as trust.targets demands; leave it out")
-    if composed.get("chain") is not None:
-        raise SettingError("trust.targets: a chain starts commands of its own, which that does not reach; leave it out")
-    for name in sweeps:
-        if "." not in name and not isinstance(composed.get(name), int | float):
-            raise SettingError(
-                f"{name}: a sweep over files cannot be looked at as trust.targets demands; start the runs one by one"
-            )
-    before, now = _working_parts(compose_settings(arguments, hydra=True, recipes=False)), _working_parts(composed)
-    for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            raise SettingError(
-                f"{name} is set by a recipe or another file, which trust.targets={list(allowed)} does not let them: "
-                "give it on the command line if you trust it"
-            )
-        refuse_targets(now.get(name), list(allowed), name)
-
-
 def check_search(arguments: list[str]) -> None:
     """Look at what a search would be for, before its first run.
 
@@ -259,24 +211,6 @@ def _may_sweep(arguments: list[str]) -> bool:
     return SWEEP in str(compose_settings(arguments, hydra=True).hydra.get("mode"))
 
 
-def _working_parts(composed: Any) -> dict[str, Any]:
-    """What Hydra runs, or sets for the run, by its name; what it refers to is put in its place where that is there."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    hydra = composed.hydra
-    names = [name for name in hydra if name not in HARMLESS]
-    names += [f"job.{name}" for name in hydra.job if name not in HARMLESS_OF_JOB]
-    found = {}
-    for name in names:
-        try:
-            part = OmegaConf.select(hydra, name)
-            found[f"hydra.{name}"] = OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
-        except OmegaConfBaseException as error:
-            found[f"hydra.{name}"] = str(error)
-    return found
-
-
 def _flags(arguments: list[str]) -> Any:
     """Hydra's own options, as it reads them itself, and `overrides`."""
     from hydra._internal.utils import get_args_parser
@@ -313,12 +247,11 @@ def _values(override: Any) -> Any:
         return None
 
 
-def compose_settings(arguments: list[str], hydra: bool = False, recipes: bool = True) -> Any:
+def compose_settings(arguments: list[str], hydra: bool = False) -> Any:
     """The configuration that these arguments make; of a sweep what its jobs have in common.
 
     Args:
         hydra: with Hydra's own part.
-        recipes: with all that the command line names; else with what it says of Hydra alone.
     """
     from hydra import compose, initialize_config_dir
 
@@ -326,7 +259,7 @@ def compose_settings(arguments: list[str], hydra: bool = False, recipes: bool = 
     for override in _parsed(arguments):
         if override.key_or_group == "hydra.searchpath":
             path += override.value()
-        elif not override.is_sweep_override() and (recipes or override.key_or_group.startswith(("hydra.", "hydra/"))):
+        elif not override.is_sweep_override():
             overrides.append(override.input_line)
     if flags.config_dir is not None:
         path.insert(0, f"file://{Path(flags.config_dir).absolute()}")

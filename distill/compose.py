@@ -36,7 +36,6 @@ from distill.config import (
     TeacherConfig,
     TermConfig,
     TokensConfig,
-    TrustConfig,
 )
 from distill.errors import SettingError
 from distill.meant_overrides import REPLACED, apply_overrides
@@ -46,7 +45,6 @@ from distill.ramp import Ramp
 from distill.redaction import masked
 from distill.settings.errors import parse
 from distill.settings.model import Settings
-from distill.trust import refuse_collective, refuse_remote_code, refuse_targets
 from distill.unknown import explain
 
 NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
@@ -126,12 +124,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         raise SettingError(explain(error)) from error
     assert isinstance(container, dict)
     given = {str(name): value for name, value in container.items()}
-    trust = parse(TrustConfig, group_of("trust", given.get("trust")), "trust")
     shown = masked(given)
-    if trust.targets is not None:
-        refuse_targets(given, trust.targets)
-        refuse_remote_code(given, overrides or [])
-        refuse_collective(given, trust.targets, overrides or [])
     names = [name for name in Config.model_fields if name != "given"]
     for name in given:
         if name not in names:

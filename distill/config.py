@@ -13,7 +13,6 @@ from distill.settings.backend import BackendConfig as BackendConfig
 from distill.settings.backend import PrecisionConfig as PrecisionConfig
 from distill.settings.chain import ChainConfig as ChainConfig
 from distill.settings.chain import StageConfig as StageConfig
-from distill.settings.chain import TrustConfig as TrustConfig
 from distill.settings.corpus import CacheConfig as CacheConfig
 from distill.settings.corpus import CorpusConfig as CorpusConfig
 from distill.settings.corpus import CorpusFlags as CorpusFlags
@@ -69,7 +68,6 @@ class Config(Settings):
     tracker: TrackerConfig = setting(None, "Where metrics go besides metrics.jsonl.", factory=TrackerConfig)
     profile: ProfileConfig = setting(None, "What is recorded about where the time goes.", factory=ProfileConfig)
     report: ReportConfig = setting(None, "How the report is written.", factory=ReportConfig)
-    trust: TrustConfig = setting(None, "Whose code may run.", factory=TrustConfig)
     scale: str = setting("custom", "The size of the job, as banner and report call it.")
     seed: int = setting(0, "Seed of everything that is drawn.", ge=0, le=SEEDS)
     resume: str = setting("auto", "auto, strict, never, or a checkpoint folder to begin from.")

@@ -21,7 +21,6 @@ RESUME_IGNORES = (
     "tracker",
     "profile",
     "report",
-    "trust",
     "scale",
     "resume",
     "optimize",

@@ -6,6 +6,11 @@ from typing import Any
 
 from distill.nearest import did_you_mean
 
+# Settings that an earlier release had, and what to do without them.
+REMOVED = {
+    "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
+    "the losses over the vocabulary chunk by chunk",
+}
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
 
 
@@ -52,6 +57,8 @@ def _no_such_setting(key: str, parent: Any) -> str:
     Args:
         parent: the node of OmegaConf that has no such key.
     """
+    if key in REMOVED:
+        return f"{key} is not a setting any more: {REMOVED[key]}"
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
     nearest = did_you_mean(name, _names(parent), before)

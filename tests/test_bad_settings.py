@@ -76,6 +76,7 @@ student.num_layers=0
 student=layers ;; student.num_layers=0
 student.tokenizer=/no/such
 student.start=neighbors
+student.start=fitted -> choose
 student.start=neighbours ;; student.frozen=[] -> student.start
 student.frozen=[head]
 student.frozen=[1.5]
@@ -96,6 +97,7 @@ backend.processes=0
 backend.processes=100000
 backend.name=dpp
 backend.rings=foo
+backend.vocabulary_parallel=2 -> backend.vocabulary_parallel is not a setting any more: leave it out
 backend.rings=0
 backend.rings=100000
 backend.sync=foo

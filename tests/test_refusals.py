@@ -125,3 +125,7 @@ def test_full_folder_and_changed_settings_and_damage(
     assert metrics(folder) == before
     (newest / "model.safetensors").write_bytes(whole)
     assert shelf.run(folder, "train.steps=4") == 0
+
+
+def test_a_folder_of_recipes_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    refused(capfd, distill("--config-dir", str(tmp_path / "no"), "+recipe=mine"), "--config-dir", "no such folder")

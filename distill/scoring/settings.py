@@ -18,7 +18,7 @@ from distill.tasks import find_task
 
 OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans", "classes": "classes"}
 # The groups of settings that scoring reads; of the rest none would change anything.
-READ = ("corpus", "evaluate", "precision", "teacher", "backend", "trust", "recipe", "scale")
+READ = ("corpus", "evaluate", "precision", "teacher", "backend", "recipe", "scale")
 TASK = ("objective", "objective.task")
 OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
 TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
@@ -105,12 +105,11 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
         precision = {**(settings.get("precision") or {}), **formats_of_run(first.run)}
         kept["precision"] = {name: precision[name] for name in ("evaluate", "kernels") if name in precision}
     for name, code in _code_in(kept, ""):
-        if not any(each.startswith("trust.targets") for each in names):
-            raise SettingError(
-                f"model={first.name}: the settings of its run name code ({name}={code}): if you trust it, allow it as "
-                f"trust.targets=[{str(code).partition('.')[0]}], or choose other options of the groups corpus and "
-                "evaluate"
-            )
+        raise SettingError(
+            f"model={first.name}: the settings of its run name code ({name}={code}), which is not run because a run "
+            "folder asks for it: choose other options of the groups corpus and evaluate, such as evaluate=local, and "
+            f"give {name}={code} yourself if you trust it"
+        )
     return kept
 
 

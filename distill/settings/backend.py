@@ -39,7 +39,6 @@ class BackendConfig(Settings):
     )
     shard_student: bool | None = setting(None, "Divide the student's weights between the ranks of fsdp; null does.")
     shard_teacher: bool | None = setting(None, "Divide the teacher's weights between the ranks of fsdp; null does.")
-    vocabulary_parallel: int = setting(1, "Ranks that share the output embeddings of both models.")
     offload_teacher: bool = setting(
         False, "Keep the parts of a divided teacher in the memory of the host, not of the GPU."
     )

@@ -1,4 +1,4 @@
-"""The settings of a chain of jobs, and of whose code a recipe may run."""
+"""The settings of a chain of jobs."""
 
 from typing import Annotated
 
@@ -28,11 +28,3 @@ class ChainConfig(Settings):
     stages: dict[str, StageConfig] = setting(None, "Stages by name, in their order.", factory=dict)
     table: dict[str, list[str]] = setting(None, "Stages by the name of the model that they score.", factory=dict)
     anchors: list[str] = setting(None, "Lines below the table, such as published scores.", factory=list)
-
-
-class TrustConfig(Settings):
-    """Whose code may run. A recipe names code by `_target_` alone; a line of the command comes after every recipe."""
-
-    targets: list[str] | None = setting(
-        None, "Import paths of packages, modules or callables that recipes may name; null is any."
-    )

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -60,10 +61,11 @@ def _place(model: Any, location: tuple[int | str, ...], name: str) -> Place:
     """Follow a location into a model. Numbers of list entries and tags of unions are no part of a setting's name."""
     owner, field, holder = model, None, model
     for part in location:
+        if part in (members := _members(owner)):
+            owner = members[str(part)]
+            continue
         models = list(models_of(owner))
-        if len(models) > 1:  # the tag of one of them
-            owner = next((each for each in models if part in _tags(each)), owner)
-        elif models and part in models[0].model_fields:
+        if models and part in models[0].model_fields:
             holder, field = models[0], models[0].model_fields[str(part)]
             name, owner = f"{name}.{part}".lstrip("."), field.annotation
         elif models or get_origin(owner) is dict:
@@ -81,11 +83,15 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from models_of(inner)
 
 
-def _tags(model: type[BaseModel]) -> set[str]:
-    """What pydantic may call a member of a union in a location."""
-    kind = model.model_fields.get("kind")
-    kinds = get_args(kind.annotation) if kind is not None and get_origin(kind.annotation) is Literal else ()
-    return {model.__name__, *kinds}
+def _members(annotation: Any) -> dict[str, Any]:
+    """The members of a union by what pydantic calls them in a location."""
+    found: dict[str, Any] = {}
+    for member in get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else ():
+        found |= {each.tag: member for each in getattr(member, "__metadata__", ()) if isinstance(each, Tag)}
+        kind = getattr(member, "model_fields", {}).get("kind")
+        found |= dict.fromkeys(get_args(kind.annotation) if kind is not None else (), member)
+        found |= _members(member)
+    return found
 
 
 def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:

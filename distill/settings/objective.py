@@ -1,8 +1,8 @@
 """The settings of the objective: its terms, their weights and temperatures, and how positions are masked."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
 from distill.component import Component
@@ -25,9 +25,16 @@ class Between:
         return value
 
 
-Weight = Annotated[float | Ramp, AfterValidator(Between(0, 1e6))]
-RampedTemperature = Annotated[Ramp, AfterValidator(Between(0.01, 1000))]
-Temperature = Annotated[float | Ramp, AfterValidator(Between(0.01, 1000))]
+def _form(value: Any) -> str:
+    return "schedule" if isinstance(value, dict | Ramp) else "number"
+
+
+Number = Annotated[
+    Annotated[float, Tag("number")] | Annotated[Ramp, Tag("schedule")],
+    Discriminator(_form),
+]
+Weight = Annotated[Number, AfterValidator(Between(0, 1e6))]
+Temperature = Annotated[Number, AfterValidator(Between(0.01, 1000))]
 
 
 class MaskingConfig(Settings):
@@ -56,7 +63,9 @@ class TermConfig(Settings):
 
     weight: Weight = setting(1.0, "Weight in the total; it may follow a schedule {start: NUMBER, end: NUMBER}.")
     make: Component = setting(..., "The class of the term, with its settings.")
-    temperature: RampedTemperature | None = setting(None, "The schedule of a temperature of its own.")
+    temperature: Annotated[Ramp, AfterValidator(Between(0.01, 1000))] | None = setting(
+        None, "The schedule of a temperature of its own."
+    )
 
 
 class ObjectiveFlags(Settings):

@@ -18,7 +18,6 @@ class StudentConfig(Settings):
     layers: Any = setting(None, "Teacher layers to start from: auto, their numbers, or a rule.")
     num_layers: int | None = setting(None, "Layers that a rule takes; null is half of the teacher's.", ge=1, le=10_000)
     config: dict[str, Any] = setting(None, "Fields of the transformers configuration.", factory=dict)
-    # With dropout=0 what is then the teacher's own, from the embeddings up, is computed once for both.
     frozen: list[Any] = setting(
         None, "Parts that keep the weights they start with: embeddings, and layers by number, from 0.", factory=list
     )
@@ -29,9 +28,9 @@ class StudentConfig(Settings):
     tokenizer: str | None = setting(
         None, "Folder of a tokenizer or its name on the Hub, or corpus (trained on it); null is the teacher's."
     )
-    # Neighbours: heads that look at the words beside, of kind=config. Fitted: the last layer fitted to the teacher's
-    # last state in closed form, of kind=layers.
-    start: Literal["random", "neighbours", "fitted"] = setting("random", "What a new student begins with.")
+    start: Literal["random", "neighbours"] = setting(
+        "random", "What a student of kind=config begins with: random weights, or heads that look at the words beside."
+    )
     path: str | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
     custom: Component | None = setting(None, "The callable of kind=custom.")

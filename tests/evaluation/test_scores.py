@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from tiny import MASK, PAD, SPECIAL, VOCAB, corpus_config, make_evaluator, make_model, make_rows
+from tiny import MASK, PAD, SPECIAL, VOCAB, change, corpus_config, make_evaluator, make_model, make_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics.text import Perplexity

@@ -202,14 +202,15 @@ def test_code_beside_a_model_is_never_asked_for(tmp_path: Path, monkeypatch: pyt
     assert not questions
 
 
-def test_a_run_whose_settings_name_code_is_not_trusted(done: Path, tmp_path: Path) -> None:
+def test_code_that_the_settings_of_a_run_name_is_not_run(done: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(done / "student", run / "student")
     config = (done / "config.yaml").read_text()
     assert "measures: {}" in config
     own = "measures:\n    mine:\n      _target_: os.getcwd"
     (run / "config.yaml").write_text(config.replace("measures: {}", own))
-    assert "trust.targets=[os]" in refused([str(run)])
+    message = refused([str(run)])
+    assert "name code (evaluate.measures.mine._target_=os.getcwd)" in message and "evaluate=local" in message
 
 
 def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from naive import attention_of, targets_of
-from tiny import VOCAB, make_masks, make_model, make_objective, make_rows, objective_config
+from tiny import VOCAB, change, make_masks, make_model, make_objective, make_rows, objective_config
 
 from distill import config as conf
 from distill.backends.single import Single

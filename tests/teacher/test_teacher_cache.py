@@ -13,7 +13,7 @@ import pytest
 import torch
 from job import Shelf, assert_same, command, metrics, results
 from naive import attention_of, kl
-from tiny import LENGTH, PAD, VOCAB, make_masks, make_model, make_objective, make_rows, objective_config
+from tiny import LENGTH, PAD, VOCAB, change, make_masks, make_model, make_objective, make_rows, objective_config
 
 from distill import config as conf
 from distill.backends.single import Single
@@ -229,10 +229,10 @@ CHANGES: dict[str, Callable[[Desk], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_its_content_makes_another(desk: Desk, change: str) -> None:
+@pytest.mark.parametrize("changes", CHANGES)
+def test_what_changes_its_content_makes_another(desk: Desk, changes: str) -> None:
     before = desk.find()
-    CHANGES[change](desk)
+    CHANGES[changes](desk)
     assert desk.find().folder != before.folder
 
 

@@ -11,35 +11,48 @@ after each other, at the same bandwidth.
 import math
 from dataclasses import dataclass
 
-BYTES = {"none": 4, "bf16": 2, "fp16": 2}  # of a gradient on the wire, by `backend.compression`
+BYTES = {"fp32": 4, "none": 4, "bf16": 2, "fp16": 2}  # of a gradient on the wire; none: not compressed
+
+
+@dataclass(frozen=True)
+class Model:
+    """A step on N hosts: seconds (or any unit of time) of compute per micro-batch, and of a ring exchange.
+
+    `transfer` is the time of an exchange between infinitely many: 2 * bytes / bandwidth.
+    """
+
+    compute: float
+    latency: float
+    transfer: float
+
+    def exchange(self, size: int) -> float:
+        return 2 * (size - 1) * self.latency + (size - 1) / size * self.transfer
+
+    def step(self, size: int, accumulate: int) -> float:
+        return accumulate * self.compute + self.exchange(size)
+
+    def efficiency(self, size: int, accumulate: int) -> float:
+        """T(N) / (N T(1)) when every host does the same work per step."""
+        return self.step(1, accumulate) / self.step(size, accumulate)
 
 
 @dataclass(frozen=True)
 class Link:
-    """What connects GPUs of a node, or nodes: bytes a second in each direction, and seconds of a message on its way.
-
-    `flow` bounds the bytes a second of a single connection, as some clouds do; None: a connection has the whole link.
-    """
+    """What connects GPUs of a node, or nodes: bytes a second in each direction, and seconds of a message on its way."""
 
     rate: float
     latency: float
-    flow: float | None = None
-
-    def reached(self, rings: int) -> float:
-        """Bytes a second of an exchange over so many connections."""
-        return self.rate if self.flow is None else min(self.rate, self.flow * rings)
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """The GPUs that exchange: so many nodes of so many each, the links in and between nodes, and the rings."""
+    """The GPUs that exchange: so many nodes of so many each, and the links in and between nodes."""
 
     nodes: int
     gpus: int  # of a node
     inside: Link
     between: Link
     trees: bool = False  # between nodes, as NCCL has them
-    rings: int = 1
 
     @property
     def size(self) -> int:
@@ -48,8 +61,8 @@ class Fabric:
     @property
     def rate(self) -> float:
         """Bytes a second of the slowest link that a ring passes."""
-        rates = [self.inside.reached(self.rings)] * (self.gpus > 1)
-        rates += [self.between.reached(self.rings)] * (self.nodes > 1)
+        rates = [self.inside.rate] * (self.gpus > 1)
+        rates += [self.between.rate] * (self.nodes > 1)
         return min(rates, default=math.inf)
 
     @property

@@ -14,7 +14,6 @@ from distill.models.protocol import depth_of
 class ModelShape:
     """A model as the cost of a step sees it."""
 
-    name: str
     parameters: int  # tied ones once
     in_blocks: int  # of these, in the blocks; the rest stands outside: embeddings, head, last norm
     largest_block: int
@@ -22,7 +21,6 @@ class ModelShape:
     layers: int  # calls of a block in a forward
     width: int
     inner: int  # width of a block's feed-forward layer
-    heads: int
     vocabulary: int  # 0: no head over one
     encoder_operations: float  # of a forward of one row, without the head over the vocabulary
     head_operations: float  # of one position that reaches that head
@@ -41,7 +39,7 @@ class ModelShape:
         return self.encoder_operations + positions * self.head_operations
 
 
-def shape_of(model: Any, length: int, name: str) -> ModelShape:
+def shape_of(model: Any, length: int) -> ModelShape:
     """The sizes of a model, and the matrix operations of its forward of a row of `length` tokens.
 
     Two for each weight of a linear layer and token, as often as the layer is called, and 4 A for each pair of
@@ -60,7 +58,6 @@ def shape_of(model: Any, length: int, name: str) -> ModelShape:
     per_token = encoder + in_blocks * (layers / len(blocks) - 1 if blocks else 0)
     transform = _linear_weights(model) - encoder - (0 if head is None else head.weight.numel())
     return ModelShape(
-        name=name,
         parameters=sum(each.numel() for each in model.parameters()),
         in_blocks=sum(map(_parameters, blocks)),
         largest_block=max(map(_parameters, blocks), default=0),
@@ -68,7 +65,6 @@ def shape_of(model: Any, length: int, name: str) -> ModelShape:
         layers=layers,
         width=width,
         inner=int(getattr(config, "intermediate_size", None) or 4 * width),
-        heads=heads,
         vocabulary=0 if head is None else head.weight.shape[0],
         encoder_operations=length * (2.0 * per_token + 4.0 * length * attention * layers),
         head_operations=0.0 if head is None else 2.0 * (transform + head.weight.numel()),
