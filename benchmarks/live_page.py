@@ -17,8 +17,8 @@ from machine import save, table, title
 
 from distill import job
 from distill.__main__ import main as distill
+from distill.config.watch import ReportConfig
 from distill.report.live_run import RunPage
-from distill.settings.watch import ReportConfig
 
 
 class InTurns(RunPage):

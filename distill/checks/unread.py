@@ -1,7 +1,7 @@
 """Refuses settings that the chosen kind of teacher or student would not read."""
 
-from distill.config import Config
-from distill.errors import SettingError
+from distill.config.settings import Config
+from distill.runtime.errors import SettingError
 
 FROM_TEACHER = ("layers", "pretrained", "custom")  # kinds of student that may be given numbers of layers
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import nn
 
-from distill.errors import SettingError
 from distill.models.language_model import block_list
 from distill.models.protocol import depth_of
+from distill.runtime.errors import SettingError
 
 EMBEDDINGS = "embeddings"
 

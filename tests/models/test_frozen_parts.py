@@ -9,8 +9,8 @@ from job import Shelf, weights
 from safetensors.torch import load_file
 from tiny import make_model
 
-from distill.errors import SettingError
 from distill.models.frozen import freeze
+from distill.runtime.errors import SettingError
 
 SAME = ["student.layers=[0,1]", "student.dropout=0"]
 

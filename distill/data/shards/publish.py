@@ -13,13 +13,13 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from distill.config.corpus import Duplicates
 from distill.data.duplicates import merged, publish_array, records_name
 from distill.data.packing import COUNTS, PARTS, Packing
 from distill.data.row_format import IDS
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, Layout
 from distill.data.shards.token_counts import write_counts
-from distill.settings.corpus import Duplicates
 
 BLOCK_BYTES = 16 << 20  # of rows that are not compressed
 LEVEL = 3  # of zstd

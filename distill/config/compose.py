@@ -1,0 +1,333 @@
+"""Turns Hydra's configuration into `distill.config.settings.Config`; beside it only what reads the command line knows Hydra.
+
+Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
+read settings start quickly.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
+from distill.config.errors import parse
+from distill.config.meant_overrides import REPLACED, apply_overrides
+from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
+from distill.config.model import Settings
+from distill.config.ramp import Ramp
+from distill.config.settings import (
+    RECIPES,
+    CacheConfig,
+    ChainConfig,
+    Config,
+    CorpusConfig,
+    CorpusFlags,
+    EvaluateConfig,
+    MemberConfig,
+    ObjectiveConfig,
+    ObjectiveFlags,
+    OptimizerConfig,
+    OptimizerFlags,
+    SetConfig,
+    SourceConfig,
+    StudentConfig,
+    TeacherConfig,
+    TermConfig,
+    TokensConfig,
+)
+from distill.config.unknown import explain
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
+from distill.runtime.redaction import masked
+
+NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
+GROUP = Settings | Component  # what a setting that is a group of settings becomes
+NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
+
+Frozen = TypeVar("Frozen", TeacherConfig, MemberConfig)
+
+
+def register() -> None:
+    """Make the schema and the recipes known to Hydra.
+
+    Hydra finds a group by the name of its folder, so `recipes/x.yaml` can be `recipe/x` only through the ConfigStore.
+    """
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    # Hydra copies its sources once for every group, and this store with them. All that it gives is a copy already; with
+    # the store itself uncopied, `--help` takes half the time.
+    ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
+    store = ConfigStore.instance()
+    store.store(name="schema", node=_schema())
+    for file in sorted(RECIPES.glob("*.yaml")):
+        store.store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
+
+
+def add_recipe(name: str, settings: dict[str, Any]) -> None:
+    """Make these settings, nested by the names of the command line, known to this process as `+recipe=name`."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    ConfigStore.instance().store(group="recipe", name=name, node=OmegaConf.create(settings), package="_global_")
+
+
+def _schema() -> Any:
+    """The defaults of every setting, by the names of the command line."""
+    from omegaconf import OmegaConf
+
+    schema = plain(Config().changed(given={}))
+    del schema["given"]
+    # null: the source's own default, which may be that of a user's own class.
+    corpus = schema["corpus"]
+    schema["corpus"] = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
+    schema["corpus"] |= corpus.pop("tokens") | corpus.pop("cache")
+    schema["corpus"] |= {name: value for name, value in corpus.items() if name not in ("source", "weights")}
+    for name in ("student", "teacher"):
+        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "custom")}
+    del schema["objective"]["terms"], schema["optimizer"]["make"]
+    schema["schedule"] = {}
+    created = OmegaConf.create(schema)
+    for name in NAMED:  # names of the user's, or fields that transformers refuses itself
+        OmegaConf.set_struct(OmegaConf.select(created, name), False)
+    return created
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """A section as a dict that anything can be merged into."""
+    return settings.model_dump(mode="json", fallback=str)
+
+
+def build(composed: Any, overrides: list[str] | None = None) -> Config:
+    """Hydra's DictConfig -> typed settings.
+
+    Args:
+        overrides: those of the command line; `composed` is changed in place by those that replace a whole dict.
+
+    Raises:
+        SettingError: a key that no part of Distill reads, a value of the wrong type, or one that was left open.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    apply_overrides(composed, overrides or [])
+    try:
+        container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SettingError(explain(error)) from error
+    assert isinstance(container, dict)
+    given = {str(name): value for name, value in container.items()}
+    shown = masked(given)
+    names = [name for name in Config.model_fields if name != "given"]
+    for name in given:
+        if name not in names:
+            raise SettingError(
+                f"{name} is no setting of Distill{did_you_mean(name, [*names, 'recipe'])}: a recipe is +recipe=NAME, "
+                "and --cfg job shows the rest"
+            )
+    groups = {name: group_of(name, given.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
+    made = {name: GROUPS[name](group) for name, group in groups.items() if name in GROUPS}
+    return parse(Config, given | groups | made | {"given": shown}, "")
+
+
+def group_of(name: str, given: Any) -> dict[str, Any]:
+    """The settings of a group. Raises SettingError where one value stands in place of them."""
+    if not isinstance(given, dict):
+        raise SettingError(f"{name}={written(given)}: {name} is a group of settings, give {name}.NAME=VALUE")
+    return {str(key): value for key, value in given.items()}
+
+
+def written(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return "null" if value is None else str(value)
+
+
+def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
+    """The chain that a recipe names; None where it names one job.
+
+    Raises:
+        SettingError: settings besides those of the chain, which no stage would read.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if composed.get("chain") is None:
+        return None
+    own = ("chain.", "recipe", "hydra.")
+    if others := [each for each in overrides if not each.lstrip("+~").startswith(own)]:
+        raise SettingError(
+            f"{others[0]}: this recipe is a chain, whose stages have settings of their own: give chain.given.NAME, or "
+            "write it into chain.stages.NAME.settings"
+        )
+    try:
+        given = OmegaConf.to_container(composed["chain"], resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SettingError(explain(error)) from error
+    assert isinstance(given, dict)
+    return parse(ChainConfig, {str(name): value for name, value in given.items() if name != "given"}, "chain")
+
+
+def _take(given: dict[str, Any], cls: type[Settings]) -> dict[str, Any]:
+    """Remove the keys that are fields of `cls` from `given`, and give them with their values."""
+    return {name: given.pop(name) for name in cls.model_fields if name in given}
+
+
+def corpus_config(given: dict[str, Any]) -> CorpusConfig:
+    """The group `corpus` as it is written on the command line: settings of the source, of its tokens and its caches."""
+    given = dict(given)
+    tokens = parse(TokensConfig, _take(given, TokensConfig), "corpus")
+    cache = parse(CacheConfig, _take(given, CacheConfig), "corpus")
+    flags = parse(CorpusFlags, _take(given, CorpusFlags), "corpus")
+    parts = {"tokens": tokens, "cache": cache, **dict(flags)}
+    sources = given.pop("sources", None) or {}
+    if given.get("kind") == MIXTURE:
+        mixed, weights = mixture(sources, given, _source)
+        return CorpusConfig(source=SourceConfig(kind=MIXTURE), sources=mixed, weights=weights, **parts)
+    if sources:
+        raise SettingError(f"corpus.sources is for a mixture, and corpus.kind={given.get('kind')}: set corpus=mixture")
+    return CorpusConfig(source=_source("corpus", given), **parts)
+
+
+def _source(setting: str, given: Any) -> SourceConfig | Component:
+    if not isinstance(given, dict):
+        raise SettingError(f"{setting}={written(given)} is no source of text: write {{kind: text, path: FILE}}")
+    if given.get("_target_") is not None:
+        return component(setting, given, SOURCES, optional=tuple(SourceConfig.model_fields))
+    kind = str(given.get("kind"))
+    if kind in kinds(TABLES):
+        arguments = {name: value for name, value in given.items() if value is not None}
+        return component(setting, arguments, TABLES)
+    if kind != HELDOUT and kind not in (known := [*kinds(SOURCES), *kinds(TABLES)]):
+        raise SettingError(
+            f"{setting}.kind={kind} is not known{did_you_mean(kind, known)}: choose one of {', '.join(known)}, or name "
+            f"a class of your own as {setting}._target_"
+        )
+    return parse(SourceConfig, {name: value for name, value in given.items() if value is not None}, setting)
+
+
+def student_config(given: dict[str, Any]) -> StudentConfig:
+    """The group `student`: built-in settings, or those of the callable that `_target_` names."""
+    if given.get("_target_") is None:
+        return parse(StudentConfig, given, "student")
+    # A scale may set the dropout, say, of any student.
+    optional = tuple(name for name in StudentConfig.model_fields if name != "tokenizer")
+    arguments = {name: value for name, value in given.items() if name != "tokenizer"}  # a callable gets it loaded
+    made = component("student", arguments, "", optional=optional)
+    settings = {"kind": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
+    return parse(StudentConfig, settings, "student")
+
+
+def teacher_config(given: dict[str, Any]) -> TeacherConfig:
+    """The group `teacher`: built-in settings, or those and further ones of the callable that `_target_` names."""
+    members = group_of("teacher.members", given.get("members", {}))
+    made = {name: _member(name, member) for name, member in members.items()}
+    return _frozen_model(TeacherConfig, given | {"members": made}, "teacher")
+
+
+def _member(name: str, given: Any) -> MemberConfig:
+    if not isinstance(given, dict):
+        raise SettingError(f"teacher.members.{name}={written(given)} is no teacher: write {{path: {written(given)}}}")
+    return _frozen_model(MemberConfig, given, f"teacher.members.{name}")
+
+
+def _frozen_model(cls: type[Frozen], given: dict[str, Any], setting: str) -> Frozen:
+    """The only teacher or one of several."""
+    if given.get("_target_") is None:
+        return parse(cls, given, setting)
+    shared = {name: value for name, value in given.items() if name in cls.model_fields}
+    made = component(setting, given, "", optional=tuple(cls.model_fields))
+    return parse(cls, shared | {"kind": "custom", "custom": made}, setting)
+
+
+def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
+    """The group `objective`: settings of the objective itself; every other key is a loss term with its settings."""
+    given = dict(given)
+    flags = _take(given, ObjectiveFlags)
+    temperature = _number("objective.temperature", given.pop("temperature", 2.0))
+    terms = {name: _term(f"objective.{name}", term, temperature) for name, term in given.items()}
+    return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
+
+
+def _term(setting: str, given: Any, shared: float | Ramp) -> TermConfig:
+    """A loss term; one that takes a temperature and has none of its own gets `shared`, that of the objective."""
+    name = setting.rpartition(".")[2]
+    if not name.isidentifier():
+        raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
+    if not isinstance(given, dict):
+        nearest = did_you_mean(name, [*ObjectiveFlags.model_fields, "temperature"], "objective.")
+        raise SettingError(
+            f"{setting}={written(given)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
+            f"give {setting}.weight"
+        )
+    arguments = dict(given)
+    weight = _number(f"{setting}.weight", arguments.pop("weight", 1.0))
+    own = "temperature" in arguments
+    temperature = arguments.setdefault("temperature", shared)
+    if isinstance(temperature, dict):
+        temperature = _number(f"{setting}.temperature", temperature)
+    ramp = temperature if isinstance(temperature, Ramp) else None
+    if ramp is not None:
+        arguments["temperature"] = ramp.start
+    make = component(setting, arguments, TERMS, kind=name, optional=() if own else ("temperature",))
+    follows = ramp is not None and (own or "temperature" in make.takes())
+    return parse(TermConfig, {"weight": weight, "make": make, "temperature": ramp if follows else None}, setting)
+
+
+def _number(setting: str, value: Any) -> float | Ramp:
+    """A number, or one that follows a schedule."""
+    if isinstance(value, dict):
+        for name in ("start", "end"):
+            if value.get(name) is None:
+                raise SettingError(f"{setting}.{name} is missing: a schedule is {{start: NUMBER, end: NUMBER}}")
+        return parse(Ramp, value, setting)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise SettingError(f"{setting}={value} is not a number, nor a schedule: {{start: NUMBER, end: NUMBER}}")
+    return float(value)
+
+
+def optimizer_config(given: dict[str, Any]) -> OptimizerConfig:
+    """The group `optimizer`: learning rate and clipping, and the settings of the optimizer itself."""
+    given = dict(given)
+    flags = _take(given, OptimizerFlags)
+    made = component("optimizer", given, OPTIMIZERS, kind="adamw")
+    return parse(OptimizerConfig, flags | {"make": made}, "optimizer")
+
+
+def schedule_config(given: dict[str, Any]) -> Component:
+    """The group `schedule`: the settings of what gives the learning rate over the run."""
+    given = {name: value for name, value in given.items() if value is not None or name not in NOT_GIVEN}
+    return component("schedule", given, SCHEDULES, kind="linear")
+
+
+def evaluate_config(given: dict[str, Any]) -> EvaluateConfig:
+    """The group `evaluate`, whose sources and measures may be classes of the user's."""
+    own = {name: group_of(f"evaluate.{name}", given.get(name, {})) for name in ("sources", "measures", "by_set")}
+    sources = {name: _source(f"evaluate.sources.{name}", source) for name, source in own["sources"].items()}
+    measures = {name: _measure(f"evaluate.measures.{name}", measure) for name, measure in own["measures"].items()}
+    settings = parse(EvaluateConfig, given | {"sources": sources, "measures": measures, "by_set": {}}, "evaluate")
+    return settings.changed(by_set={name: _of_set(settings, name, one) for name, one in own["by_set"].items()})
+
+
+def _of_set(settings: EvaluateConfig, name: str, given: Any) -> SetConfig:
+    """What is set of one evaluation set; what is not is as for all of them."""
+    setting = f"evaluate.by_set.{name}"
+    own = group_of(setting, {} if given is None else given)
+    share = group_of(f"{setting}.pseudo_perplexity", own.get("pseudo_perplexity") or {})
+    shared = {"share": settings.pseudo_perplexity.share}
+    return parse(SetConfig, {"rows": settings.rows, **own, "pseudo_perplexity": shared | share}, setting)
+
+
+def _measure(setting: str, given: Any) -> Component:
+    if not isinstance(given, dict) or given.get("_target_") is None:
+        raise SettingError(f"{setting} names no measure: give a class of your own as {setting}._target_")
+    return component(setting, given, "")
+
+
+# Groups whose settings may be those of the user's own callables.
+GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "corpus": corpus_config,
+    "evaluate": evaluate_config,
+    "teacher": teacher_config,
+    "student": student_config,
+    "objective": objective_config,
+    "optimizer": optimizer_config,
+    "schedule": schedule_config,
+}

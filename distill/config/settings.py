@@ -1,0 +1,76 @@
+"""All settings of a run, typed and frozen: what the rest of the package reads, whoever filled them in.
+
+`distill.config.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names are
+those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is
+`corpus.source.path`, and `objective.soft.weight` is `objective.terms["soft"].weight`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from distill.config.backend import BackendConfig as BackendConfig
+from distill.config.backend import PrecisionConfig as PrecisionConfig
+from distill.config.chain import ChainConfig as ChainConfig
+from distill.config.chain import StageConfig as StageConfig
+from distill.config.component import Component
+from distill.config.corpus import CacheConfig as CacheConfig
+from distill.config.corpus import CorpusConfig as CorpusConfig
+from distill.config.corpus import CorpusFlags as CorpusFlags
+from distill.config.corpus import DocumentUnit as DocumentUnit
+from distill.config.corpus import Duplicates as Duplicates
+from distill.config.corpus import Missing as Missing
+from distill.config.corpus import NearConfig as NearConfig
+from distill.config.corpus import SourceConfig as SourceConfig
+from distill.config.corpus import TokensConfig as TokensConfig
+from distill.config.evaluate import CurveConfig as CurveConfig
+from distill.config.evaluate import EvaluateConfig as EvaluateConfig
+from distill.config.evaluate import PseudoPerplexityConfig as PseudoPerplexityConfig
+from distill.config.evaluate import SetConfig as SetConfig
+from distill.config.evaluate import SetShare as SetShare
+from distill.config.model import SEEDS, Settings, setting
+from distill.config.objective import MaskingConfig as MaskingConfig
+from distill.config.objective import ObjectiveConfig as ObjectiveConfig
+from distill.config.objective import ObjectiveFlags as ObjectiveFlags
+from distill.config.objective import TermConfig as TermConfig
+from distill.config.optimizer import OptimizerConfig as OptimizerConfig
+from distill.config.optimizer import OptimizerFlags as OptimizerFlags
+from distill.config.optimizer import default_schedule as default_schedule
+from distill.config.student import StudentConfig as StudentConfig
+from distill.config.teacher import MISSING as MISSING
+from distill.config.teacher import MemberConfig as MemberConfig
+from distill.config.teacher import TeacherCacheConfig as TeacherCacheConfig
+from distill.config.teacher import TeacherConfig as TeacherConfig
+from distill.config.train import OnUsr1 as OnUsr1
+from distill.config.train import TrainConfig as TrainConfig
+from distill.config.watch import ProfileConfig as ProfileConfig
+from distill.config.watch import ReportConfig as ReportConfig
+from distill.config.watch import TrackerConfig as TrackerConfig
+
+HERE = Path(__file__).resolve().parent.parent
+# In a wheel conf/ and recipes/ lie inside the package, in a checkout beside it.
+CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
+RECIPES = HERE / "recipes" if (HERE / "recipes").is_dir() else HERE.parent / "recipes"
+
+
+class Config(Settings):
+    """The settings of a run."""
+
+    corpus: CorpusConfig = setting(None, "What the student is trained on.", factory=CorpusConfig)
+    teacher: TeacherConfig = setting(None, "The frozen model to learn from.", factory=TeacherConfig)
+    student: StudentConfig = setting(None, "The model to train.", factory=StudentConfig)
+    objective: ObjectiveConfig = setting(None, "The loss.", factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = setting(None, "What moves the weights.", factory=OptimizerConfig)
+    schedule: Component = setting(None, "The learning rate over the run.", factory=default_schedule)
+    train: TrainConfig = setting(None, "The training loop.", factory=TrainConfig)
+    evaluate: EvaluateConfig = setting(None, "What models are scored on, and when.", factory=EvaluateConfig)
+    backend: BackendConfig = setting(None, "The ranks of the run.", factory=BackendConfig)
+    precision: PrecisionConfig = setting(None, "Number formats.", factory=PrecisionConfig)
+    tracker: TrackerConfig = setting(None, "Where metrics go besides metrics.jsonl.", factory=TrackerConfig)
+    profile: ProfileConfig = setting(None, "What is recorded about where the time goes.", factory=ProfileConfig)
+    report: ReportConfig = setting(None, "How the report is written.", factory=ReportConfig)
+    scale: str = setting("custom", "The size of the job, as banner and report call it.")
+    seed: int = setting(0, "Seed of everything that is drawn.", ge=0, le=SEEDS)
+    resume: str = setting("auto", "auto, strict, never, or a checkpoint folder to begin from.")
+    optimize: str | None = setting(None, "Of a sweep: the number of a run's results that matters, by its name.")
+    # The same settings, nested by the names of the command line.
+    given: dict[str, Any] = setting(None, "The settings as they were written.", factory=dict)

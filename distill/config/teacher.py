@@ -1,0 +1,89 @@
+"""The settings of the teacher, of several teachers, and of what is kept of one on disk."""
+
+from typing import Any, Literal
+
+from distill.config.component import Component
+from distill.config.model import SEEDS, Settings, setting
+
+MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
+
+EMBEDDED = ("embedded", "embedded_deep")  # kinds of teachers that ship with this package, in folders of these names
+
+MICRO_BATCHES: dict[str, Any] = {"ge": 1, "le": 10_000}
+
+
+class TeacherCacheConfig(Settings):
+    """The teacher's answers on disk, for runs that see the same masked rows several times."""
+
+    top_k: int | None = setting(
+        None, "Keep this many of the teacher's largest probabilities per position; null keeps none of them.", ge=1,
+        le=4_000_000,
+    )  # fmt: skip
+    sampled: int | None = setting(
+        None, "Draw this many tokens from all others, without bias; with both null the teacher runs live.", ge=1,
+        le=65_536,
+    )  # fmt: skip
+    # With 0 all tokens would be drawn alike; above 1 weights have no bound.
+    exponent: float = setting(
+        1.0, "Draw tokens in proportion to their probability to this power, and weight them by the rest.", gt=0, le=1
+    )
+    seed: int = setting(0, "Seed of the draws.", ge=0, le=SEEDS)
+    gigabytes: float = setting(
+        8.0, "Largest size on disk; more is refused before the teacher runs.", unit="GB", gt=0, le=1e6
+    )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a cache is read in place of a teacher that runs."""
+        return self.top_k is not None or self.sampled is not None
+
+    @property
+    def setting(self) -> str:
+        """What decides the size of a position, as error lines call it."""
+        found = {"top_k": self.top_k, "sampled": self.sampled}
+        return " with ".join(f"teacher.cache.{name}={value}" for name, value in found.items() if value is not None)
+
+
+class FrozenModelConfig(Settings):
+    """What a teacher has, the only one or one of several."""
+
+    path: str | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
+    revision: str | None = setting(None, "Revision of a model on the Hub.")
+    trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
+    tokenizer: str | None = setting(
+        None, "Folder of the tokenizer or its name on the Hub; null reads it beside the model."
+    )
+    custom: Component | None = setting(None, "The callable of kind=custom.")
+
+
+class MemberConfig(FrozenModelConfig):
+    """One of several teachers."""
+
+    kind: Literal["embedded", "embedded_deep", "pretrained", "custom"] = setting(
+        "pretrained", "A model that ships with this package, a saved model, or one by a callable of yours."
+    )
+    weight: float = setting(1.0, "Weight in the mean of all; weights are divided by their sum.", gt=0, le=1e6)
+    precision: Literal["fp32", "bf16", "fp16", "int8"] | None = setting(
+        None, "Number format of its forward in training; null is precision.teacher."
+    )
+    micro_batches: int | None = setting(
+        None, "Micro-batches that one forward takes; null is teacher.micro_batches.", **MICRO_BATCHES
+    )
+    cache: TeacherCacheConfig | None = setting(None, "Its answers on disk; null is teacher.cache.")
+
+
+class TeacherConfig(FrozenModelConfig):
+    """The frozen model to learn from."""
+
+    kind: Literal["embedded", "embedded_deep", "pretrained", "several", "none", "custom"] = setting(
+        MISSING, "A model that ships with this package, a saved model, several, none, or one by a callable of yours."
+    )
+    micro_batches: int = setting(
+        1, "Micro-batches that one forward of the teacher takes: it keeps nothing for a backward.", **MICRO_BATCHES
+    )
+    cache: TeacherCacheConfig = setting(
+        None, "The teacher's answers on disk, for runs that see the same masked rows several times.",
+        factory=TeacherCacheConfig,
+    )  # fmt: skip
+    # Values are MemberConfig. Layers and hidden states are those of the first.
+    members: dict[str, Any] = setting(None, "Teachers of kind=several by name.", factory=dict)

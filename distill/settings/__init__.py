@@ -1,1 +1,0 @@
-"""The settings of a run: one frozen model for each section, with default, range, unit and meaning of every field."""
