@@ -192,12 +192,11 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
     sweeper = OmegaConf.to_container(job.sweeper)
     goal = Goal.of(config.optimize, sweeper.get("direction") if isinstance(sweeper, dict) else None)
     results = run(
-        config,
+        config.changed(optimize=goal),  # with its direction, which the run checks before it trains
         path,
         recipe=job.runtime.choices.get("recipe") or "default",
         command=" ".join(["python -m distill", *map(redact_override, overrides)]),
         resolved=OmegaConf.to_yaml(OmegaConf.create(masked(OmegaConf.to_container(cfg, resolve=True)))),
-        goal=goal,
     )
     value = None if goal is None else goal.value(results)
     if goal is not None:

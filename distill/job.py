@@ -57,14 +57,11 @@ OTHER_TOKENIZER = (
 logger = logging.getLogger(__name__)
 
 
-def run(
-    config: Config, path: Path, recipe: str, command: str, resolved: str, goal: Goal | None = None
-) -> dict[str, Any]:
+def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> dict[str, Any]:
     """Train, evaluate and report as `config` says; the outcome lies in the folder `path`.
 
     Args:
         recipe, command, resolved: name of the recipe, the command line and the resolved configuration, for the report.
-        goal: of a search, with its direction; None: what `optimize` names.
 
     Returns:
         The content of results.json; of a run that ends with its profile (`profile.stop_after`) the beginning of it.
@@ -105,7 +102,7 @@ def run(
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
         notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
-        evaluator = make_evaluator(config, task, models, text, objective, backend, goal)
+        evaluator = make_evaluator(config, task, models, text, objective, backend)
         monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early
         facts: dict[str, Any] = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
@@ -194,13 +191,7 @@ def cache_origin(
 
 
 def make_evaluator(
-    config: Config,
-    task: Task,
-    models: Models,
-    text: Prepared,
-    objective: Objective,
-    backend: Backend,
-    goal: Goal | None,
+    config: Config, task: Task, models: Models, text: Prepared, objective: Objective, backend: Backend
 ) -> Evaluator:
     """What scores models, by the measures of the task; it has shown that there is memory for it.
 
@@ -213,7 +204,7 @@ def make_evaluator(
     measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
     require_positions(measures, text.sets)
     evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
-    if (goal := goal or Goal.of(config.optimize)) is not None:
+    if (goal := Goal.of(config.optimize)) is not None:
         compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
         goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
     scored = [] if models.tokenizers else [member.model for member in models.teachers]

@@ -60,10 +60,10 @@ class BackendConfig(Settings):
 class PrecisionConfig(Settings):
     """Number format of each model's forward: fp32, bf16 or fp16 (autocast), or auto. Weights stay in fp32.
 
-    fp16 is for GPUs that have no bf16; a student in it has its loss scaled (`distill.optim.loss_scale`).
-    auto is bf16 where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when
-    it is resumed; else fp32. The teacher in training can be int8 too (`distill.models.kernels.int8`); as an evaluated model it
-    never is.
+    fp16 is for GPUs that have no bf16; a student in it has its loss scaled (`distill.optim.loss_scale`). auto is bf16
+    where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when it is resumed;
+    else fp32. The teacher in training can be int8 too (`distill.models.kernels.int8`), but never as a model that is
+    scored.
     """
 
     student: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of the student's forward.")

@@ -1,4 +1,4 @@
-"""Turns Hydra's configuration into `distill.config.settings.Config`; beside it only what reads the command line knows Hydra.
+"""Turns Hydra's configuration into typed settings; beside it only what reads the command line knows Hydra.
 
 Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
 read settings start quickly.

@@ -1,7 +1,7 @@
 """All settings of a run, typed and frozen: what the rest of the package reads, whoever filled them in.
 
-`distill.config.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names are
-those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is
+`distill.config.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names
+are those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is
 `corpus.source.path`, and `objective.soft.weight` is `objective.terms["soft"].weight`.
 """
 
@@ -71,6 +71,7 @@ class Config(Settings):
     scale: str = setting("custom", "The size of the job, as banner and report call it.")
     seed: int = setting(0, "Seed of everything that is drawn.", ge=0, le=SEEDS)
     resume: str = setting("auto", "auto, strict, never, or a checkpoint folder to begin from.")
-    optimize: str | None = setting(None, "Of a sweep: the number of a run's results that matters, by its name.")
+    # A name, or that name with the direction of a search, `distill.report.comparison.goal.Goal`.
+    optimize: Any = setting(None, "Of a sweep: the number of a run's results that matters, by its name.")
     # The same settings, nested by the names of the command line.
     given: dict[str, Any] = setting(None, "The settings as they were written.", factory=dict)

@@ -42,16 +42,14 @@ class Desk:
     """Settings, rows, masks and a teacher, and the cache that they want."""
 
     def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int = 8, rows: np.ndarray = ROWS) -> None:
-        self.config = conf.Config(
-            teacher=conf.TeacherConfig(kind="pretrained", cache=conf.TeacherCacheConfig(top_k=top_k))
-        )
+        cache = conf.TeacherCacheConfig(top_k=top_k)
+        self.config = conf.Config(teacher=conf.TeacherConfig(kind="pretrained", cache=cache))
         self.set("corpus.cache", str(folder))
         self.soft_positions, self.temperature, self.kernel, self.mlm = "all", 2.0, "auto", 2.0
         self.masking = conf.MaskingConfig(share=0.3, static=True)
         self.tokenizer, self.teacher, self.rows, self.seed, self.vocab = tokenizer, teacher, rows, 0, VOCAB
 
     def set(self, name: str, value: Any) -> None:
-        """Change a setting, by its name on the command line."""
         self.config = change(self.config, name, value)
 
     def objective(self) -> Objective:
