@@ -128,7 +128,13 @@ def converted(value: Any, kind: Any, setting: str) -> Any:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
+        first = error.errors(include_url=False)[0]
+        if first["type"] in (
+            "missing",
+            "too_long",
+        ):  # a tuple of another length, of which its reader says what it needs
+            return value
+        reason = "A list or tuple is needed" if first["type"] in ("tuple_type", "list_type") else first["msg"]
         written = "null" if value is None else value
         raise SettingError(f"{setting}={written} does not fit: {reason[0].lower()}{reason[1:]}") from error
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Tag, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from distill.config.model import kinds_of
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -125,6 +126,8 @@ def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
 def _number_line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
     context = error.get("ctx", {})
     kind, number = error["type"], context.get("number", error["input"])
+    if isinstance(number, int) and place.field is not None and float in kinds_of(place.field.annotation):
+        number = float(number)
     written = f"{place.name}{context.get('part', '')}={shown(number if entries is None else entries)}"
     if entries is not None:
         written += f", of which {shown(number)}"

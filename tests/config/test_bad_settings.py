@@ -169,6 +169,7 @@ corpus.kind=gutenburg
 corpus.kind=null
 corpus.unreadable=foo
 corpus.document=page
+corpus=chat ;; corpus.template=
 hydra.run.dir=
 hydra.run.dir=null
 train.steps=0

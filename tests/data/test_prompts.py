@@ -86,7 +86,7 @@ def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{**each, "id": 1} for each in records]), tmp_path / "x.parquet")  # type: ignore[dict-item]
     parquet = SourceConfig(kind="parquet", path=f"{tmp_path}/x.parquet", **columns)
     assert [document.parts for document in documents_of(parquet)] == parts
-    parquet.prompt = "nosuch"
+    parquet = parquet.changed(prompt="nosuch")
     with pytest.raises(SettingError, match=r"^corpus\.prompt=nosuch: x\.parquet has no such field; it has ask, answer"):
         documents_of(parquet)
 
@@ -245,7 +245,7 @@ def test_what_cannot_have_prompts_is_refused_in_one_line(tmp_path: Path, words: 
         documents_of(SourceConfig(kind="jsonl", path=str(tmp_path), template="x"))
 
 
-@pytest.mark.parametrize("template", ["", "{role}", "{content}{content}", "{content", "{content}{name}", "{content!r}"])
+@pytest.mark.parametrize("template", ["{role}", "{content}{content}", "{content", "{content}{name}", "{content!r}"])
 def test_a_template_without_a_content_is_refused(tmp_path: Path, template: str) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"messages": []}])
     with pytest.raises(SettingError, match=r"^corpus\.template=.* has to name \{content\} once") as caught:

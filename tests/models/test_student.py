@@ -171,7 +171,6 @@ def not_a_model(tokenizer: Any) -> str:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (StudentConfig(kind="grown"), ("student.kind=grown", "layers, config, pretrained, custom")),
         (StudentConfig(kind="layers"), ("student.kind=layers", "teacher.kind=none")),
         (StudentConfig(kind="config"), ("student.architecture=same",)),
         (StudentConfig(kind="config", architecture="perceptron"), ("student.architecture=perceptron",)),

@@ -169,7 +169,7 @@ def test_a_temperature_of_one_term_alone() -> None:
         ({"mlm": {"weight": {"start": 1.0, "end": 0.0, "shape": "wave"}}}, ["objective.mlm.weight", "wave", "cosine"]),
         ({"mlm": {"weight": [1.0, 0.0]}}, ["objective.mlm.weight=[1.0, 0.0]", "start: NUMBER, end: NUMBER"]),
         ({"temperature": "hot"}, ["objective.temperature=hot", "number"]),
-        ({"soft": {"temperature": {"start": 0.0, "end": 1.0}}}, ["objective.soft.temperature=0.0", "above 0"]),
+        ({"soft": {"temperature": {"start": 0.0, "end": 1.0}}}, ["objective.soft.temperature.start=0.0", "from 0.01"]),
         (
             {"mine": {"_target_": "own_parts.Tempered", "temperature": HOT}},
             ["objective.mine.temperature", "own_parts.Tempered", "self.temperature"],

@@ -35,8 +35,7 @@ FILES = ("ids", "log_probs", "draws", "log_weights", "neg_entropy", "offsets.npy
 
 def sampled(folder: Path, tokenizer: Any, teacher: Any, top_k: int | None = 3, exponent: float = 1.0) -> Desk:
     desk = Desk(folder, tokenizer, teacher)
-    cache = desk.config.teacher.cache
-    cache.top_k, cache.sampled, cache.exponent = top_k, 5, exponent
+    desk.set("teacher.cache", desk.config.teacher.cache.changed(top_k=top_k, sampled=5, exponent=exponent))
     return desk
 
 
