@@ -198,7 +198,7 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
         command=" ".join(["python -m distill", *map(redact_override, overrides)]),
         resolved=OmegaConf.to_yaml(OmegaConf.create(masked(OmegaConf.to_container(cfg, resolve=True)))),
     )
-    value = None if goal is None else goal.value(results)
+    value = None if goal is None else goal.value(results.to_json())
     if goal is not None:
         shown = "no number" if value is None else f"{value:.6g}"
         logging.getLogger("distill").info(f"optimize: {goal.name} = {shown}")

@@ -8,6 +8,8 @@ from distill.runtime.nearest import did_you_mean
 
 # Settings that an earlier release had, and what to do without them.
 REMOVED = {
+    "profile.interval": "leave it out: a profile samples the machine every half second",
+    "profile.trace_after": "leave it out: the trace begins after four steps, profile.trace_steps is how many it has",
     "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
     "the losses over the vocabulary chunk by chunk",
 }

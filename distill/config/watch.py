@@ -17,13 +17,9 @@ class ProfileConfig(Settings):
     """What is recorded about where the time goes; none of it changes the student."""
 
     enabled: bool = setting(False, "Record a profile and add a page to the report.")
-    interval: float = setting(
-        0.5, "Time between two samples of processors, memory, disk, network and GPU.", unit="seconds", ge=0.01, le=3600
-    )
     trace_steps: int = setting(
         2, "Steps that torch.profiler records operation by operation; 0 is none.", unit="steps", ge=0, le=100
     )
-    trace_after: int = setting(4, "Steps of this start of the run before those.", unit="steps", ge=0, le=STEPS)
     stop_after: int | None = setting(
         None, "End the run after this many steps with the profile alone, without student, checkpoint or report.",
         unit="steps", ge=1, le=STEPS,

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from distill.report import report, results
+from distill.report import report
+from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 from distill.runtime.jsonl import read_lines
 from distill.runtime.storage import storage_failure
@@ -16,7 +17,7 @@ def main() -> int:
         return SettingError.status
     folder = Path(sys.argv[1])
     try:
-        content = results.read(folder, "RUN")
+        content = read_run(folder, "RUN").to_json()
         report.write(folder, content, read_lines(folder / "metrics.jsonl"), (folder / "config.yaml").read_text("utf-8"))
     except SettingError as error:
         print(f"distill: {error}", file=sys.stderr)
