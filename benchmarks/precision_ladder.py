@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from machine import save, table, title
-from step import CallAfterStep, answer, start
+from step import CallAfterStep, NoHistory, answer, start
 from step_models import AfterStep, Shape, batches
 from transformers import AlbertConfig, AlbertForMaskedLM
 
@@ -33,7 +33,7 @@ from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student
 from distill.runtime.threads import limit_spinning
 from distill.teacher.signal import NoTeacher
-from distill.train import Training, train
+from distill.train import Learner, Training, train
 
 VOCABULARY = 30000
 # Layers, width, heads, width of the embeddings.
@@ -96,14 +96,12 @@ def serve(calls: Connection, rung: Rung, options: argparse.Namespace) -> None:
         objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, backend.device)
         trainable = setup_student(model, objective, rung.precision, backend)
         with tempfile.TemporaryDirectory() as folder:
-            train(
-                Training(
-                    trainable, NoTeacher(), batches(shape, options.accumulate, steps), objective,
-                    optim.build(trainable, OptimizerConfig()), backend, State(),
-                    TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1), Constant(),
-                    OptimizerConfig(), Checkpoints(Path(folder), 1, {}), CallAfterStep(after_step),
-                )
-            )  # fmt: skip
+            optimizer = OptimizerConfig()
+            learner = Learner(trainable, optim.build(trainable, optimizer), Constant(), optimizer)
+            length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
+            source, checkpoints = batches(shape, options.accumulate, steps), Checkpoints(Path(folder), 1, {})
+            run = Training(learner, NoTeacher(), source, backend, length, State(), checkpoints)
+            train(run, objective, (CallAfterStep(after_step),), NoHistory())
 
     answer(calls, options, train_for)
 

@@ -19,6 +19,7 @@ from machine import save, table, title
 
 from distill.__main__ import main as distill
 from distill.runs import profiling
+from distill.runs.profile.phases import OTHER
 from distill.runs.profile.recorder import Recorder
 from distill.runs.profile.sampler import INTERVAL, Sampler
 
@@ -38,9 +39,8 @@ class InTurns(Recorder):
         timed = super().watch(prepare)
         return lambda step: timed(step) if self.on else prepare(step)
 
-    def enter(self, phase: str) -> None:
-        if self.on:
-            super().enter(phase)
+    def enter(self, phase: str) -> str:
+        return super().enter(phase) if self.on else OTHER
 
     def end_step(self) -> bool:
         if self.on:

@@ -227,7 +227,7 @@ def is_rank() -> bool:
 def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int]) -> bool:
     """Run this command as every rank, unless this process is one already; true when that was done."""
     from distill.checks import check
-    from distill.distributed import elastic, launch
+    from distill.distributed import launch
     from distill.runtime.errors import SettingError
 
     check(config)
@@ -237,7 +237,7 @@ def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int
     if not starting:
         launch.keep_log(path)
         return False
-    statuses.append(elastic.launch(config.backend, path) if config.backend.elastic else launch.launch(config.backend))
+    statuses.append(launch.launch(config.backend))
     return True
 
 

@@ -40,7 +40,7 @@ class Monitor:
         steps: int,
         state: State,
         page: RunPage,
-        curve: Curve | None = None,
+        curve: Curve,
     ) -> None:
         """`steps`: after which the run ends; `state`: where it starts; `page`: gets every line of metrics."""
         self.config, self.folder, self.backend, self.student, self.page = config, folder, backend, student, page

@@ -67,7 +67,8 @@ def make_milestones(
         there: bool = backend.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
         return there
 
-    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists)
+    takes_part = folder.writes or folder.checkpoints.by_all_ranks
+    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists, takes_part)
 
 
 def finished_record(
@@ -77,6 +78,7 @@ def finished_record(
     text: Prepared,
     training: Training,
     monitor: Monitor,
+    milestones: Milestones,
     twin: BaselineRun | None,
 ) -> Record:
     """The record of a training that has ended; all ranks score.
@@ -98,8 +100,8 @@ def finished_record(
         ),
         backend=backend_facts(training.backend, config, text.batches, training.state.syncs),
         history=[HistoryPoint.of(line) for line in lines],
-        curve=training.curve.recorded() if training.curve else None,
-        snapshots=training.milestones.found() if training.milestones else [],
+        curve=monitor.curve.recorded(),
+        snapshots=milestones.found(),
     )
 
 
@@ -113,7 +115,7 @@ def score_models(
     evaluator, sets = monitor.evaluator, monitor.sets
     # A twin only starts from its teacher's layers, and is not compared with it; a teacher with a tokenizer of its own
     # has no score on the student's tokens.
-    scored = models.teachers if training.objective.needs_teacher and models.tokenizers is None else []
+    scored = models.teachers if known.teacher and models.tokenizers is None else []
     teacher = models.teacher if scored else None
     entries: dict[str, tuple[Any, Any]] = {"teacher": (known.teacher, teacher)} if known.teacher and scored else {}
     for member in scored:

@@ -35,13 +35,14 @@ from distill.optim.schedule import Schedule
 from distill.optim.schedules.constant import Constant
 from distill.optim.schedules.linear import Linear
 from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.metrics import Metrics
 from distill.runs.part_checkpoint import PartCheckpoints
 from distill.runs.points import Points
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.signal import NoTeacher
-from distill.train import Training, train
+from distill.train import Learner, Training, train
 
 WORDS = [
     "the",
@@ -281,7 +282,7 @@ def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
 
 @dataclass
 class Fit:
-    """One training through `distill.train.train`; it follows that training itself."""
+    """One training through `distill.train.train`; it is the log of its metrics and its history itself."""
 
     folder: Path
     tokenizer: Any
@@ -339,24 +340,18 @@ class Fit:
 
     def run(self) -> str:
         asks = self.teacher is not None and self.terms.needs_teacher
-        return train(
-            Training(
-                self.model,
-                LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
-                self.batches,
-                self.terms,
-                self.made,
-                self.backend,
-                self.state,
-                self.settings,
-                self.schedule,
-                self.optimizer_settings,
-                self.checkpoints,
-                self,
-                self.points,
-                self.milestones,
-            )
+        training = Training(
+            Learner(self.model, self.made, self.schedule, self.optimizer_settings),
+            LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
+            self.batches,
+            self.backend,
+            self.settings,
+            self.state,
+            self.checkpoints,
         )
+        metrics = Metrics(self.terms, self.batches, self.settings.log_every, self, self.state)
+        observers = (metrics,) if self.milestones is None else (metrics, self.milestones)
+        return train(training, self.terms, observers, self)
 
     def losses(self) -> list[dict[str, float]]:
         """The logs without what a clock measures."""

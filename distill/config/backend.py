@@ -23,7 +23,7 @@ class BackendConfig(Settings):
     processes: int | None = setting(
         None, "Ranks to start on this machine; null joins what a launcher started.", ge=1, le=65_536
     )
-    hosts: str | None = setting(None, "Machines and their ranks, e.g. a:8,b:8.")
+    hosts: str | None = setting(None, "Machines and their ranks, e.g. a:8,b:8, for the launcher of the engine.")
     rings: str = setting("1", "Connections of Horovod or gloo to each rank: a number, or auto, which measures.")
     collective: str | None = setting(
         None, "Engine of torch.distributed from a plug-in, NAME or MODULE:NAME, of ddp; null is gloo or NCCL."
@@ -41,12 +41,6 @@ class BackendConfig(Settings):
     shard_teacher: bool | None = setting(None, "Divide the teacher's weights between the ranks of fsdp; null does.")
     offload_teacher: bool = setting(
         False, "Keep the parts of a divided teacher in the memory of the host, not of the GPU."
-    )
-    elastic: str | None = setting(
-        None, "Fewest and most ranks, e.g. 2:4, between which ranks may come and go; null ends at the first loss."
-    )
-    elastic_wait: float = setting(
-        600.0, "Time with fewer ranks than that after which the run ends.", unit="seconds", ge=0, le=1e7
     )
 
     @field_validator("device")

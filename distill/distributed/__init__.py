@@ -1,11 +1,9 @@
 """The ranks of a run: one process, torch.distributed, or Horovod, behind the interface `Backend`."""
 
-import os
-
 from distill.config.settings import BackendConfig
 from distill.distributed.collective import check_collective
 from distill.distributed.interface import Backend, RankLost
-from distill.distributed.rank import BY_TORCHRUN, rank_from_env
+from distill.distributed.rank import rank_from_env
 from distill.distributed.rings import parse_rings
 from distill.runtime.errors import SettingError
 
@@ -39,9 +37,4 @@ def _check(settings: BackendConfig) -> None:
     if info and settings.processes not in (None, info.size) and not settings.hosts:
         raise SettingError(
             f"backend.processes={settings.processes}: {info.launcher} started {info.size} processes; leave it out"
-        )
-    if info and settings.elastic and (info.launcher != "torchrun" or BY_TORCHRUN in os.environ):
-        raise SettingError(
-            f"backend.elastic={settings.elastic}: {info.launcher} started the ranks, and starts them again or not; "
-            "leave it out (torchrun has --nnodes=MIN:MAX)"
         )

@@ -319,7 +319,7 @@ def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
         ({"compression": "fp8"}, ["backend.compression=fp8", "none, bf16, fp16"]),
         ({"compression": "bf16"}, ["backend.compression=bf16", "one process"]),
         ({"timeout": 0.0}, ["backend.timeout=0"]),
-        ({"processes": 2}, ["backend.processes=2", "ddp or horovod"]),
+        ({"processes": 2}, ["backend.processes=2", "ddp, fsdp or horovod"]),
         ({"threads": 0}, ["backend.threads=0"]),
         ({"device": "gpu"}, ["backend.device=gpu", "cuda"]),
         ({"device": "cuda:99"}, ["backend.device=cuda:99", "GPUs"]),

@@ -81,6 +81,15 @@ def test_bad_settings_end_all_ranks_with_one_line(shelf: Shelf, tmp_path: Path) 
     assert sum(line.startswith("distill: ") for line in errors.splitlines()) == 1, errors
 
 
+@pytest.mark.parametrize("backend", ["single", "ddp", *BACKENDS[1:]])
+def test_hosts_that_are_not_there_train_nothing(backend: str, shelf: Shelf, tmp_path: Path) -> None:
+    process = command(*shelf.arguments(tmp_path / "run", f"backend={backend}", "backend.hosts='nowhere.invalid:1'"))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    (line,) = [line for line in errors.splitlines() if line.startswith("distill: ")]
+    assert "backend.hosts" in line and not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 NUM_ROWS = (16, 7, 2, 1)  # of the sets below: 3 divides none of them, the last two have fewer rows than there are ranks
 
 

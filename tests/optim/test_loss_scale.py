@@ -66,7 +66,7 @@ def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: f
         0
     )
     live, counts = LiveTeacher(LanguageModel(teacher, precision)), objective.count(window) / share
-    accumulate_gradients(model, live, objective, window, counts, backend, lambda _: [], loss_scale=scale)
+    accumulate_gradients(model, live, objective, window, objective.scales(counts, backend.device) * scale, backend)
     return backend.gradients / scale
 
 
