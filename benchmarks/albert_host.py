@@ -36,7 +36,7 @@ from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student
 from distill.runs.step import StepResult
-from distill.teacher.signal import NoTeacher
+from distill.teacher.output import NoTeacher
 from distill.train import Learner, Training, train
 
 VOCABULARY = 30000

@@ -17,7 +17,7 @@ from distill.distributed import Backend
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.scorable import require_positions
+from distill.evaluation.memory_check import check_memory
 from distill.models.language_model import LanguageModel
 from distill.models.memory import require_memory_for_step
 from distill.monitor import Monitor
@@ -205,17 +205,12 @@ def make_evaluator(
     Raises:
         SettingError: `optimize` names a number that the results of this run will not have.
     """
-    scoring = task.scoring(config, models.tokenizer, text.sets, backend)
-    if config.evaluate.twin is not None:  # whose difference from the student is tested row by row
-        scoring = replace(scoring, row_losses={})
-    measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
-    require_positions(measures, text.sets)
-    evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
+    evaluator = task.evaluator(config, models.tokenizer, text.sets, backend)
     if (goal := Goal.of(config.optimize)) is not None:
         compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
         goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
     scored = [] if models.tokenizers else [member.model for member in models.teachers]
-    evaluator.rehearse([models.student, *scored], text.sets)
+    check_memory(evaluator, [models.student, *scored], text.sets)
     return evaluator
 
 

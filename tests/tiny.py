@@ -41,7 +41,7 @@ from distill.runs.points import Points
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import NoTeacher
+from distill.teacher.output import NoTeacher
 from distill.train import Learner, Training, train
 
 WORDS = [
@@ -136,8 +136,8 @@ def make_evaluator(
     settings: conf.EvaluateConfig, collator: Any, precision: conf.PrecisionConfig, backend: Any, task: str = "mlm"
 ) -> Evaluator:
     """What scores models of a task with this vocabulary."""
-    scoring = Scoring(collator, VOCAB, settings.batch_size, backend)
-    return Evaluator(settings, scoring, find_task(task).measures(scoring, settings, make_tokenizer()), precision)
+    scoring = Scoring(collator, make_tokenizer(), settings, backend)
+    return Evaluator(scoring, find_task(task).passes(scoring), precision)
 
 
 def corpus_config(**flat: Any) -> conf.CorpusConfig:
@@ -243,8 +243,8 @@ def loss_of(
     dtype = torch.promote_types(next(student.parameters()).dtype, torch.float32)
     scales = objective.scales(objective.count(batches) if counts is None else counts, torch.device("cpu"), dtype)
     loss, sums = torch.zeros((), dtype=dtype), torch.zeros_like(scales)
-    for batch, signal in zip(batches, asked.signals(batches, objective.teacher_spec), strict=True):
-        part, part_sums = objective(model, signal, batch, scales)
+    for batch, output in zip(batches, asked.outputs(batches, objective.teacher_spec), strict=True):
+        part, part_sums = objective(model, output, batch, scales)
         loss, sums = loss + part, sums + part_sums
     return loss, objective.by_name(sums.tolist())
 

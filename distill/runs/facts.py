@@ -237,7 +237,7 @@ class LearningCurve:
 
 @dataclass
 class Resampled:
-    """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.bootstrap`)."""
+    """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.significance`)."""
 
     ratio: float | None = None
     low: float | None = None

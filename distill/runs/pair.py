@@ -12,7 +12,7 @@ from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Backend
 from distill.distributed.gather import empty_copy, put_together
-from distill.evaluation.mixture import MeanModel
+from distill.evaluation.readers import MeanModel
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
 from distill.models.custom import load_weights
 from distill.models.identity import model_digest, saved_digest

@@ -156,7 +156,8 @@ def test_a_temperature_of_one_term_alone() -> None:
     terms = make_terms(config)
     objective = build_objective(terms, config, PrecisionConfig(), 100, 1, torch.device("cpu"))
     objective.begin_step(1.0)
-    assert [terms[name].temperature for name in ("soft", "other")] == [1.0, 3.0]
+    assert [objective.terms[name].temperature for name in ("soft", "other")] == [1.0, 3.0]
+    assert terms["soft"].temperature == 4.0, "a term is never changed from outside"
     assert objective.scheduled() == {"temperature/soft": 1.0}
 
 

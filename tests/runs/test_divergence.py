@@ -197,8 +197,8 @@ def test_the_rows_of_the_micro_batch_are_named(
     bad = fit.batches.window(1)[1].row_ids
     inner = Objective.__call__
 
-    def break_it(self: Objective, model: Any, signal: Any, batch: Any, scales: Any) -> Any:
-        loss, parts = inner(self, model, signal, batch, scales)
+    def break_it(self: Objective, model: Any, output: Any, batch: Any, scales: Any) -> Any:
+        loss, parts = inner(self, model, output, batch, scales)
         broken = np.array_equal(batch.row_ids, bad)
         return (loss * math.nan, parts * math.nan) if broken else (loss, parts)
 

@@ -27,8 +27,8 @@ from distill.models.language_model import LanguageModel
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher.cached import CachedTeacher
+from distill.teacher.distributions import Samples
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import Samples
 
 FILES = ("ids", "log_probs", "draws", "log_weights", "neg_entropy", "offsets.npy")
 
@@ -58,8 +58,8 @@ def test_it_holds_what_the_teacher_says(
     cache = desk.build()
     reader, exact = CachedTeacher(cache), top_k or 0
     for batch in desk.batches().window(2):
-        (signal,) = reader.signals([reader.read_ahead(batch)], desk.objective().teacher_spec)
-        source, positions = signal.logits_source, positions_of(desk, batch)
+        (output,) = reader.outputs([reader.read_ahead(batch)], desk.objective().teacher_spec)
+        source, positions = output.distribution, positions_of(desk, batch)
         assert isinstance(source, Samples) and len(source.ids) == len(positions)
         p = log_probs_of(teacher, batch, positions, 2.0).exp()
         torch.testing.assert_close(source.weights[:, :exact], p.topk(exact).values, rtol=3e-3, atol=0)
@@ -202,7 +202,7 @@ def test_a_run_from_draws_and_another_from_a_copy_of_them(
     assert all(np.isfinite(line["loss/soft"]) for line in metrics(first))
     shutil.copytree(made, tmp_path / "there" / "teacher" / made.name)
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
-    monkeypatch.setattr(LiveTeacher, "signals", never)
+    monkeypatch.setattr(LiveTeacher, "outputs", never)
     assert shelf.run(second, *settings, f"corpus.cache={tmp_path / 'there'}") == 0
     assert_same(second, first)
     assert shelf.run(first, *settings, f"corpus.cache={tmp_path / 'there'}", "teacher.cache.seed=4") == 2

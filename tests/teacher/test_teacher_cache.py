@@ -30,9 +30,10 @@ from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
 from distill.teacher.cache import Cache
 from distill.teacher.cached import CachedTeacher
+from distill.teacher.distributions import TopK
 from distill.teacher.live import LiveTeacher
 from distill.teacher.make import find_cache
-from distill.teacher.signal import Teacher, TopK
+from distill.teacher.output import Teacher
 
 ROWS = make_rows(40, shortest=5)
 KINDS = pytest.mark.parametrize("soft_positions", ["all", "masked"])
@@ -104,9 +105,9 @@ def log_probs_of(teacher: Any, batch: Batch, positions: torch.Tensor, temperatur
 
 
 def entries(teacher: CachedTeacher, desk: Desk, batch: Batch) -> TopK:
-    (signal,) = teacher.signals([teacher.read_ahead(batch)], desk.objective().teacher_spec)
-    assert isinstance(signal.logits_source, TopK)
-    return signal.logits_source
+    (output,) = teacher.outputs([teacher.read_ahead(batch)], desk.objective().teacher_spec)
+    assert isinstance(output.distribution, TopK)
+    return output.distribution
 
 
 @KINDS
@@ -149,8 +150,8 @@ def gradient(desk: Desk, teacher: Teacher) -> tuple[float, torch.Tensor]:
     model, total = Trainable(LanguageModel(student)), 0.0
     window = [teacher.read_ahead(batch) for batch in desk.batches().window(1)]
     scales = objective.scales(objective.count(window), torch.device("cpu"))
-    for batch, signal in zip(window, teacher.signals(window, objective.teacher_spec), strict=True):
-        loss, _ = objective(model, signal, batch, scales)
+    for batch, output in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
+        loss, _ = objective(model, output, batch, scales)
         loss.backward()
         total += float(loss.detach())
     return total, torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
@@ -376,7 +377,7 @@ def test_a_run_from_the_cache(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> 
     assert any("cache of the teacher's 16" in note for note in content["notes"])
     assert content["agreement"]["heldout"]["kl"] > 0 and metrics(first)[-1]["loss/soft"] > 0
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
-    monkeypatch.setattr(LiveTeacher, "signals", never)
+    monkeypatch.setattr(LiveTeacher, "outputs", never)
     assert shelf.run(second, *STATIC, "objective.kernel=auto", "teacher.cache.gigabytes=9") == 0
     assert_same(second, first)
     assert shelf.run(resumed, *STATIC, f"resume={first / 'checkpoints' / 'step-00000004'}") == 0

@@ -44,7 +44,7 @@ from distill.runtime.errors import SettingError
 from distill.runtime.seed import key
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import NoTeacher, Teacher
+from distill.teacher.output import NoTeacher, Teacher
 
 USUAL_LENGTH = 128  # tokens of a row
 
@@ -146,9 +146,9 @@ class Pair:
         # The backend makes its device the current one; here that is so within the call alone.
         current: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with current, Single(BackendConfig(device=str(device)), alone=True) as backend:
-            scoring = Scoring(text_collator(tokenizer, kind, MASKING), len(tokenizer), batch_size, backend)
-            measures = find_task("clm" if kind.causal else "mlm").measures(scoring, settings, tokenizer, sets)
-            evaluator = Evaluator(settings, scoring, measures, PrecisionConfig())
+            scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, backend, sets)
+            passes = find_task("clm" if kind.causal else "mlm").passes(scoring)
+            evaluator = Evaluator(scoring, passes, PrecisionConfig())
             scores = {name: evaluator.score(each.model, name, sets, keep=name) for name, each in self._models()}
             return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
 
@@ -194,8 +194,8 @@ class PairObjective:
         """The loss of these texts as one batch; `step` draws other masks."""
         batch, objective = self.pair.batch(texts, step, self.masking), self.objective
         counts = objective.count([batch])
-        (signal,) = self.teacher.signals([batch], objective.teacher_spec)
-        total, sums = objective(self.trainable, signal, batch, objective.scales(counts, self.pair.student.device))
+        (output,) = self.teacher.outputs([batch], objective.teacher_spec)
+        total, sums = objective(self.trainable, output, batch, objective.scales(counts, self.pair.student.device))
         means = sums.double().cpu() / counts[: len(sums)].clamp(min=1)
         numbers = {name: int(count) for name, count in objective.by_name(counts.tolist()).items()}
         return Losses(total, objective.by_name(means.tolist()), {name: numbers[name] for name in objective.names})
