@@ -9,7 +9,7 @@ from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
 from distill.objective.terms.cosine import valid_rows
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class ProjectedHidden(Term):
@@ -29,7 +29,7 @@ class ProjectedHidden(Term):
     def count(self, batch: Batch) -> int:
         return batch.num_valid
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         own = valid_rows(student.hidden[self.student_layer], batch)
         other = valid_rows(teacher.outputs.hidden[self.teacher_layer], batch)
         assert self.module is not None

@@ -19,7 +19,7 @@ from distill.distributed.shard import is_sharded
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec, idle_forward
-from distill.teacher.signal import mixed_logits
+from distill.teacher.distributions import mixed_logits
 
 
 class MeanModel(nn.Module):

@@ -10,7 +10,7 @@ from distill.data.batch import PADDING, Batch
 from distill.data.row_format import IDS
 from distill.data.row_store import RowStore
 from distill.models.language_model import LanguageModel
-from distill.teacher.signal import Signal, Wanted
+from distill.teacher.output import TeacherOutput, Wanted
 
 
 class RetokenizedTeacher:
@@ -38,21 +38,21 @@ class RetokenizedTeacher:
 
     def read_ahead(self, batch: Batch) -> Batch:
         ids = self.rows[batch.row_ids].astype(np.int64) & IDS
-        known = ids < len(self.student_tokenizer)  # padding may have an id beyond the vocabulary
+        in_vocabulary = ids < len(self.student_tokenizer)  # padding may have an id beyond it
         texts = [
             self.student_tokenizer.decode(row[here].tolist(), skip_special_tokens=True)
-            for row, here in zip(ids, known, strict=True)
+            for row, here in zip(ids, in_vocabulary, strict=True)
         ]
         encoded = self.teacher_tokenizer(texts, truncation=self.longest is not None, max_length=self.longest)
         input_ids, documents = _padded(encoded["input_ids"])
         return batch.with_teacher_data(input_ids=input_ids, documents=documents)
 
-    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
         for batch in window:
             data = batch.teacher_data
             with torch.no_grad():
                 outputs = self.model({"input_ids": data["input_ids"]}, data["documents"], wanted(batch))
-            yield Signal(None, outputs)
+            yield TeacherOutput(None, outputs)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from distill.models.language_model import Outputs, OutputSpec
 from distill.objective import losses
 from distill.objective.terms import Term
 from distill.objective.terms.span import text_logits
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class SoftSpan(Term):
@@ -27,7 +27,8 @@ class SoftSpan(Term):
     def count(self, batch: Batch) -> int:
         return len(batch.ids)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
-        own, other = (text_logits(each["span"], batch) for each in (student.extra, teacher.outputs.extra))
-        parts = [losses.soft(own[..., end], other[..., end], self.temperature).sum() for end in (0, 1)]
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
+        logits = text_logits(student.extra["span"], batch)
+        teacher_logits = text_logits(teacher.outputs.extra["span"], batch)
+        parts = [losses.soft(logits[..., end], teacher_logits[..., end], self.temperature).sum() for end in (0, 1)]
         return torch.stack(parts).mean()
