@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from distill.config.settings import PrecisionConfig
+from distill.distributed.shard import head_outlasts_forward
 from distill.evaluation.measures import KEPT_BYTES, LOGITS_BYTES, KeptRows, Measure, Pass, ProgressCallback, Scoring
 from distill.evaluation.measures.over_ranks import computed, summed
-from distill.evaluation.readers import Readers, head_outlasts_forward
+from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import RowLosses
 from distill.models.language_model import LanguageModel, idle_forward

@@ -1,5 +1,6 @@
 """Measures of the user's, torchmetrics Metrics: their values by hand, their names, and what is refused early."""
 
+import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from distill.models.language_model import Outputs
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 
+HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 PERPLEXITY = "torchmetrics.text.Perplexity"
 ACCURACY = "torchmetrics.classification.MulticlassAccuracy"
 
@@ -188,14 +190,15 @@ def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int
     return scores, count
 
 
-def test_two_ranks_give_the_values_of_one(tmp_path: Any) -> None:
+@pytest.mark.parametrize("name", ["ddp", pytest.param("horovod", marks=HOROVOD)])
+def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
     alone, _ = on_a_rank(BackendConfig(device="cpu"))
     assert all(values.keys() == {f"{number} rows" for number in NUM_ROWS} for values in alone.values())
-    settings = BackendConfig(name="ddp", device="cpu", threads=1, timeout=60.0)
+    settings = BackendConfig(name=name, device="cpu", threads=1, timeout=60.0)
     for scores, exchanges in run_ranks(2, tmp_path, on_a_rank, settings):
         assert scores.keys() == alone.keys() == {"perplexity", *OF_RANKS}
-        for name, values in alone.items():
-            assert scores[name] == pytest.approx(values, rel=1e-5), name
+        for measure, values in alone.items():
+            assert scores[measure] == pytest.approx(values, rel=1e-5), measure
         assert exchanges == len(NUM_ROWS), "perplexity takes one for each set"
 
 
