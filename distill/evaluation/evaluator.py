@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed.shard import head_outlasts_forward
-from distill.evaluation.measures import KEPT_BYTES, LOGITS_BYTES, KeptRows, Measure, Pass, ProgressCallback, Scoring
+from distill.evaluation.measures import KEPT_BYTES, KeptRows, Measure, Pass, ProgressCallback, Scoring, chunk_rows
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet
@@ -129,7 +129,7 @@ class Evaluator:
 
         metric = Agreement(**summed(self.backend)).to(self.backend.device)
         vocab = self.scoring.vocab
-        size = max(1, LOGITS_BYTES // (8 * vocab))
+        size = chunk_rows(vocab)
         parts = (self._head_rows("student", student, data), self._head_rows("teacher", teacher, data))
         for both in zip(*parts, strict=True):
             for student_rows, teacher_rows in zip(*(rows.split(size) for rows in both), strict=True):

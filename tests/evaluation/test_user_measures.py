@@ -1,6 +1,8 @@
 """Measures of the user's, torchmetrics Metrics: their values by hand, their names, and what is refused early."""
 
 import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from distributed import run_ranks
 from families import make_family
-from job import composed
+from job import composed, environment
 from test_scores import MODEL, SET, make, silent
 from tiny import VOCAB, make_evaluator, make_masks, make_rows, make_tokenizer
 from torch import Tensor
@@ -200,6 +202,12 @@ def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
         for measure, values in alone.items():
             assert scores[measure] == pytest.approx(values, rel=1e-5), measure
         assert exchanges == len(NUM_ROWS), "perplexity takes one for each set"
+
+
+def test_torchmetrics_is_imported_where_models_are_scored_and_not_before() -> None:
+    program = "import sys, distill.job, distill.commands.scoring, distill.checks; print('torchmetrics' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
