@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
 
-        settle_formats(config, folder)
-        settle_start(config, models, task, text.batches, folder)
+        config = settle_formats(config, folder)
+        config = settle_start(config, models, task, text.batches, folder)
         twin = settled_twin(twin, config)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         caches = choose_caches(config, models, text, objective)
@@ -135,11 +135,16 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
     return task
 
 
-def settle_formats(config: Config, folder: RunFolder) -> None:
-    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume."""
+def settle_formats(config: Config, folder: RunFolder) -> Config:
+    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume.
+
+    Returns:
+        The settings with a format in place of every `auto`.
+    """
     recorded = folder.recorded_precision()
-    config.precision = choose_precision(config.precision, recorded, folder.backend)
-    folder.checkpoints.precision = asdict(config.precision) | keep_threads(config.backend, recorded)
+    precision = choose_precision(config.precision, recorded, folder.backend)
+    folder.checkpoints.precision = dict(precision) | keep_threads(config.backend, recorded)
+    return config.changed(precision=precision)
 
 
 def choose_schedule(config: Config, batches: Batches) -> Schedule:
