@@ -36,7 +36,7 @@ from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student
 from distill.runs.step import StepResult
-from distill.teacher.signal import NoTeacher
+from distill.teacher.output import NoTeacher
 from distill.train import Learner, Training, train
 
 VOCABULARY = 30000
@@ -169,7 +169,7 @@ class Trainer:
             alone.ranks.rank, alone.ranks.size = 0, 1
             return alone
         self.backend.rings = self.chosen_rings if job.rings == "auto" else int(job.rings)
-        self.backend.settings.compression = job.compression
+        self.backend.settings = self.backend.settings.changed(compression=job.compression)
         self.sync.zero()
         self.sync.sum()
         return self.sync

@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from distill.distributed import Backend, gradient_sync
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.scorable import require_positions
+from distill.evaluation.memory_check import check_memory
 from distill.models.language_model import LanguageModel
 from distill.models.memory import require_memory_for_step
 from distill.monitor import Monitor
@@ -35,12 +35,10 @@ from distill.runs.banner import banner, notes
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe
-from distill.runs.facts import Profile
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics
 from distill.runs.milestones import check_within
 from distill.runs.pair import Models, load_models, settle_start
-from distill.runs.parts import from_json
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
@@ -90,8 +88,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
 
-        settle_formats(config, folder)
-        settle_start(config, models, task, text.batches, folder)
+        config = settle_formats(config, folder)
+        config = settle_start(config, models, task, text.batches, folder)
         twin = settled_twin(twin, config)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         caches = choose_caches(config, models, text, objective)
@@ -138,11 +136,16 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
     return task
 
 
-def settle_formats(config: Config, folder: RunFolder) -> None:
-    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume."""
+def settle_formats(config: Config, folder: RunFolder) -> Config:
+    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume.
+
+    Returns:
+        The settings with a format in place of every `auto`.
+    """
     recorded = folder.recorded_precision()
-    config.precision = choose_precision(config.precision, recorded, folder.backend)
-    folder.checkpoints.precision = asdict(config.precision) | keep_threads(config.backend, recorded)
+    precision = choose_precision(config.precision, recorded, folder.backend)
+    folder.checkpoints.precision = dict(precision) | keep_threads(config.backend, recorded)
+    return config.changed(precision=precision)
 
 
 def choose_schedule(config: Config, batches: Batches) -> Schedule:
@@ -203,17 +206,12 @@ def make_evaluator(
     Raises:
         SettingError: `optimize` names a number that the results of this run will not have.
     """
-    scoring = task.scoring(config, models.tokenizer, text.sets, backend)
-    if config.evaluate.twin is not None:  # whose difference from the student is tested row by row
-        scoring = replace(scoring, row_losses={})
-    measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
-    require_positions(measures, text.sets)
-    evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
+    evaluator = task.evaluator(config, models.tokenizer, text.sets, backend)
     if (goal := Goal.of(config.optimize)) is not None:
         compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
         goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
     scored = [] if models.tokenizers else [member.model for member in models.teachers]
-    evaluator.rehearse([models.student, *scored], text.sets)
+    check_memory(evaluator, [models.student, *scored], text.sets)
     return evaluator
 
 
@@ -280,7 +278,7 @@ def train_profiled(
     return replace(
         record,
         training=replace(record.training, ended_by=ended_by),
-        profile=None if profile is None else from_json(Profile, profile),
+        profile=profile,
     )
 
 

@@ -9,7 +9,8 @@ import torch
 
 from distill.config.settings import Config
 from distill.distributed import Backend
-from distill.evaluation import bootstrap
+from distill.evaluation.significance import ModelLosses, compare_models
+from distill.evaluation.speed import tokens_per_second
 from distill.models.export_folder import export
 from distill.monitor import Monitor
 from distill.report import report, summary
@@ -96,7 +97,7 @@ def finished_record(
             data_wait=data_wait(read_lines(monitor.folder.metrics_path)),
             ended_by=known.training.ended_by,
             length=config.train.length,
-            evaluation_seconds=monitor.evaluator.seconds,
+            evaluation_seconds=monitor.evaluator.readers.seconds,
         ),
         backend=backend_facts(training.backend, config, text.batches, training.state.syncs),
         history=[HistoryPoint.of(line) for line in lines],
@@ -146,7 +147,7 @@ def score_models(
 
 def score_each(
     entries: dict[str, tuple[Any, Any]], monitor: Monitor, has_twin: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, ModelLosses]]:
     """Each model's part of the record with its scores and its speed, and its losses by row where these were wanted.
 
     Args:
@@ -154,24 +155,27 @@ def score_each(
     """
     evaluator, sets = monitor.evaluator, monitor.sets
     models = [model for _, model in entries.values()]
-    speeds = evaluator.tokens_per_second(models, sets[0]) if sets else [0.0] * len(models)
-    filled, losses = {}, {}
+    speeds = tokens_per_second(evaluator, models, sets[0]) if sets else [0.0] * len(models)
+    filled: dict[str, Any] = {}
+    losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
         # What an earlier process scored has left no losses by row, by which the student is compared with its twin.
         lacking = label != "student" or (has_twin and monitor.row_losses is None)
         before = None if lacking else monitor.last_scores()
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured
-        filled[label] = replace(
-            facts, scores=before or evaluator.score(model, label, sets, keep), tokens_per_second=speed
-        )
-        losses[label] = monitor.row_losses if before else dict(evaluator.scoring.row_losses or {})
+        if before:
+            scores, losses[label] = before, monitor.row_losses or {}
+        elif has_twin:
+            scores, losses[label] = evaluator.score_by_row(model, label, sets, keep)
+        else:
+            scores = evaluator.score(model, label, sets, keep)
+        filled[label] = replace(facts, scores=scores, tokens_per_second=speed)
     return filled, losses
 
 
-def compared(losses: dict[str, Any], monitor: Monitor) -> dict[str, dict[str, Resampled]]:
+def compared(losses: dict[str, ModelLosses], monitor: Monitor) -> dict[str, dict[str, Resampled]]:
     """The paired bootstrap of student and twin, by measure and set."""
-    student, twin = losses["student"] or {}, losses["twin"] or {}
-    by_measure = bootstrap.compare_models(student, twin, monitor.sets, monitor.evaluator.scoring)
+    by_measure = compare_models(losses["student"], losses["twin"], monitor.sets, monitor.evaluator.scoring)
     return {
         measure: {name: Resampled(**each.as_dict()) for name, each in by_set.items()}
         for measure, by_set in by_measure.items()

@@ -39,7 +39,7 @@ from distill.runs.step import History, Observer, StepResult, StepStats, Window
 from distill.runtime.errors import Interrupted, RankLost
 from distill.runtime.seed import key
 from distill.runtime.signals import ALL, SAVING, Signals, handled
-from distill.teacher.signal import Teacher
+from distill.teacher.output import Teacher
 
 TRIAL = "profile.stop_after"  # what ends a run that is only to be profiled
 
@@ -106,13 +106,13 @@ def accumulate_gradients(
     sync.zero()
     sums = scales.new_zeros(len(window), len(scales))
     with model.student.weight_cast_cache(), sync.ranks.computing():
-        signals = teacher.signals(window, objective.teacher_spec)
+        teacher_outputs = teacher.outputs(window, objective.teacher_spec)
         for number, batch in enumerate(window):
             with phase(TEACHER):
-                teacher_signal = next(signals)
+                teacher_output = next(teacher_outputs)
             with sync.micro_batch(number == len(window) - 1, overlap), keyed_by_row(batch.dropout_keys):
                 with phase(FORWARD):
-                    loss, sums[number] = objective(model, teacher_signal, batch, scales)
+                    loss, sums[number] = objective(model, teacher_output, batch, scales)
                 with phase(BACKWARD):
                     loss.backward()
     return sums

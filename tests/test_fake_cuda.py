@@ -26,8 +26,8 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import GradientSync
 from distill.distributed.single import Single
-from distill.evaluation.masked_copies import Copies, head_rows_at_masks
-from distill.evaluation.measures import PerplexityMeter
+from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.measures.perplexity import Perplexity
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
@@ -190,7 +190,7 @@ def test_pseudo_perplexity(family: str, padded: bool) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
     """Both measures and the agreement, up to the numbers themselves, which fake tensors do not have."""
-    monkeypatch.setattr(PerplexityMeter, "compute", lambda self: float(self.sums.device == CUDA))
+    monkeypatch.setattr(Perplexity, "compute", lambda self: {self.name: float(self.sums.device == CUDA)})
     rows = make_rows(8, shortest=5)
     settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
     evaluator = make_evaluator(settings, make_masks(tokenizer, rows), precision(format), backend())

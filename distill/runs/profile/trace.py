@@ -1,4 +1,4 @@
-"""A few steps operation by operation, by torch.profiler, as a file that chrome://tracing and Perfetto show."""
+"""A few steps operation by operation, by torch.profiler: a trace for chrome://tracing or Perfetto, and a table."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 
 # Micro-batches of a trace: each adds a few thousand operations, and the file is to stay at a few megabytes.
 MOST_MICRO_BATCHES = 32
+MAX_OPERATIONS = 30  # in the table, those that take longest
 
 
 class Trace:
@@ -18,7 +19,7 @@ class Trace:
     """
 
     def __init__(self, path: Path, after: int, steps: int, micro_batches: int, device: torch.device) -> None:
-        """`path`: of the file, .json.gz; `micro_batches`: of a step."""
+        """`path`: of the trace, NAME.json.gz; `micro_batches`: of a step."""
         self.path, self._device = path, device
         count = min(steps, max(1, MOST_MICRO_BATCHES // micro_batches))
         self.steps = range(after, after + count) if steps else range(0)
@@ -43,6 +44,9 @@ class Trace:
         profiler.stop()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.path))
+        order = "self_device_time_total" if self._device.type == "cuda" else "self_cpu_time_total"
+        operations = profiler.key_averages().table(sort_by=order, row_limit=MAX_OPERATIONS)
+        self.path.with_suffix("").with_suffix(".txt").write_text(operations)
 
     def _start(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would write lines of its own between those of the run

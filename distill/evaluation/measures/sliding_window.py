@@ -4,31 +4,25 @@ Shapes: B windows, S positions of a window, N scored tokens, V vocabulary.
 """
 
 import re
-import weakref
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tokenizers.models import WordPiece
+from torch import Tensor
+from torchmetrics import Metric
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import PROMPT
-from distill.evaluation.measures import ProgressCallback, Scoring, exp, token_losses
-from distill.evaluation.row_losses import RowLosses, RowMeter
+from distill.evaluation.measures import Measure, ProgressCallback, Scoring, exp
+from distill.evaluation.measures.over_ranks import summed
+from distill.evaluation.measures.perplexity import Part, TokenPass
+from distill.evaluation.measures.users import UserMeasures
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
-
-
-class Totals(NamedTuple):
-    """Sums over all scored tokens of a set and all ranks."""
-
-    loss: float  # nats
-    tokens: float
-    text_loss: float  # nats, without special tokens
-    text_bytes: float  # UTF-8
 
 
 class Window(NamedTuple):
@@ -39,79 +33,92 @@ class Window(NamedTuple):
     row: int = 0  # of the set, whose tokens are scored
 
 
-class SlidingPerplexity:
-    """exp of the mean cross-entropy of the next token.
+class TextInformation(Metric):
+    """Perplexity, and the information of the text in bits, as the model sees it, for each of its UTF-8 bytes.
 
-    Every token is scored once, except those of prompts and the first one of a document where no token marks its
-    beginning. A window is as
-    long as a row; it moves on by `stride` tokens, and only those that it has not scored before count. So each of them
-    has at least a window less a stride of its document before it, as far as the document goes back.
+    Bits per byte are over the tokens that perplexity scores, without special ones, which are no text. Unlike perplexity
+    they do not depend on how a vocabulary cuts the text up.
     """
 
-    name = "perplexity"
-    title = "Perplexity"
-    lower_is_better = True
-    unit = "rows"
+    is_differentiable, higher_is_better, full_state_update = False, False, False
+    # [4] float64: losses of all tokens in nats, their number, losses of those that are text, and bytes of these.
+    sums: Tensor
+    token_bytes: Tensor  # [V] int64
 
-    def __init__(self, scoring: Scoring, stride: int | None, token_bytes: np.ndarray) -> None:
-        """`stride` None: half a row; `token_bytes` [V]: UTF-8 bytes of each token, 0 of special ones."""
-        assert isinstance(scoring.collator, CausalLM)
-        self.scoring, self.stride = scoring, stride
-        self.collator: CausalLM = scoring.collator
-        self.token_bytes = torch.from_numpy(token_bytes).to(scoring.backend.device)
-        moves = "half a row" if stride is None else f"{stride} tokens"
-        self.explanation = (
-            "the exponential of the mean cross-entropy of the next token, by a window of a row that moves on by "
-            + moves
-            + (", over what counts: prompts are read and not scored" if scoring.prompts else "")
+    def __init__(self, token_bytes: np.ndarray, **exchange: Any) -> None:
+        """`token_bytes` [V]: UTF-8 bytes of each token, 0 of special ones."""
+        super().__init__(**exchange)
+        self.add_state("sums", torch.zeros(4, dtype=torch.float64), dist_reduce_fx="sum")
+        self.register_buffer("token_bytes", torch.from_numpy(token_bytes))
+
+    def update(self, losses: Tensor, targets: Tensor) -> None:
+        """losses [N] float64, in nats, of the tokens targets [N]"""
+        lengths = self.token_bytes[targets]
+        self.sums += torch.stack(
+            [losses.sum(), losses.new_tensor(len(losses)), (losses * (lengths > 0)).sum(), lengths.sum()]
         )
-        # The model is referred to weakly, so that it leaves memory before the next one is loaded.
-        self._last: tuple[weakref.ref[LanguageModel], EvaluationSet, Totals, RowLosses | None] | None = None
 
-    def size(self, data: EvaluationSet) -> int:
-        return data.num_rows
+    def compute(self) -> dict[str, float]:
+        loss, tokens, text_loss, text_bytes = self.sums.tolist()
+        return {
+            "perplexity": exp(loss / tokens) if tokens else float("nan"),
+            "bits_per_byte": float(text_loss / np.log(2) / text_bytes) if text_bytes else float("nan"),
+        }
+
+
+class WindowPass(TokenPass):
+    """The tokens of a text, each with a stretch of it before.
+
+    Every token is scored once, except those of prompts and the first one of a document where no token marks its
+    beginning. A window is as long as a row; it moves on by `evaluate.stride` tokens (half a row by default), and only
+    those that it has not scored before count. So each of them has at least a window less a stride of its document
+    before it, as far as the document goes back.
+    """
+
+    chunked = True
+
+    def __init__(self, scoring: Scoring) -> None:
+        assert isinstance(scoring.collator, CausalLM)
+        self.collator: CausalLM = scoring.collator
+        self.stride = scoring.settings.stride
+        measures = (
+            Measure("perplexity", "Perplexity", self._explanation(any(data.prompts for data in scoring.sets))),
+            Measure(
+                "bits_per_byte",
+                "Bits per byte",
+                "the same in bits for each byte of the text, which compares models of different vocabularies",
+            ),
+        )
+        metric = TextInformation(token_bytes(scoring.tokenizer), **summed(scoring.backend))
+        super().__init__(scoring, metric, measures, UserMeasures(scoring, scoring.vocab))
 
     def num_positions(self, data: EvaluationSet) -> int:
-        """Tokens that are scored, on all ranks."""
         windows = [window for row in range(data.num_rows) for window in self.windows(data, row)]
         return sum(int(_scored(self._collate(data, [window]), [window]).sum()) for window in windows)
-
-    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
-        totals = self.totals(model, data, done)
-        by_row = self._last[3] if self._last is not None else None
-        if self.scoring.row_losses is not None and by_row is not None:
-            self.scoring.row_losses[self.name, data.name] = by_row
-        return exp(totals.loss / totals.tokens) if totals.tokens else float("nan")
 
     def scores_any(self, data: EvaluationSet) -> bool:
         windows = (window for row in range(data.num_rows) for window in self.windows(data, row))
         return any(_scored(self._collate(data, [window]), [window]).any() for window in windows)
 
-    def totals(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Totals:
-        """The sums for a model on a set; asked again for the same, they are not computed again."""
-        if self._last is not None and self._last[0]() is model and self._last[1] is data:
-            done(-(-data.num_rows // self.scoring.backend.size))
-            return self._last[2]
-        sums = torch.zeros(4, dtype=torch.float64, device=self.scoring.backend.device)
-        by_row = None if self.scoring.row_losses is None else RowMeter(self.scoring.backend, data.num_rows)
+    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
+        device = self.scoring.backend.device
         for windows in self._batches(data, done):
             batch = self._collate(data, windows)
             scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
-            positions, targets = (each[scored].to(sums.device) for each in batch.targets)
-            batch = batch.to(sums.device)
+            positions, targets = (each[scored].to(device) for each in batch.targets)
+            batch = batch.to(device)
             rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
-            losses = token_losses(model, rows, targets, self.scoring.vocab)
-            lengths = self.token_bytes[targets]
-            counts = torch.stack(
-                [losses.sum(), losses.new_tensor(len(losses)), (losses * (lengths > 0)).sum(), lengths.sum()]
-            )
-            sums += counts
-            if by_row is not None:
-                numbers = self.scoring.tensor(np.array([window.row for window in windows], np.int64))
-                by_row.update(losses, numbers[positions // batch.ids.shape[1]])
-        totals = Totals(*self.scoring.backend.sum(sums).tolist())
-        self._last = (weakref.ref(model), data, totals, None if by_row is None else by_row.compute())
-        return totals
+            assert rows is not None
+            numbers = self.scoring.tensor(np.array([window.row for window in windows], np.int64))
+            yield Part(rows, targets, numbers[positions // batch.ids.shape[1]])
+
+    def _explanation(self, prompts: bool) -> str:
+        moves = "half a row" if self.stride is None else f"{self.stride} tokens"
+        return (
+            "the exponential of the mean cross-entropy of the next token, by a window of a row that moves on by "
+            + moves
+            + (", over what counts: prompts are read and not scored" if prompts else "")
+        )
 
     def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:
         """The windows of a row of the set, each with the text before it that belongs to the same document."""
@@ -134,9 +141,9 @@ class SlidingPerplexity:
         waiting: list[Window] = []
         for number, row in enumerate(rows):
             waiting += self.windows(data, row)
-            while len(waiting) >= self.scoring.batch_size or (waiting and number == len(rows) - 1):
-                yield waiting[: self.scoring.batch_size]
-                waiting = waiting[self.scoring.batch_size :]
+            while len(waiting) >= self.scoring.settings.batch_size or (waiting and number == len(rows) - 1):
+                yield waiting[: self.scoring.settings.batch_size]
+                waiting = waiting[self.scoring.settings.batch_size :]
             done(1)
 
     def _collate(self, data: EvaluationSet, windows: list[Window]) -> Batch:
@@ -145,36 +152,6 @@ class SlidingPerplexity:
             row[: len(window.ids)] = window.ids
         numbers = np.arange(len(windows))
         return self.collator.collate(ids, numbers.astype(np.uint64), numbers)
-
-
-class BitsPerByte:
-    """The information of the text in bits, as the model sees it, for each of its UTF-8 bytes.
-
-    Over the tokens that perplexity scores, without special ones, which are no text. Unlike perplexity it does not
-    depend on how a vocabulary cuts the text up.
-    """
-
-    name = "bits_per_byte"
-    title = "Bits per byte"
-    explanation = "the same in bits for each byte of the text, which compares models of different vocabularies"
-    lower_is_better = True
-    unit = "rows"
-
-    def __init__(self, perplexity: SlidingPerplexity) -> None:
-        self.perplexity = perplexity
-
-    def size(self, data: EvaluationSet) -> int:
-        return data.num_rows
-
-    def num_positions(self, data: EvaluationSet) -> int:
-        return self.perplexity.num_positions(data)
-
-    def scores_any(self, data: EvaluationSet) -> bool:
-        return self.perplexity.scores_any(data)
-
-    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float:
-        totals = self.perplexity.totals(model, data, done)
-        return totals.text_loss / np.log(2) / totals.text_bytes if totals.text_bytes else float("nan")
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

@@ -8,8 +8,8 @@ from tiny import VOCAB, make_evaluator, make_masks, make_model, make_rows, make_
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.masked_copies import Copies, head_rows_at_masks
-from distill.evaluation.rehearsal import rehearse
+from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.memory_check import check_memory, try_once
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel
 from distill.runtime.errors import SettingError
@@ -20,7 +20,7 @@ BACKEND = Single(BackendConfig(device="cpu"))
 
 def test_what_is_sure_to_be_too_much_is_not_tried() -> None:
     with pytest.raises(SettingError, match=r"evaluate\.batch_size=7: .* takes 1e\+06 GB at least"):
-        rehearse(lambda: pytest.fail("it was tried"), 10**15, SETTING, 7, BACKEND)
+        try_once(lambda: pytest.fail("it was tried"), 10**15, SETTING, 7, BACKEND)
 
 
 def allocate() -> None:
@@ -34,7 +34,7 @@ def raise_like_a_gpu() -> None:
 @pytest.mark.parametrize("run", [allocate, raise_like_a_gpu])
 def test_a_lack_of_memory_has_one_line(run: object) -> None:
     with pytest.raises(SettingError, match=r"evaluate\.batch_size=7: .* lower it"):
-        rehearse(run, 0, SETTING, 7, BACKEND)  # type: ignore[arg-type]
+        try_once(run, 0, SETTING, 7, BACKEND)  # type: ignore[arg-type]
 
 
 def test_other_errors_stay_as_they_are() -> None:
@@ -42,21 +42,21 @@ def test_other_errors_stay_as_they_are() -> None:
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        rehearse(broken, 0, SETTING, 7, BACKEND)
+        try_once(broken, 0, SETTING, 7, BACKEND)
 
 
 def test_a_run_is_refused_before_its_first_step(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     folder = shelf.root / "rehearsed"
-    monkeypatch.setattr("distill.evaluation.rehearsal.available", lambda backend: 1_000_000)
+    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda backend: 1_000_000)
     assert shelf.run(folder, "evaluate.batch_size=64") == 2
     assert "evaluate.batch_size=64: a batch of evaluation takes" in capfd.readouterr().err
     assert not list((folder / "checkpoints").glob("*"))
 
 
-def evaluator_of() -> Evaluator:
-    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=1.0, batch_size=64))
+def evaluator_of(share: float = 1.0) -> Evaluator:
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=share, batch_size=64))
     masks = make_masks(make_tokenizer(), make_rows(8))
     return make_evaluator(settings, masks, PrecisionConfig(evaluate="fp32"), BACKEND)
 
@@ -69,12 +69,11 @@ def test_the_set_with_the_longest_rows_is_rehearsed(monkeypatch: pytest.MonkeyPa
     student = make_model("distilbert", 2)
     largest = 4 * 32 * (8 + 4 * student.config.hidden_size)  # ids and one layer's output
     assert largest > 4 * 8 * (8 + 4 * (student.config.hidden_size + VOCAB))  # those and the logits of the short set
-    monkeypatch.setattr("distill.evaluation.rehearsal.available", lambda backend: largest - 1)
-    evaluator = evaluator_of()
-    evaluator.own = evaluator.own[:1]
-    evaluator.rehearse([student], [set_of(8)])
+    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda backend: largest - 1)
+    evaluator = evaluator_of(share=0.0)
+    check_memory(evaluator, [student], [set_of(8)])
     with pytest.raises(SettingError, match=r"evaluate\.batch_size=4: a batch of evaluation takes"):
-        evaluator.rehearse([student], [set_of(8), set_of(32)])
+        check_memory(evaluator, [student], [set_of(8), set_of(32)])
 
 
 def test_the_batch_of_pseudo_perplexity_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,15 +84,15 @@ def test_the_batch_of_pseudo_perplexity_is_rehearsed(monkeypatch: pytest.MonkeyP
         return head_rows_at_masks(model, copies)
 
     student, evaluator = make_model("distilbert", 2), evaluator_of()
-    monkeypatch.setattr("distill.evaluation.pseudo_perplexity.head_rows_at_masks", rows_of)
-    evaluator.rehearse([student, student], [set_of(32)])
+    monkeypatch.setattr("distill.evaluation.measures.pseudo_perplexity.head_rows_at_masks", rows_of)
+    check_memory(evaluator, [student, student], [set_of(32)])
     assert seen == [64, 64]
     message = r"evaluate\.pseudo_perplexity\.batch_size=64: a batch of evaluation"
-    monkeypatch.setattr("distill.evaluation.pseudo_perplexity.head_rows_at_masks", lambda *_: allocate())
+    monkeypatch.setattr("distill.evaluation.measures.pseudo_perplexity.head_rows_at_masks", lambda *_: allocate())
     with pytest.raises(SettingError, match=message + r" takes more memory than there is; lower it"):
-        evaluator.rehearse([student], [set_of(32)])
+        check_memory(evaluator, [student], [set_of(32)])
     least = 4 * 32 * (8 + 4 * (student.config.hidden_size + VOCAB))
     assert least < 64 * 32 * (8 + 4 * student.config.hidden_size)
-    monkeypatch.setattr("distill.evaluation.rehearsal.available", lambda backend: least)
+    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda backend: least)
     with pytest.raises(SettingError, match=message + r" takes .* GB at least"):
-        evaluator.rehearse([student], [set_of(32)])
+        check_memory(evaluator, [student], [set_of(32)])

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import BertForMaskedLM, DistilBertForMaskedLM, DistilBertModel, RobertaForMaskedLM
 
 from distill.data.batch import PADDING
-from distill.evaluation.mixture import MeanReader
+from distill.evaluation.readers import MeanReader
 from distill.models.kernels.packed_linear import PackedLinear
 from distill.models.known_layers import Layer, attend, known_layers
 from distill.models.language_model import LanguageModel, OutputSpec

@@ -7,28 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from tiny import PAD, VOCAB, make_masks
+from tiny import PAD, make_masks
 from vocabularies import vocabulary_of
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows
 from distill.distributed.single import Single
-from distill.evaluation.bootstrap import (
+from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.significance import (
     FEWEST,
     SAMPLED,
     STRETCH,
+    RowLosses,
     Units,
     compare_models,
     compare_rows,
     paired_bootstrap,
     units_of,
 )
-from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import Scoring
-from distill.evaluation.row_losses import RowLosses
-from distill.evaluation.sets import EvaluationSet
-from distill.tasks import find_task
 
 
 def sums(seed: int, units: int = 30, effect: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -64,9 +61,9 @@ def test_it_is_that_of_a_plain_loop(resamples: int) -> None:
 
 
 def test_draws_in_several_chunks_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.evaluation.bootstrap.AT_ONCE", 60)
+    monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 60)
     many = paired_bootstrap(*sums(1), resamples=1001)
-    monkeypatch.setattr("distill.evaluation.bootstrap.AT_ONCE", 1 << 20)
+    monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 1 << 20)
     whole = paired_bootstrap(*sums(1), resamples=1001)
     assert many == whole and many.low < many.ratio < many.high
 
@@ -169,15 +166,13 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
     data = EvaluationSet("small", "a small set", rows, 3)
     masks = make_masks(tokenizer, rows, share=0.3)
     backend = Single(BackendConfig(device="cpu"))
-    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(0.5, 8))
-    scoring = Scoring(masks, VOCAB, 4, backend, row_losses={})
-    evaluator = Evaluator(settings, scoring, find_task("mlm").measures(scoring, settings, tokenizer), PrecisionConfig())
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=8))
+    evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), backend)
     kept = {}
     for name in ("one", "two"):
         model = tiny.make_model("bert", 1 if name == "one" else 2)
-        scores = evaluator.score(model, name, [data])
-        assert scoring.row_losses is not None
-        kept[name] = dict(scoring.row_losses)
+        scores, kept[name] = evaluator.score_by_row(model, name, [data])
+        assert scores == evaluator.score(model, name, [data])
         for measure in ("perplexity", "pseudo_perplexity"):
             found = kept[name][measure, "small"]
             assert found.losses.shape == (15,) and found.counts.sum() > 15
@@ -186,9 +181,9 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
             )
             alone = EvaluationSet("small", "", rows[3:4], 1)
             assert found.counts[3] <= int((alone.rows != PAD).sum())
-    compared = compare_models(kept["one"], kept["two"], [data], scoring)
+    compared = compare_models(kept["one"], kept["two"], [data], evaluator.scoring)
     assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "rows"
-    (single,) = compare_models(kept["one"], kept["one"], [data], scoring)["perplexity"].values()
+    (single,) = compare_models(kept["one"], kept["one"], [data], evaluator.scoring)["perplexity"].values()
     assert (single.low, single.high) == (1.0, 1.0)
 
 
@@ -196,18 +191,12 @@ def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:
     """Those of one row are what a set of that row alone has, at the positions of the same mask."""
     rows = tiny.make_rows(6, shortest=4)
     masks = make_masks(tokenizer, rows, share=0.3)
-    scoring = Scoring(masks, VOCAB, 3, Single(BackendConfig(device="cpu")), row_losses={})
-    evaluator = Evaluator(
-        EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(1.0, 8)),
-        scoring,
-        find_task("mlm").measures(scoring, EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(1.0, 8)), tokenizer),
-        PrecisionConfig(),
-    )
+    settings = EvaluateConfig(batch_size=3, pseudo_perplexity=PseudoPerplexityConfig(share=1.0, batch_size=8))
+    evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), Single(BackendConfig(device="cpu")))
     model = tiny.make_model("distilbert", 2)
-    evaluator.score(model, "model", [EvaluationSet("all", "", rows, 6)])
-    whole = dict(scoring.row_losses or {})["pseudo_perplexity", "all"]
+    whole = evaluator.score_by_row(model, "model", [EvaluationSet("all", "", rows, 6)])[1]["pseudo_perplexity", "all"]
     for number in range(6):
-        evaluator.score(model, "model", [EvaluationSet("one", "", rows[number : number + 1], 1)])
-        alone = dict(scoring.row_losses or {})["pseudo_perplexity", "one"]
+        one = EvaluationSet("one", "", rows[number : number + 1], 1)
+        alone = evaluator.score_by_row(model, "model", [one])[1]["pseudo_perplexity", "one"]
         assert whole.counts[number] == alone.counts[0] > 0
         assert whole.losses[number] == pytest.approx(alone.losses[0], rel=1e-5)

@@ -4,46 +4,43 @@ Shapes: R rows, S positions, B copies of them with one position masked each.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
+from torchmetrics import Metric
 
-from distill.config.settings import PseudoPerplexityConfig
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
-from distill.evaluation.masked_copies import Copies, head_rows_at_masks
-from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
-from distill.evaluation.row_losses import RowMeter
+from distill.evaluation.measures import KeptRows, Measure, ProgressCallback, Scoring, Trial
+from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.measures.over_ranks import summed
+from distill.evaluation.measures.perplexity import Part, Perplexity, TokenPass
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.kernels.precision import autocast
 from distill.models.language_model import LanguageModel
 from distill.runtime.seed import key, uniform
 
+PSEUDO_PERPLEXITY = Measure(
+    "pseudo_perplexity", "Pseudo-perplexity", "the same with each scored token masked by itself"
+)
 COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one forward
 
 
-class PseudoPerplexity:
-    """exp of the mean negative log-likelihood of tokens that are masked one at a time.
+class SinglePass(TokenPass):
+    """Tokens that are masked one at a time.
 
     A seeded share of all maskable positions is scored, drawn position by position.
     """
 
-    name = "pseudo_perplexity"
-    title = "Pseudo-perplexity"
-    explanation = "the same with each scored token masked by itself"
-    lower_is_better = True
     unit = "positions"
 
-    def __init__(
-        self,
-        scoring: Scoring,
-        settings: PseudoPerplexityConfig,
-        share_of: Callable[[str], float] | None = None,
-    ) -> None:
-        """`share_of`: the share of the positions of a set by its name; None: `settings.share` of every set."""
-        self.scoring, self.settings, self.pairs = scoring, settings, scoring.collator
-        self.share_of = share_of or (lambda name: settings.share)
+    def __init__(self, scoring: Scoring) -> None:
+        metric = Perplexity(PSEUDO_PERPLEXITY.name, **summed(scoring.backend))
+        super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,))
+        self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
+        self.share_of: Callable[[str], float] = scoring.settings.share_of
         words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
         assert isinstance(words, MaskedLM)
         self.collator = words
@@ -54,8 +51,11 @@ class PseudoPerplexity:
     def num_positions(self, data: EvaluationSet) -> int:
         return self.size(data)
 
+    def scores(self, data: EvaluationSet) -> bool:
+        return self.share_of(data.name) > 0
+
     def scores_any(self, data: EvaluationSet) -> bool:
-        return self.share_of(data.name) == 0 or self.size(data) > 0
+        return self.size(data) > 0
 
     def positions(self, data: EvaluationSet) -> np.ndarray:
         """The flat positions of `data.rows` that are scored, [N] int64."""
@@ -63,29 +63,34 @@ class PseudoPerplexity:
         drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.share_of(data.name)
         return maskable[drawn]
 
-    def score(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> float | None:
-        if self.share_of(data.name) == 0:
-            return None
-        mean, kept = PerplexityMeter(self.scoring.backend), self.scoring.row_losses
-        by_row = None if kept is None else RowMeter(self.scoring.backend, data.num_rows)
+    def score(
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        done: ProgressCallback,
+        row_losses: Metric | None = None,
+        keep: KeptRows | None = None,
+    ) -> dict[str, float]:
         # One context around all: autocast then casts a trained weight once, not in each forward.
         with autocast(model.precision, self.scoring.backend.device):
-            for copies, targets, rows in self._copies(data, done):
-                losses = mean.update(self.logits(model, copies), targets)
-                if by_row is not None:
-                    by_row.update(losses, self.scoring.tensor(rows))
-        if kept is not None and by_row is not None:
-            kept[self.name, data.name] = by_row.compute()
-        return mean.compute()
+            return super().score(model, data, done, row_losses, keep)
 
-    def largest_batch(self, data: EvaluationSet) -> Copies | None:
-        """This rank's first one, of the longest rows; None where it has none."""
-        return next((copies for copies, _, _ in self._copies(data, lambda _: None)), None)
+    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
+        for copies, targets, rows in self._copies(data, done):
+            # Only the masked position reaches the vocabulary-sized head.
+            yield Part(head_rows_at_masks(model, copies), targets, self.scoring.tensor(rows))
+
+    def trial(self, data: EvaluationSet) -> Trial:
+        """The first batch of this rank, which is of the longest rows; a rank may have none."""
+        copies = next((copies for copies, _, _ in self._copies(data, lambda _: None)), None)
+        setting, value = "evaluate.pseudo_perplexity.batch_size", self.settings.batch_size
+        if copies is None:
+            return Trial(lambda model: None, 0, setting, value)
+        return Trial(partial(self.logits, copies=copies), len(copies.row) * copies.rows.shape[1], setting, value)
 
     def logits(self, model: LanguageModel, copies: Copies) -> torch.Tensor:
         """Of one batch, [B, V]."""
         with autocast(model.precision, self.scoring.backend.device):
-            # Only the masked position reaches the vocabulary-sized head.
             return model.logits(head_rows_at_masks(model, copies), self.scoring.vocab)
 
     def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor, np.ndarray]]:

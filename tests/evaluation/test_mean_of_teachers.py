@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 import torch
 from naive import attention_of
-from tiny import VOCAB, make_masks, make_model, make_rows
+from tiny import VOCAB, make_evaluator, make_masks, make_model, make_rows
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import Scoring
-from distill.evaluation.mixture import MeanModel
-from distill.evaluation.perplexity import Perplexity
-from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+from distill.evaluation.measures.pseudo_perplexity import SinglePass
+from distill.evaluation.readers import MeanModel
 from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.speed import tokens_per_second
 
 WEIGHTS = (0.25, 0.75)
 DATA = EvaluationSet("tiny", "", make_rows(6, shortest=5), 6)
@@ -24,9 +23,9 @@ DATA = EvaluationSet("tiny", "", make_rows(6, shortest=5), 6)
 
 @pytest.fixture
 def evaluator(tokenizer: Any) -> Evaluator:
-    scoring = Scoring(make_masks(tokenizer, DATA.rows, share=0.3), VOCAB, 4, Single(BackendConfig(device="cpu")))
-    measures = [Perplexity(scoring), PseudoPerplexity(scoring, PseudoPerplexityConfig(share=1.0))]
-    return Evaluator(EvaluateConfig(batch_size=4), scoring, measures, PrecisionConfig())
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=1.0))
+    masks = make_masks(tokenizer, DATA.rows, share=0.3)
+    return make_evaluator(settings, masks, PrecisionConfig(), Single(BackendConfig(device="cpu")))
 
 
 @pytest.fixture
@@ -49,7 +48,9 @@ def test_perplexities_are_those_of_the_mean(evaluator: Evaluator, models: list[A
         found = mean_log_probs(models, batch.ids, attention_of(batch)).flatten(0, 1)
         masked.append(found[batch.targets.positions, batch.targets.targets])
     assert scores["perplexity"]["tiny"] == pytest.approx(math.exp(-torch.cat(masked).mean()), rel=1e-5)
-    total, positions = 0.0, evaluator.measures[1].positions(DATA)  # type: ignore[attr-defined]
+    single = evaluator.passes[1]
+    assert isinstance(single, SinglePass)
+    total, positions = 0.0, single.positions(DATA)
     for row, column in zip(*divmod(positions, DATA.rows.shape[1]), strict=True):
         ids = torch.from_numpy(DATA.rows[row].astype(np.int64))[None]
         attention = (ids != evaluator.scoring.collator.pad_id).long()
@@ -74,7 +75,7 @@ def test_agreement_and_speed_take_the_mean_for_the_teacher(evaluator: Evaluator,
         alike.append(log_p.argmax(-1) == log_q.argmax(-1))
     assert found["kl"] == pytest.approx(float(torch.cat(divergences).mean()), rel=1e-5)
     assert found["top1"] == pytest.approx(float(torch.cat(alike).double().mean()))
-    assert all(speed > 0 for speed in evaluator.tokens_per_second([mean, student], DATA))
+    assert all(speed > 0 for speed in tokens_per_second(evaluator, [mean, student], DATA))
 
 
 def test_the_mean_of_one_model_with_itself_is_that_model(evaluator: Evaluator, models: list[Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from distill.data.span_rows import SpanRows
 from distill.data.tables.squad import Question, Questions
-from distill.evaluation.answers import AnswerConfig, Answered, find_answers
+from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
 from distill.evaluation.sets import EvaluationSet
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -20,7 +20,6 @@ from distill.data.row_format import PROMPT
 from distill.data.row_store import row_bytes
 from distill.data.sample import LARGE
 from distill.evaluation.measures import Scoring
-from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import EvaluationSet
 
 RESAMPLES = 10_000
@@ -33,6 +32,17 @@ SAMPLED = (
 )
 AT_ONCE = 4 << 20  # drawn units that are in memory at a time
 READ_ROWS = 1 << 16  # rows that are looked at together
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """What each row of a set contributes to a perplexity, which is exp(losses.sum() / counts.sum())."""
+
+    losses: np.ndarray  # [R] float64, nats of the row's scored tokens
+    counts: np.ndarray  # [R] float64, how many these are
+
+
+ModelLosses = Mapping[tuple[str, str], RowLosses]  # of one model, by measure and set
 
 
 @dataclass(frozen=True)
@@ -115,15 +125,15 @@ def compare_rows(first: RowLosses, second: RowLosses, units: Units) -> Bootstrap
 
 
 def compare_models(
-    first: Mapping[tuple[str, str], RowLosses],
-    second: Mapping[tuple[str, str], RowLosses],
+    first: ModelLosses,
+    second: ModelLosses,
     sets: Sequence[EvaluationSet],
     scoring: Scoring,
 ) -> dict[str, dict[str, Bootstrap]]:
     """By measure and set the bootstrap of two models, as far as both have losses by row and it says anything.
 
     Args:
-        first, second: what `Scoring.row_losses` holds after each of them was scored.
+        first, second: what `Evaluator.score_by_row` gave of each of them.
     """
     found: dict[str, dict[str, Bootstrap]] = {}
     for data in sets:
