@@ -33,7 +33,7 @@ from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.optim import updates as optim
 from distill.runs.setup import setup_student, setup_teacher
-from distill.teacher.cached import CachedTeacher
+from distill.teacher.cache import CachedTeacher
 from distill.teacher.layout import Layout
 from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
