@@ -185,9 +185,9 @@ def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     scores = made.score(MODEL, "student", sets)
     plain = make_evaluator(chosen.changed(measures={}), masks, PrecisionConfig(), backend)
-    before = backend.num_collectives
+    before = backend.traffic.num_collectives
     plain.score(MODEL, "student", sets)
-    count = backend.num_collectives - before
+    count = backend.traffic.num_collectives - before
     backend.close()
     return scores, count
 
