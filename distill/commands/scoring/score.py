@@ -165,7 +165,7 @@ def _score_group(config: Config, task: Task, group: Group, number: int, backend:
     if not sets:
         raise SettingError(
             "evaluate.sets: none of the sets is there to be scored; set DISTILL_DATA, hold text out of a corpus "
-            "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] '+evaluate.sources.mine={kind: text, "
+            "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] 'evaluate.sources.mine={kind: text, "
             "path: FILE}'"
         )
     evaluator = task.evaluator(config, group.tokenizer, sets, backend)
