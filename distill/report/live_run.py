@@ -39,7 +39,7 @@ class Ranks(Protocol):
     rank: int
     size: int
     device: Any
-    exchange_seconds: float  # that this rank has waited for the others
+    traffic: Any  # whose `exchange_seconds` this rank has waited for the others
 
 
 class RunPage:
@@ -92,7 +92,7 @@ class RunPage:
             steps: after which it ends; None: the clock ends it.
         """
         self._first_step, self._until, self._steps = first_step, seconds, steps
-        self._exchanged = self.ranks.exchange_seconds
+        self._exchanged = self.ranks.traffic.exchange_seconds
         self._may_write = self._begun = True
         self._earlier = None  # only those up to this step: the others are made again
 
@@ -102,7 +102,7 @@ class RunPage:
             return
         line: dict[str, Any] = dict(metrics)
         if self.ranks.size > 1:
-            exchanged, span = self.ranks.exchange_seconds, max(metrics["seconds"] - self._until, 1e-9)
+            exchanged, span = self.ranks.traffic.exchange_seconds, max(metrics["seconds"] - self._until, 1e-9)
             line["exchange_wait"] = min((exchanged - self._exchanged) / span, 1.0)
             self._exchanged, self._until = exchanged, metrics["seconds"]
         self._series.add(line)
