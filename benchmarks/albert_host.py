@@ -166,7 +166,7 @@ class Trainer:
             alone.rank, alone.size = 0, 1
             return alone
         self.backend.rings = self.chosen_rings if job.rings == "auto" else int(job.rings)
-        self.backend.settings.compression = job.compression
+        self.backend.settings = self.backend.settings.changed(compression=job.compression)
         self.backend.zero_gradients()
         self.backend.sum_gradients()
         return self.backend

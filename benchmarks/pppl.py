@@ -77,7 +77,7 @@ class Problem:
 
     def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
         torch.manual_seed(0)
-        teacher, self.tokenizer, _ = load_teacher(TeacherConfig("embedded"))
+        teacher, self.tokenizer, _ = load_teacher(TeacherConfig(kind="embedded"))
         assert teacher is not None and self.tokenizer is not None
         self.model = {
             "bert-base": lambda: random_model("bert"),
@@ -90,7 +90,7 @@ class Problem:
         # The measure reads as many logits as there are tokens.
         self.tokenizer.add_tokens([f"[further {number}]" for number in range(self.vocab - len(self.tokenizer))])
         masks = masked_lm(MASKING, self.tokenizer, np.ones(self.vocab, np.int64))
-        settings = EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(self.share, batch_size))
+        settings = EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(share=self.share, batch_size=batch_size))
         scoring = Scoring(masks, self.tokenizer, settings, Single(BackendConfig(device=self.device)))
         self.measure = SinglePass(scoring)
         random = np.random.default_rng(0)

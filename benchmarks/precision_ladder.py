@@ -89,8 +89,8 @@ def serve(calls: Connection, rung: Rung, options: argparse.Namespace) -> None:
     def train_for(steps: int, after_step: AfterStep) -> None:
         layers, width, *_ = SIZES[options.size]
         shape = Shape(layers, layers, width, VOCABULARY, options.rows, options.tokens)
-        backend, config = Single(BackendConfig(device=options.device)), objective_config({"mlm": {"weight": 1.0}})
-        config.kernel = rung.kernel
+        backend = Single(BackendConfig(device=options.device))
+        config = objective_config({"mlm": {"weight": 1.0}, "kernel": rung.kernel})
         model, terms = make_model(options.size, options.tokens, backend.device), make_terms(config)
         fit_terms(terms, model, None)
         objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, backend.device)

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[bool, list[float]]:
 
     @contextlib.contextmanager
     def recorder(config: Any, path: Path, batches: Any, backend: Any) -> Iterator[InTurns]:
-        settings = replace(config.profile, trace_steps=0)
+        settings = config.profile.changed(trace_steps=0)
         with InTurns(settings, path, batches.micro_batches, backend) as each:
             made.append(each)
             yield each

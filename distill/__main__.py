@@ -191,9 +191,8 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
 
     sweeper = OmegaConf.to_container(job.sweeper)
     goal = Goal.of(config.optimize, sweeper.get("direction") if isinstance(sweeper, dict) else None)
-    config.optimize = goal  # with its direction, which the run checks before it trains
     results = run(
-        config,
+        config.changed(optimize=goal),  # with its direction, which the run checks before it trains
         path,
         recipe=job.runtime.choices.get("recipe") or "default",
         command=" ".join(["python -m distill", *map(redact_override, overrides)]),

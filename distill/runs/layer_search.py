@@ -241,7 +241,7 @@ class Losses:
         precision: str,
         device: torch.device,
     ) -> None:
-        self.settings = replace(settings, num_layers=None)
+        self.settings = settings.changed(num_layers=None)
         self.teacher, self.kind, self.precision, self.device = teacher, kind, precision, device
         term = next(make for make in TERMS if make.task == task)
         self.perplexity, self.refusal = term in WORDS, ""

@@ -14,7 +14,6 @@ from distill.runs.step import StepResult
 from distill.runs.trackers import Tracker
 from distill.runtime.progress import Progress, duration
 
-
 FIRST_MINUTE = 60.0  # seconds of typical steps, after which the time to the end is logged once
 UNTYPICAL_STEPS = 2  # at the start: they compile, or touch their memory for the first time
 

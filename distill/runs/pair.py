@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -144,9 +144,7 @@ def divided(config: Config, teachers: list[Member], student: Any, task: Task, ba
     return divide_models(backend, teachers, student, kinds, config.corpus.tokens.sequence_length)
 
 
-def settle_pair(
-    config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder
-) -> tuple[Config, Pair]:
+def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder) -> tuple[Config, Pair]:
     """The pair that trains, and the settings with the layers in place of `student.layers=auto`."""
     built = loaded.student
     if built is None:
@@ -173,8 +171,8 @@ def find_start(
         precision, words = config.precision.student, len(loaded.tokenizer)
         found = find_layers(settings, teacher, loaded.kind, task.labels[0], batches, words, precision, folder.backend)
     folder.record_layers(found)
-    settled = replace(settings, layers=found["layers"], num_layers=None)
-    return replace(config, student=settled), found if "teacher" in found else None
+    config = config.changed(student=settings.changed(layers=found["layers"], num_layers=None))
+    return config, found if "teacher" in found else None
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:

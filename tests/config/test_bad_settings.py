@@ -174,6 +174,7 @@ corpus.kind=gutenburg
 corpus.kind=null
 corpus.unreadable=foo
 corpus.document=page
+corpus=chat ;; corpus.template=
 hydra.run.dir=
 hydra.run.dir=null
 train.steps=0

@@ -238,7 +238,7 @@ def test_a_mixture_is_its_sources_weighted(corpus: CorpusConfig, words: PreTrain
 
 
 def test_corpus_rows_are_shared_by_weight(corpus: CorpusConfig, words: PreTrainedTokenizerFast) -> None:
-    corpus.rows = 400
+    corpus = corpus.changed(rows=400)
     tokens, rows, order = prepare_mixture(corpus, words, masked_rows, seed=0)
     few = len(tokens.sources["few"].rows)
     assert few < 300 and order.sizes.tolist() == [100, few] and len(rows) == len(order) == 100 + few

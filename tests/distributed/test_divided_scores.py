@@ -79,7 +79,7 @@ def masked_scores(backend: Backend) -> dict[str, float]:
     assert all(is_sharded(each) == bool(backend.divides) for each in (student, one, both))
     rows = [make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
-    chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(0.5, 5))
+    chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=5))
     masks = masked_lm(MASKING, make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=VOCAB))
     evaluator = make_evaluator(chosen, masks, PrecisionConfig(), backend)
     check_memory(evaluator, [student, one], sets)
@@ -158,13 +158,14 @@ def trained_weights(backend: Backend, folder: Path, precision: str, evaluates: b
     if is_sharded(student):
         compute_in(student, dtype_of(precision))
     rows = make_rows(16, shortest=5)
-    settings = TrainConfig(2, 4 // backend.size, epochs=None, steps=4, log_every=1, save_every=9)
+    settings = TrainConfig(batch_size=2, accumulate=4 // backend.size, epochs=None, steps=4, log_every=1, save_every=9)
     objective = objective_config(soft=0.0, mlm=1.0, cosine=0.0)
     fit = Fit(folder, make_tokenizer(), rows, None, student, objective, settings, backend=backend, precision=precision,
               **plain_sgd(0.02))  # fmt: skip
     sets = [EvaluationSet("rows", "", make_rows(5, shortest=4), 1)]
     evaluator = make_evaluator(
-        EvaluateConfig(batch_size=2, pseudo_perplexity=PseudoPerplexityConfig(0.5, 4)), fit.batches.collator,
+        EvaluateConfig(batch_size=2, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=4)),
+        fit.batches.collator,
         PrecisionConfig(student=precision), backend,
     )  # fmt: skip
     seen = []

@@ -242,7 +242,6 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (BackendConfig(name="ddp", processes=0), "backend.processes=0"),
         (BackendConfig(name="ddp", hosts="a,b"), "backend.hosts=a,b"),
         (BackendConfig(name="ddp", hosts="a:x"), "a:8,b:8"),
         (BackendConfig(name="horovod", hosts="-Fconfig:2,b:2"), "backend.hosts=-Fconfig"),  # would be an option

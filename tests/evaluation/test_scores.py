@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from tiny import MASK, PAD, SPECIAL, VOCAB, corpus_config, make_evaluator, make_model, make_rows
+from tiny import MASK, PAD, SPECIAL, VOCAB, change, corpus_config, make_evaluator, make_model, make_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics.text import Perplexity as PerplexityOfTorchmetrics
@@ -57,7 +57,9 @@ def test_the_mean_is_that_of_torchmetrics() -> None:
 def make(
     tokenizer: Any, batch_size: int = 32, share: float = 1.0, copies: int = 64, precision: str = "fp32"
 ) -> Evaluator:
-    settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(share, copies))
+    settings = EvaluateConfig(
+        batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(share=share, batch_size=copies)
+    )
     masks = masked_lm(MASKING, tokenizer, np.bincount(ROWS.reshape(-1), minlength=VOCAB))
     backend = Single(BackendConfig(device="cpu"))
     return make_evaluator(settings, masks, PrecisionConfig(evaluate=precision), backend)
@@ -343,13 +345,15 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         kind="text", path=str(text), sequence_length=16, heldout=0.25, cache=str(tmp_path / "cache"), workers=1
     )
     sources = {
-        "heldout": SourceConfig("heldout"),
-        "own": SourceConfig("text", str(text)),
-        "wikitext2": SourceConfig("wikitext"),
-        "lost": SourceConfig("text", str(tmp_path / "lost")),
+        "heldout": SourceConfig(kind="heldout"),
+        "own": SourceConfig(kind="text", path=str(text)),
+        "wikitext2": SourceConfig(kind="wikitext"),
+        "lost": SourceConfig(kind="text", path=str(tmp_path / "lost")),
     }
     return Config(
-        corpus=corpus, teacher=TeacherConfig("none"), evaluate=EvaluateConfig(sets=["heldout", "own"], sources=sources)
+        corpus=corpus,
+        teacher=TeacherConfig(kind="none"),
+        evaluate=EvaluateConfig(sets=["heldout", "own"], sources=sources),
     )
 
 
@@ -357,25 +361,25 @@ def test_sets_are_loaded_by_name(config: Config, tokenizer: Any) -> None:
     sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["heldout", "own"] and left_out == []
     assert sets[1].num_rows > sets[0].num_rows > 0 and sets[1].rows.shape[1] == 16 and sets[1].documents == 8
-    config.evaluate.rows = 2
+    config = change(config, "evaluate.rows", 2)
     fewer = load_sets(config, tokenizer)[0]
     assert [data.num_rows for data in fewer] == [2, 2]
     assert np.array_equal(fewer[1].rows, load_sets(config, tokenizer)[0][1].rows)
 
 
 def test_sets_that_are_not_to_be_had(config: Config, tokenizer: Any) -> None:
-    config.evaluate.sets = ["own", "wikitext2"]
+    config = change(config, "evaluate.sets", ["own", "wikitext2"])
     with pytest.raises(SettingError) as error:
         load_sets(config, tokenizer)
     assert all(word in str(error.value) for word in ("wikitext2", "evaluate.missing=skip", "DISTILL_DATA"))
-    config.evaluate.missing = Missing.skip
+    config = change(config, "evaluate.missing", Missing.skip)
     sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["own"] and len(left_out) == 1 and "wikitext2" in left_out[0]
 
 
 @pytest.mark.parametrize("name", ["unknown", "lost"])
 def test_sets_that_are_a_mistake_are_refused(config: Config, tokenizer: Any, name: str) -> None:
-    config.evaluate.sets = [name]
+    config = change(config, "evaluate.sets", [name])
     with pytest.raises(SettingError) as error:
         load_sets(config, tokenizer)
     assert name in str(error.value) and "\n" not in str(error.value)

@@ -191,7 +191,9 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, tokenizer: An
 def test_the_rows_of_the_micro_batch_are_named(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, None, new_student(), only(mlm=1.0), TrainConfig(4, 2, epochs=1))
+    fit = Fit(
+        tmp_path, tokenizer, rows, None, new_student(), only(mlm=1.0), TrainConfig(batch_size=4, accumulate=2, epochs=1)
+    )
     bad = fit.batches.window(1)[1].row_ids
     inner = Objective.__call__
 

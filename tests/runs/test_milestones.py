@@ -133,7 +133,7 @@ def test_one_of_two_ranks_writes(shelf: Shelf, kept: Path) -> None:
 def test_a_rank_that_takes_no_part_writes_none(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
     written: list[int] = []
     milestones = Milestones(tmp_path, frozenset([2]), 3, lambda folder, state: written.append(state.step))
-    settings = TrainConfig(4, 2, epochs=None, steps=6)
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=6)
     fit = Fit(tmp_path / "0", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, milestones=milestones)
     fit.run()
     assert written == [2, 3, 6]

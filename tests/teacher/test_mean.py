@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from naive import attention_of, targets_of
-from tiny import VOCAB, make_masks, make_model, make_objective, make_rows, objective_config
+from tiny import VOCAB, change, make_masks, make_model, make_objective, make_rows, objective_config
 
 from distill.config import settings as conf
 from distill.data.batch import Batch
@@ -163,8 +163,8 @@ def test_hidden_states_are_asked_of_the_first_alone(tokenizer: Any, teachers: li
 
 
 def cached(folder: Path, model: Any, source: Batches, own: Objective, top_k: int) -> CachedTeacher:
-    settings = conf.Config(teacher=conf.TeacherConfig("pretrained", cache=conf.TeacherCacheConfig(top_k)))
-    settings.corpus.cache.cache = str(folder)
+    settings = conf.Config(teacher=conf.TeacherConfig(kind="pretrained", cache=conf.TeacherCacheConfig(top_k=top_k)))
+    settings = change(settings, "corpus.cache", str(folder))
     origin = {"teacher": model_digest(model), "vocabulary": VOCAB, "temperature": own.top_k_temperature}
     cache = find_cache(settings, origin, source, own.positions)
     assert cache is not None and own.top_k_temperature is not None

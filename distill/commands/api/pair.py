@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from distill.commands.api.texts import text_collator, text_rows
 from distill.config.compose import objective_config
+from distill.config.errors import parse
 from distill.config.ramp import Ramp
 from distill.config.settings import (
     BackendConfig,
@@ -81,7 +82,7 @@ class Pair:
         """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step."""
         tokenizer, kind = self.student.tokenizer, self.student.kind
         rows = text_rows(texts, tokenizer, kind, self.sequence_length)
-        collator = text_collator(tokenizer, kind, replace(masking or MaskingConfig(), smoothing=0.0))
+        collator = text_collator(tokenizer, kind, (masking or MaskingConfig()).changed(smoothing=0.0))
         numbers = np.arange(len(rows))
         return collator.collate(rows, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
 
@@ -231,7 +232,9 @@ def load_pair(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
     name, place = str(teacher), device_of(device)
-    settings = TeacherConfig(kind=name) if name in EMBEDDED else TeacherConfig(kind="pretrained", path=name)
+    settings = parse(
+        TeacherConfig, {"kind": name} if name in EMBEDDED else {"kind": "pretrained", "path": name}, "teacher"
+    )
     kind = kind_of("teacher", teacher_path(settings))
     if kind not in (MASKED, CAUSAL):
         raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")

@@ -76,7 +76,7 @@ def evaluate_models(
     config, task_name = settings_of(located, settings)
     with ExitStack() as held:
         backend = held.enter_context(backends.build(config.backend))
-        config.precision = choose_precision(config.precision, {}, backend)
+        config = config.changed(precision=choose_precision(config.precision, {}, backend))
         scores = _score(config, _task(task_name, located, config), located, backend)
     given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
     command = shlex.join(["python", "-m", "distill.evaluate", *given, *map(redact_override, settings)])

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import torch
 
-from distill.config.profile import ProfileConfig
+from distill.config.watch import ProfileConfig
 from distill.runs.profile.loader import LoaderClock
 from distill.runs.profile.phases import PHASES, Window, phases_on, watched_by
 from distill.runs.profile.record import RankProfile
