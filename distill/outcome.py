@@ -152,15 +152,15 @@ def score_models(
         members = {member.name: filled[f"teacher {member.name}"] for member in scored if member.name}
         whole = replace(whole, members=members)
     agrees = teacher is not None and pair.kind.vocabulary
-    beside = None if twin is None else compared(losses, history.examination)
     agreement = evaluator.agree(pair.student, teacher, sets) if agrees else None
+    baseline = None
+    if twin is not None:
+        baseline = twin.beside(filled["twin"], config.evaluate.twin, compared(losses, history.examination))
     return replace(
         known,
         teacher=whole,
         student=filled["student"],
-        baseline=None
-        if twin is None
-        else twin.beside(filled["twin"], config.evaluate.twin, compared(losses, history.examination)),
+        baseline=baseline,
         agreement=None if agreement is None else {name: Agreement(**each) for name, each in agreement.items()},
         evaluation={data.name: from_json(EvaluationSet, evaluator.describe(data)) for data in sets},
     )
@@ -176,11 +176,7 @@ def score_each(
     """
     examination, sets = history.examination, history.examination.sets
     models = [model for _, model in entries.values()]
-    speeds = (
-        tokens_per_second(examination.evaluator, models, examination.sets[0])
-        if examination.sets
-        else [0.0] * len(models)
-    )
+    speeds = tokens_per_second(examination.evaluator, models, sets[0]) if sets else [0.0] * len(models)
     filled: dict[str, Any] = {}
     losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
