@@ -12,7 +12,7 @@ from distill import distributed as backends
 from distill.checks import check
 from distill.config.settings import Config, TrackerConfig
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Backend, gradient_sync
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
@@ -88,7 +88,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
         trainable = setup_student(pair.student, objective, config.precision, ranks)
         frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], ranks)
-        learner = Learner(trainable, optim.build(trainable, config.optimizer), schedule, config.optimizer)
+        sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, config.optimizer)
+        learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
         state = folder.begin(learner.model, learner.optimizer, resolved)
         page.begin(state.step, state.seconds, steps)
         notes = notes_of(config, recipe, pair, data, objective) + (twin.remarks if twin else [])

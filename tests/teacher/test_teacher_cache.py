@@ -28,8 +28,7 @@ from distill.runs.teachers import arithmetic
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
-from distill.teacher.cache import Cache
-from distill.teacher.cached import CachedTeacher
+from distill.teacher.cache import Cache, CachedTeacher
 from distill.teacher.distributions import TopK
 from distill.teacher.live import LiveTeacher
 from distill.teacher.make import find_cache
