@@ -1,10 +1,11 @@
 """Checkpoints that are either whole or absent: saved atomically, verified when read, pruned to the newest few."""
 
+import copy
 import json
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save_file
@@ -67,7 +68,13 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, identity: dict[str, Any]) -> None:
         """`identity`: what must match to resume from a checkpoint (settings and corpus)."""
         self.folder, self.keep, self.identity = folder, keep, identity
-        self.precision: dict[str, str] = {}  # number formats in force; kept with each checkpoint
+        self.formats: dict[str, Any] = {}  # number formats and threads in force, kept with each checkpoint
+
+    def keeping(self, formats: dict[str, Any]) -> Self:
+        """The same folder, where each checkpoint keeps these number formats and threads for a resume."""
+        other = copy.copy(self)
+        other.formats = formats
+        return other
 
     def found(self) -> list[Path]:
         """All that are there by their names, oldest first; those that were set aside have other names."""
@@ -127,7 +134,7 @@ class Checkpoints:
         parts: int | None = None,
     ) -> None:
         """Write down what a checkpoint holds; `parts`: how many files each of its two is, where ranks write parts."""
-        record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.precision}
+        record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.formats}
         record |= {"optimizer": numbers, "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)}}
         record |= {} if parts is None else {"format": IN_PARTS, "parts": parts}
         (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
