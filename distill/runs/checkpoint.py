@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from distill.distributed.shard import is_sharded
-from distill.objective.tally import Tally
+from distill.objective.running_mean import RunningMean
 from distill.optim.loss_scale import LossScale
 from distill.optim.optimizer_state import check_slots, optimizer_state, restore_optimizer
 from distill.runs.checkpoint_parts import read_parts
@@ -47,7 +47,7 @@ class State:
     syncs: int = 0  # exchanges of gradients
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    tally: Tally = field(default_factory=Tally)  # of the loss terms, since the last point of the history
+    tally: RunningMean = field(default_factory=RunningMean)  # of the loss terms, since the last point of the history
     overflows: int = 0  # further steps left out, whose gradient overflowed by the loss scale
     loss_scale: LossScale = field(default_factory=LossScale)
     level: LossLevel = field(default_factory=LossLevel)
@@ -188,7 +188,7 @@ class Checkpoints:
             for name, tensor in model_tensors(model).items():
                 tensor.copy_(weights[name])
         restore_optimizer(model, optimizer, slots, record["optimizer"])
-        parts = {"tally": Tally(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
+        parts = {"tally": RunningMean(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
         parts["level"] = LossLevel(**state["level"])
         return State(**{**state, **parts})
 

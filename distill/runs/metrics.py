@@ -6,7 +6,7 @@ from typing import Protocol
 
 from distill.data.batches import Batches
 from distill.objective.objective import Objective
-from distill.objective.tally import TOKENS, Tally
+from distill.objective.running_mean import TOKENS, RunningMean
 from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import State
 from distill.runs.run_folder import RunFolder
@@ -76,7 +76,7 @@ class Metrics:
     def __init__(self, objective: Objective, batches: Batches, every: int, log: MetricsLog, state: State) -> None:
         """`every`: steps; `state`: where the training begins."""
         self.objective, self.batches, self.every, self.log = objective, batches, every, log
-        self._losses, self._waited, self._began = Tally(), 0.0, state.seconds
+        self._losses, self._waited, self._began = RunningMean(), 0.0, state.seconds
 
     def after_step(self, state: State, result: StepResult) -> None:
         self._losses.tokens += int(result.counts[TOKENS])
@@ -85,7 +85,7 @@ class Metrics:
             self._losses.add(result.sums, result.counts, result.weights)
         if state.step % self.every == 0 or result.over or not result.finite:
             self.log.log_metrics(self._line(state, result))
-            self._losses, self._waited, self._began = Tally(), 0.0, state.seconds
+            self._losses, self._waited, self._began = RunningMean(), 0.0, state.seconds
 
     def _line(self, state: State, result: StepResult) -> dict[str, float]:
         span = max(state.seconds - self._began, 1e-9)
