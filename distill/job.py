@@ -40,11 +40,11 @@ from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
+from distill.runs.twin import find_twin, settled_twin
 from distill.runtime.progress import configure_logging
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
-from distill.twin import find_twin, settled_twin
 
 logger = logging.getLogger(__name__)
 

@@ -27,12 +27,12 @@ from distill.runs.parts import from_json
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import Observer
+from distill.runs.twin import BaselineRun
 from distill.runtime.errors import Diverged, first_line
 from distill.runtime.jsonl import read_lines
 from distill.runtime.storage import storage_failure
 from distill.tasks import Prepared
 from distill.train import Training
-from distill.twin import BaselineRun
 
 logger = logging.getLogger(__name__)
 
