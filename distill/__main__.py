@@ -166,7 +166,8 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
 
     from distill.compose import build, chain_config
     from distill.config import OnUsr1
-    from distill.redaction import masked, redact_override
+    from distill.redaction import redact
+    from distill.written import as_yaml
 
     path, overrides = Path(job.runtime.output_dir), list(job.overrides.task)
     if (chain := chain_config(cfg, overrides)) is not None:
@@ -196,8 +197,8 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
         config,
         path,
         recipe=job.runtime.choices.get("recipe") or "default",
-        command=" ".join(["python -m distill", *map(redact_override, overrides)]),
-        resolved=OmegaConf.to_yaml(OmegaConf.create(masked(OmegaConf.to_container(cfg, resolve=True)))),
+        command=" ".join(["python -m distill", *map(redact, overrides)]),
+        resolved=as_yaml(config.given),
     )
     value = None if goal is None else goal.value(results)
     if goal is not None:

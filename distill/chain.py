@@ -19,7 +19,7 @@ from typing import Any
 from distill.children import dying_with, pass_signals
 from distill.config import ChainConfig, StageConfig
 from distill.errors import SettingError, StageFailed
-from distill.redaction import redact_override
+from distill.redaction import redact, secret_given
 from distill.report import chain_report
 from distill.report.by_milestone import MilestoneRuns
 from distill.report.jobs import Job, JobsPage
@@ -88,7 +88,7 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
     ]
     seeded = [] if run.seed is None else [f"seed={run.seed}"]
     arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={run.folder}"]
-    known = {"arguments": [redact_override(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
+    known = {"arguments": [redact(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
     if _is_finished(run.folder, known):
         return
     parts = {"milestone of step": run.step, "seed": run.seed}
@@ -106,6 +106,11 @@ def check_chain(chain: ChainConfig) -> None:
         if stage.milestones_of is not None:
             _check_milestones(chain, name, stage.milestones_of, known)
         for setting in stage.settings:
+            if (secret := secret_given(setting)) is not None:
+                raise SettingError(
+                    f"chain.stages.{name}.settings: {secret} is named like a secret, and everybody on this machine can read "
+                    f"the command line of a stage: set a variable and write {secret}=${{oc.env:NAME}}"
+                )
             for other in REFERENCE.findall(setting):
                 where = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
                 if other not in known:

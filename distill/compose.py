@@ -41,13 +41,15 @@ from distill.config import (
     TokensConfig,
 )
 from distill.errors import SettingError
+from distill.flat_settings import flatten
 from distill.meant_overrides import REPLACED, apply_overrides
 from distill.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.nearest import did_you_mean
 from distill.ramp import Ramp
-from distill.redaction import masked
 from distill.unknown import explain
+from distill.written import without_environment, written_and_compared
 
+WHOLE = ("given", "compared")  # of Config: all settings together
 NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 
@@ -63,9 +65,6 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    # Hydra copies its sources once for every group, and this store with them. All that it gives is a copy already; with
-    # the store itself uncopied, `--help` takes half the time.
-    ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(name="schema", node=_schema())
     for file in sorted(RECIPES.glob("*.yaml")):
@@ -85,7 +84,7 @@ def _schema() -> Any:
     from omegaconf import OmegaConf
 
     config = Config()
-    schema = {each.name: getattr(config, each.name) for each in fields(config) if each.name != "given"}
+    schema = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in WHOLE}
     # null: the source's own default, which may be that of a user's own class.
     schema["corpus"] = {each.name: None for each in fields(SourceConfig) if each.name != "kind"}
     for part in (TokensConfig(), CacheConfig(), CorpusFlags()):
@@ -130,8 +129,9 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         raise SettingError(explain(error)) from error
     assert isinstance(container, dict)
     given = {str(name): value for name, value in container.items()}
-    config = Config(given=masked(given))
-    groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name != "given"}
+    written_down, compared = written_and_compared(composed, given)
+    config = Config(given=written_down, compared=compared)
+    groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name not in WHOLE}
     for name in given:
         if name not in groups:
             raise SettingError(
@@ -176,7 +176,6 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
     Raises:
         SettingError: settings besides those of the chain, which no stage would read.
     """
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     if composed.get("chain") is None:
@@ -188,11 +187,13 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
             "write it into chain.stages.NAME.settings"
         )
     try:
-        given = OmegaConf.to_container(composed["chain"], resolve=True, throw_on_missing=True)
+        # A variable's value would stand on the command line of the stage, for everybody on this machine to read.
+        given = group_of("chain", without_environment(composed)["chain"])
     except OmegaConfBaseException as error:
         raise SettingError(explain(error)) from error
-    assert isinstance(given, dict)
-    return _typed(ChainConfig, {str(name): value for name, value in given.items() if name != "given"}, "chain")
+    if left_open := [name for name, value in flatten(given).items() if value == "???"]:
+        raise SettingError(f"chain.{left_open[0]} is missing: give it a value")
+    return _typed(ChainConfig, {name: value for name, value in given.items() if name != "given"}, "chain")
 
 
 def _typed(cls: type[Settings], given: dict[str, Any], setting: str) -> Settings:

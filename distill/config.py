@@ -330,4 +330,7 @@ class Config:
     seed: int = 0
     resume: str = "auto"  # auto, strict, never, or a checkpoint folder
     optimize: Any = None  # the number of its results that a run gives to a sweep, by its name; see comparison/goal.py
-    given: dict[str, Any] = field(default_factory=dict)  # the same settings, nested by the names of the command line
+    # The same settings, nested by the names of the command line: as they are written down, without what comes from the
+    # environment, and as a resumed run compares them, with digests of that.
+    given: dict[str, Any] = field(default_factory=dict)
+    compared: dict[str, Any] = field(default_factory=dict)

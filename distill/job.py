@@ -125,7 +125,7 @@ def join_ranks(config: Config, held: ExitStack) -> Backend:
     backend = held.enter_context(backends.build(config.backend))
     configure_logging(backend.rank)
     transformers_logging.disable_progress_bar()  # its bars would garble the progress line
-    refuse_differing_settings(config.given, backend)
+    refuse_differing_settings(config.compared, backend)
     return backend
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from distill.errors import SettingError, first_line
-from distill.redaction import redact, redact_override
+from distill.redaction import redact
 from distill.storage import storage_failure
 from distill.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
 from distill.sweep.names import swept_overrides
@@ -53,7 +53,7 @@ class Sweep:
         return str(problem).replace("hydra.run.dir=DIR", "hydra.sweep.dir=DIR")
 
     def _record(self, path: Path, overrides: Sequence[str], status: str, problem: str = "") -> None:
-        swept = [redact_override(each) for each in swept_overrides(overrides, self.fixed)]
+        swept = [redact(each) for each in swept_overrides(overrides, self.fixed)]
         self.index.record(os.path.relpath(path, self.folder), swept, status, problem)
 
     def _write(self, renew: int | None) -> str:

@@ -4,9 +4,21 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from distill.errors import SettingError
 from distill.nearest import did_you_mean
 
+NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
+
+
+def setting_error(error: Exception) -> SettingError | None:
+    """An error of Hydra, of OmegaConf or of a search as one of a setting; None for any other."""
+    packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
+    if packages & {"hydra", "omegaconf"}:
+        return SettingError(explain(error))
+    if isinstance(error, ValueError) and str(error).startswith(NO_TRIAL):
+        return SettingError("no run of the search has given a number to optimize: the lines above and its page say why")
+    return None
 
 
 def explain(error: Exception) -> str:
@@ -30,6 +42,8 @@ def _first_sentence(error: Exception, inner: BaseException, key: Any) -> str:
     if inner is error:
         options = [line for line in lines[1:] if not any(word in line for word in ("full_key", "_type="))]
         what = " ".join([what, *options])
+    if variable := re.search(r"Environment variable '(\w+)' not found", what):
+        return f"{key}: the environment variable {variable[1]} is not set: set it, or give {key}=VALUE"
     if null := re.match(r"field '(\S+)' is not Optional", what):
         return f"{null[1]}=null is not possible: give it a value, or leave it out"
     return f"{key}: {what}" if key and str(key) not in what else what

@@ -25,7 +25,7 @@ from distill.models.check import check_packing, check_vocabulary, longest_row
 from distill.models.kind import ORDERED, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, size
 from distill.progress import configure_logging
-from distill.redaction import redact_override
+from distill.redaction import redact
 from distill.report.results import environment, measures_block
 from distill.scoring.located import SETTING, Located, locate
 from distill.scoring.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
@@ -79,7 +79,7 @@ def evaluate_models(
         config.precision = choose_precision(config.precision, {}, backend)
         scores = _score(config, _task(task_name, located, config), located, backend)
     given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
-    command = shlex.join(["python", "-m", "distill.evaluate", *given, *map(redact_override, settings)])
+    command = shlex.join(["python", "-m", "distill.evaluate", *given, *map(redact, settings)])
     scores = replace(scores, command=command)
     if output is not None:
         scores.write(Path(output).expanduser())

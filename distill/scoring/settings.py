@@ -12,7 +12,7 @@ from distill.compose import add_recipe
 from distill.config import CONF, Config
 from distill.errors import SettingError
 from distill.nearest import did_you_mean
-from distill.redaction import redact_override
+from distill.redaction import redact
 from distill.scoring.located import Located, formats_of_run, settings_of_run
 from distill.tasks import find_task
 
@@ -141,7 +141,7 @@ def _check_teacher(config: Config, given: Sequence[str]) -> None:
     for each in given if config.teacher.kind == "none" else ():
         name = each.partition("=")[0].lstrip("+~")
         if name.startswith("teacher.") and name != "teacher.kind":
-            raise SettingError(f"{redact_override(each)} is not read without a teacher: give teacher=FOLDER")
+            raise SettingError(f"{redact(each)} is not read without a teacher: give teacher=FOLDER")
 
 
 def _check(config: Config) -> None:
