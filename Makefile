@@ -15,7 +15,7 @@ demo: .venv/ready  ## the main job: a distilled student and its report in runs/d
 
 # Built from source once (3 minutes, a C++ compiler needed); only backend=horovod and its tests want it.
 .venv/horovod: .venv/ready
-	$(BIN)/python -m distill.backends.install_horovod
+	$(BIN)/python -m distill.distributed.install_horovod
 	touch .venv/horovod
 
 horovod: .venv/horovod

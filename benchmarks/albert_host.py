@@ -22,18 +22,19 @@ import torch
 from cluster import ready
 from transformers import AlbertConfig, AlbertForPreTraining
 
-from distill import backends, optim
-from distill.backends import Backend
-from distill.checkpoint import Checkpoints, State
-from distill.compose import objective_config, optimizer_config
-from distill.config import BackendConfig, MaskingConfig, PrecisionConfig, TrainConfig
+from distill import distributed as backends
+from distill.config.compose import objective_config, optimizer_config
+from distill.config.settings import BackendConfig, MaskingConfig, PrecisionConfig, TrainConfig
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
+from distill.distributed import Backend
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
-from distill.schedules.constant import Constant
-from distill.setup import setup_student
+from distill.optim import updates as optim
+from distill.optim.schedules.constant import Constant
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.setup import setup_student
 from distill.teacher.signal import NoTeacher
 from distill.train import Training, train
 

@@ -35,8 +35,8 @@ from typing import Any
 from cluster import Cluster, Network, _allow
 from machine import save, table, title
 
-from distill import profiling
-from distill.profile.figures import Figures
+from distill.runs import profiling
+from distill.runs.profile.figures import Figures
 
 EXPECTED = {
     "loader": "CPU-bound loader",
@@ -83,7 +83,7 @@ def compute(seconds: float) -> None:
 
 
 def slow_saves(seconds: float) -> None:
-    from distill.checkpoint import Checkpoints
+    from distill.runs.checkpoint import Checkpoints
 
     store = Checkpoints.save
 

@@ -5,7 +5,7 @@
 
 OpenMP's threads wait for each other by spinning. On a machine with more busy processes than cores a waiting thread then
 takes the core of the one that it waits for. Distill lets them give way after `GOMP_SPINCOUNT=1000` rounds
-(`distill.threads`). Measured is each kind of work with one thread, with all of them as OpenMP has it, with Distill's
+(`distill.runtime.threads`). Measured is each kind of work with one thread, with all of them as OpenMP has it, with Distill's
 limit, and with `OMP_WAIT_POLICY=passive`, beside so many other processes that never rest (`--busy`). Each is a process
 of its own; the settings take turns, and medians count. Kinds of work:
 
@@ -79,7 +79,7 @@ def training(kind: str) -> Iterator[None]:
     from step import train_with_distill
     from step_models import SHAPES, Variant, batches, make_student, make_teacher
 
-    from distill.config import PrecisionConfig
+    from distill.config.settings import PrecisionConfig
 
     steps, done = 100_000, Queue[None]()
     shape, device = SHAPES["embedded"], torch.device("cpu")

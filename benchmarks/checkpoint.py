@@ -19,15 +19,15 @@ from machine import save, table, title
 from step import settings
 from step_models import SHAPES, Shape, batches, make_student, make_teacher
 
-from distill import optim
-from distill.backends.single import Single
-from distill.checkpoint import Checkpoints, State
-from distill.config import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
-from distill.schedules.constant import Constant
-from distill.setup import setup_student, setup_teacher
+from distill.optim import updates as optim
+from distill.optim.schedules.constant import Constant
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.setup import setup_student, setup_teacher
+from distill.runtime.threads import limit_spinning
 from distill.teacher.live import LiveTeacher
-from distill.threads import limit_spinning
 from distill.train import Training, train
 
 DEFAULTS = TrainConfig()

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from distill import backends
-from distill.backends import Backend
-from distill.backends.rank import rank_from_env
-from distill.config import BackendConfig
+from distill import distributed as backends
+from distill.config.settings import BackendConfig
+from distill.distributed import Backend
+from distill.distributed.rank import rank_from_env
 
 
 def _seconds(backend: Backend) -> float:

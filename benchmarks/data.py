@@ -19,8 +19,8 @@ import torch
 from machine import save, table, title
 from torch.utils.data import DataLoader, Dataset
 
-from distill.compose import corpus_config
-from distill.config import MaskingConfig, TeacherConfig
+from distill.config.compose import corpus_config
+from distill.config.settings import MaskingConfig, TeacherConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from machine import save, table, title
 
-from distill.compose import corpus_config
-from distill.config import CacheConfig, TeacherConfig
+from distill.config.compose import corpus_config
+from distill.config.settings import CacheConfig, TeacherConfig
 from distill.data.duplicates import AT_ONCE, RECORD, digest_of, document_ids_of, repeated, write_digests
 from distill.data.duplicates import save as save_array
 from distill.data.sources.prose import build

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from machine import save, table, title
 
-from distill.config import MaskingConfig
+from distill.config.settings import MaskingConfig
 from distill.data.batches import Batches, num_threads
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
-from distill.progress import configure_logging
-from distill.seed import key
+from distill.runtime.progress import configure_logging
+from distill.runtime.seed import key
 
 STORAGES = {
     "local, 0 ms": 0.0,

@@ -17,9 +17,9 @@ from machine import save, table, title
 from torch import nn
 from transformers import AlbertConfig, AlbertForPreTraining, BertConfig, BertForPreTraining
 
-from distill import optim
-from distill.compose import optimizer_config
-from distill.threads import limit_spinning
+from distill.config.compose import optimizer_config
+from distill.optim import updates as optim
+from distill.runtime.threads import limit_spinning
 
 BAR = 1.3
 TRAFFIC = {"adamw": 7, "lamb": 10}

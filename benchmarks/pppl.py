@@ -21,13 +21,13 @@ from machine import save, title
 from objective import matrix_rate, peak_bytes, timed
 from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding
 
-from distill.backends.single import Single
-from distill.config import BackendConfig, PrecisionConfig, PseudoPerplexityConfig, TeacherConfig
+from distill.config.settings import BackendConfig, PrecisionConfig, PseudoPerplexityConfig, TeacherConfig
 from distill.data.collate.mlm import masked_lm
+from distill.distributed.single import Single
 from distill.evaluation.measures import Scoring
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.kernels.packed_linear import pack_for_evaluation
+from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel
 from distill.models.teacher import load_teacher
 

@@ -23,16 +23,16 @@ from step import CallAfterStep, answer, start
 from step_models import AfterStep, Shape, batches
 from transformers import AlbertConfig, AlbertForMaskedLM
 
-from distill import optim
-from distill.backends.single import Single
-from distill.checkpoint import Checkpoints, State
-from distill.compose import objective_config
-from distill.config import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.config.compose import objective_config
+from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
-from distill.schedules.constant import Constant
-from distill.setup import setup_student
+from distill.optim import updates as optim
+from distill.optim.schedules.constant import Constant
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.setup import setup_student
+from distill.runtime.threads import limit_spinning
 from distill.teacher.signal import NoTeacher
-from distill.threads import limit_spinning
 from distill.train import Training, train
 
 VOCABULARY = 30000

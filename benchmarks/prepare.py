@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow
 from machine import save, table, title
 
-from distill.config import CacheConfig, SourceConfig, TokensConfig
+from distill.config.settings import CacheConfig, SourceConfig, TokensConfig
 from distill.data.build_tokens import held_out_rule
 from distill.data.packing import PARTS, Packing, pack
 from distill.data.row_format import masked_rows

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from distill.config import CacheConfig, SourceConfig
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data.build_tokens import build
 from distill.data.shards.destination import LocalFolder
 from distill.data.sources import find_source

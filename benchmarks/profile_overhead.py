@@ -18,10 +18,10 @@ from typing import Any
 
 from machine import save, table, title
 
-from distill import profiling
 from distill.__main__ import main as distill
-from distill.profile.recorder import Recorder
-from distill.profile.sampler import Sampler
+from distill.runs import profiling
+from distill.runs.profile.recorder import Recorder
+from distill.runs.profile.sampler import Sampler
 
 
 class InTurns(Recorder):

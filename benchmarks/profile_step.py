@@ -19,7 +19,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile, record_function
 
 import distill.train
-from distill.config import PrecisionConfig
+from distill.config.settings import PrecisionConfig
 from distill.objective.objective import Objective
 
 PHASES = ("teacher's encoder", "student's encoder", "student and objective", "backward", "clipping and optimizer")

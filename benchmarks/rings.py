@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill import backends
-from distill.backends import Backend
-from distill.config import BackendConfig
+from distill import distributed as backends
+from distill.config.settings import BackendConfig
+from distill.distributed import Backend
 
 ENGINES = ("ddp", "horovod")
 

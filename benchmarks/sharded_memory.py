@@ -32,15 +32,15 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from distill import backends
-from distill.config import BackendConfig, PrecisionConfig
-from distill.divide import divide_models
+from distill import distributed as backends
+from distill.config.settings import BackendConfig, PrecisionConfig
 from distill.models.check import check_model
 from distill.models.identity import saved_digest
 from distill.models.kind import CAUSAL
 from distill.models.language_model import OutputSpec
 from distill.models.load import load_pretrained, load_tokenizer
-from distill.setup import setup_teacher
+from distill.runs.divide import divide_models
+from distill.runs.setup import setup_teacher
 from distill.teacher.members import ONLY, Member
 
 GB = 1e9

@@ -31,9 +31,9 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaModel
 
-from distill import backends
-from distill.backends import Backend
-from distill.config import BackendConfig
+from distill import distributed as backends
+from distill.config.settings import BackendConfig
+from distill.distributed import Backend
 
 VOCABULARY = 1024
 VARIANTS = ("alone", "divided", "pipeline", "tensor")

@@ -3,7 +3,7 @@
     sudo python benchmarks/slurm_job.py
     sudo python benchmarks/slurm_job.py --events time,node --steps 400 --backend horovod
 
-The file is that of `python -m distill.backends.cluster slurm`, with its #SBATCH lines changed as its head says: two
+The file is that of `python -m distill.distributed.cluster slurm`, with its #SBATCH lines changed as its head says: two
 nodes without GPUs, one rank each. It runs once without disturbance. Then it is submitted again, and in each of its
 starts one thing happens once the training has come further:
 
@@ -29,7 +29,7 @@ from chaos import make_books, newest_step, same, steps_of
 from machine import save, table, title
 from slurm_cluster import SlurmCluster, inside, wait_for, why_not
 
-from distill.backends.cluster.__main__ import FOLDER
+from distill.distributed.cluster.__main__ import FOLDER
 
 ROOT = Path(__file__).resolve().parent.parent
 EVENTS = ("time", "rank", "node", "head")

@@ -32,17 +32,17 @@ from machine import save, table
 from plain_step import TEMPERATURE, WEIGHTS, train_plainly
 from step_models import SHAPES, AfterStep, Shape, Variant, batches, make_student, make_teacher, operations
 
-from distill import optim
-from distill.backends.single import Single
-from distill.checkpoint import Checkpoints, State
-from distill.compose import objective_config
-from distill.config import BackendConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.config.compose import objective_config
+from distill.config.settings import BackendConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig, TrainConfig
 from distill.data.batches import Batches
+from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
-from distill.schedules.constant import Constant
-from distill.setup import setup_student, setup_teacher
+from distill.optim import updates as optim
+from distill.optim.schedules.constant import Constant
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.setup import setup_student, setup_teacher
+from distill.runtime.threads import limit_spinning
 from distill.teacher.live import LiveTeacher
-from distill.threads import limit_spinning
 from distill.train import Training, train
 
 WARM_UP = 2  # steps

@@ -14,7 +14,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from distill.config import MaskingConfig, PrecisionConfig
+from distill.config.settings import MaskingConfig, PrecisionConfig
 from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM

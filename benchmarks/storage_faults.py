@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from object_store import serving
 from stored import FAULTS, Faulty, forwarded, write_shards
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data.order import At, order_of
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.open import open_rows

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from object_store import ACCESS, serving
 from stored import Faulty, files_of, forwarded, write_shards
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data.batches import Batches
 from distill.data.order import WindowedShuffle, order_of
 from distill.data.row_store import RowStore
@@ -184,7 +184,7 @@ CHILD = """
 import json, sys, time
 begun = time.perf_counter()
 import numpy as np
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data.order import order_of
 from distill.data.shards.open import open_rows
 def memory():

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from distill import backends
-from distill.backends import Backend
-from distill.config import BackendConfig
+from distill import distributed as backends
+from distill.config.settings import BackendConfig
+from distill.distributed import Backend
 
 VOCABULARY = 6144
 ENGINES = ("ddp", "horovod")

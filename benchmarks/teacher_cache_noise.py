@@ -28,21 +28,21 @@ from machine import save, table, title
 from teacher_cache_runs import CACHES, pair_settings
 
 from distill import job
-from distill.backends import Backend
 from distill.checks import check
-from distill.command_line import composed
+from distill.config.command_line import composed
 from distill.data.batch import Batch
 from distill.data.batches import Batches
+from distill.distributed import Backend
 from distill.models.language_model import NO_OUTPUTS, LanguageModel
 from distill.objective.build import make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.pair import load_models
-from distill.setup import setup_student
+from distill.runs.pair import load_models
+from distill.runs.setup import setup_student
+from distill.runs.teachers import setup_teachers
 from distill.teacher.layout import Layout
 from distill.teacher.sampling import as_samples, kept_entries, offsets_of, stored
 from distill.teacher.signal import Signal, TopK
-from distill.teachers import setup_teachers
 
 HEAD = ("teacher", "bytes a token", "difference", "chance", "noise")
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.config_teacher import TeacherCacheConfig
+from distill.config.teacher import TeacherCacheConfig
 from distill.teacher.layout import Layout, layout_of
 
 LIVE = "live"

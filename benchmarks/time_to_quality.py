@@ -48,7 +48,7 @@ from time_to_quality_runs import (
     shape_of,
 )
 
-from distill.config import PrecisionConfig
+from distill.config.settings import PrecisionConfig
 
 TARGETS = (1.25, 1.1, 1.05, 1.03)
 QUICK = ["corpus.sequence_length=32", "evaluate.rows=4"]

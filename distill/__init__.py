@@ -9,54 +9,54 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from distill.version import __version__
+from distill.runtime.version import __version__
 
 if TYPE_CHECKING:
-    from distill.api.evaluate import evaluate as evaluate
-    from distill.api.pair import Pair as Pair
-    from distill.api.pair import load_pair as load_pair
-    from distill.api.run import open_run as open_run
-    from distill.api.run import run as run
-    from distill.api.run_results import RunResults as RunResults
-    from distill.comparison.from_python import ComparedRuns as ComparedRuns
-    from distill.comparison.from_python import compare_runs
-    from distill.errors import Diverged as Diverged
-    from distill.errors import Interrupted as Interrupted
-    from distill.errors import RankLost as RankLost
-    from distill.errors import SettingError as SettingError
-    from distill.errors import StageFailed as StageFailed
-    from distill.errors import StorageFailed as StorageFailed
+    from distill.commands.api.evaluate import evaluate as evaluate
+    from distill.commands.api.pair import Pair as Pair
+    from distill.commands.api.pair import load_pair as load_pair
+    from distill.commands.api.run import open_run as open_run
+    from distill.commands.api.run import run as run
+    from distill.commands.api.run_results import RunResults as RunResults
+    from distill.commands.prediction.predict import predict as predict
+    from distill.commands.scoring.scores import Scores as Scores
     from distill.evaluation.text_scores import TextScore as TextScore
     from distill.evaluation.text_scores import score as score
     from distill.models.loaded import LoadedModel as LoadedModel
     from distill.models.loaded import load_model as load_model
-    from distill.prediction.predict import predict as predict
-    from distill.scoring.scores import Scores as Scores
+    from distill.report.comparison.from_python import ComparedRuns as ComparedRuns
+    from distill.report.comparison.from_python import compare_runs
+    from distill.runtime.errors import Diverged as Diverged
+    from distill.runtime.errors import Interrupted as Interrupted
+    from distill.runtime.errors import RankLost as RankLost
+    from distill.runtime.errors import SettingError as SettingError
+    from distill.runtime.errors import StageFailed as StageFailed
+    from distill.runtime.errors import StorageFailed as StorageFailed
 
     compare = compare_runs
 
 # Where each public name is defined: a module, and `:NAME` where it has another name there. A line here, and one above
 # for type checkers, is all that a further one needs.
 _PUBLIC = {
-    "ComparedRuns": "distill.comparison.from_python",
-    "Diverged": "distill.errors",
-    "Interrupted": "distill.errors",
+    "ComparedRuns": "distill.report.comparison.from_python",
+    "Diverged": "distill.runtime.errors",
+    "Interrupted": "distill.runtime.errors",
     "LoadedModel": "distill.models.loaded",
-    "Pair": "distill.api.pair",
-    "RankLost": "distill.errors",
-    "RunResults": "distill.api.run_results",
-    "Scores": "distill.scoring.scores",
-    "SettingError": "distill.errors",
-    "StageFailed": "distill.errors",
-    "StorageFailed": "distill.errors",
+    "Pair": "distill.commands.api.pair",
+    "RankLost": "distill.runtime.errors",
+    "RunResults": "distill.commands.api.run_results",
+    "Scores": "distill.commands.scoring.scores",
+    "SettingError": "distill.runtime.errors",
+    "StageFailed": "distill.runtime.errors",
+    "StorageFailed": "distill.runtime.errors",
     "TextScore": "distill.evaluation.text_scores",
-    "compare": "distill.comparison.from_python:compare_runs",
-    "evaluate": "distill.api.evaluate",
+    "compare": "distill.report.comparison.from_python:compare_runs",
+    "evaluate": "distill.commands.api.evaluate",
     "load_model": "distill.models.loaded",
-    "load_pair": "distill.api.pair",
-    "open_run": "distill.api.run",
-    "predict": "distill.prediction.predict",
-    "run": "distill.api.run",
+    "load_pair": "distill.commands.api.pair",
+    "open_run": "distill.commands.api.run",
+    "predict": "distill.commands.prediction.predict",
+    "run": "distill.commands.api.run",
     "score": "distill.evaluation.text_scores",
 }
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distill.threads import keep_compiled_kernels, limit_spinning
+from distill.runtime.threads import keep_compiled_kernels, limit_spinning
 
 if TYPE_CHECKING:
-    from distill.config import Config
+    from distill.config.settings import Config
     from distill.multirun import Sweep
-    from distill.signals import Signals
+    from distill.runtime.signals import Signals
 
 
 def main() -> int:
@@ -23,8 +23,8 @@ def main() -> int:
 
 def until_interrupted(command: "Callable[[Signals], int]") -> int:
     """The exit status of a command, or of the signal that has ended it, which is then said in one line."""
-    from distill.errors import Interrupted
-    from distill.signals import handled
+    from distill.runtime.errors import Interrupted
+    from distill.runtime.signals import handled
 
     with handled() as signals:
         try:
@@ -43,8 +43,8 @@ def until_interrupted(command: "Callable[[Signals], int]") -> int:
 
 def say(problem: object) -> None:
     """The one line that a run ends with."""
-    from distill.progress import say as write
-    from distill.redaction import redact
+    from distill.runtime.progress import say as write
+    from distill.runtime.redaction import redact
 
     write(sys.stderr, f"distill: {redact(str(problem))}\n")
 
@@ -54,10 +54,10 @@ def run_hydra(signals: "Signals") -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from distill.command_line import check_search, checked, name_folders_of_sweeps
-    from distill.compose import register
-    from distill.config import CONF
-    from distill.progress import say as write
+    from distill.config.command_line import check_search, checked, name_folders_of_sweeps
+    from distill.config.compose import register
+    from distill.config.settings import CONF
+    from distill.runtime.progress import say as write
 
     limit_spinning()
     keep_compiled_kernels()
@@ -119,7 +119,7 @@ def sweep_of(job: Any, cfg: Any, sweeps: "list[Sweep]") -> "Sweep | None":
     if job.mode is not RunMode.MULTIRUN or is_rank():
         return None
     if not sweeps:
-        from distill.command_line import fixed_overrides
+        from distill.config.command_line import fixed_overrides
         from distill.multirun import Sweep
 
         sweeps.append(Sweep(Path(job.sweep.dir), fixed_overrides(sys.argv[1:], job), cfg.get("optimize")))
@@ -134,11 +134,11 @@ def expected(error: Exception, folder: str = "") -> Any:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from distill.errors import Diverged, RankLost, SettingError, StageFailed, StorageFailed
-    from distill.memory import memory_failure
+    from distill.config.unknown import explain
+    from distill.models.memory import memory_failure
     from distill.multirun import search_failure
-    from distill.storage import storage_failure
-    from distill.unknown import explain
+    from distill.runtime.errors import Diverged, RankLost, SettingError, StageFailed, StorageFailed
+    from distill.runtime.storage import storage_failure
 
     if os.environ.get("DISTILL_TRACEBACK") == "1":
         return None
@@ -164,16 +164,16 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from distill.compose import build, chain_config
-    from distill.config import OnUsr1
-    from distill.redaction import redact
+    from distill.config.compose import build, chain_config
+    from distill.config.settings import OnUsr1
+    from distill.runtime.redaction import redact
     from distill.written import as_yaml
 
     path, overrides = Path(job.runtime.output_dir), list(job.overrides.task)
     if (chain := chain_config(cfg, overrides)) is not None:
         from distill.chain import run_chain
-        from distill.errors import SettingError
-        from distill.progress import configure_logging
+        from distill.runtime.errors import SettingError
+        from distill.runtime.progress import configure_logging
 
         if is_rank():
             raise SettingError(
@@ -187,8 +187,8 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
     signals.on_usr1(config.train.on_usr1 is OnUsr1.stop)
     if config.backend.name != "single" and start_ranks(config, path, job.mode is RunMode.MULTIRUN, statuses):
         return None
-    from distill.comparison.goal import Goal
     from distill.job import run
+    from distill.report.comparison.goal import Goal
 
     sweeper = OmegaConf.to_container(job.sweeper)
     goal = Goal.of(config.optimize, sweeper.get("direction") if isinstance(sweeper, dict) else None)
@@ -220,7 +220,7 @@ def config_dir(arguments: list[str]) -> list[str]:
 
 def is_rank() -> bool:
     """Whether this process is one of several ranks."""
-    from distill.backends.rank import rank_from_env
+    from distill.distributed.rank import rank_from_env
 
     info = rank_from_env()
     return info is not None and info.size > 1
@@ -228,9 +228,9 @@ def is_rank() -> bool:
 
 def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int]) -> bool:
     """Run this command as every rank, unless this process is one already; true when that was done."""
-    from distill.backends import elastic, launch
     from distill.checks import check
-    from distill.errors import SettingError
+    from distill.distributed import elastic, launch
+    from distill.runtime.errors import SettingError
 
     check(config)
     starting = launch.should_launch(config.backend)
@@ -246,7 +246,7 @@ def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int
 def end_rank(status: int, error: BaseException | None = None) -> None:
     """End a rank at once, without waiting for others; does nothing outside of a run of several ranks."""
     if is_rank():
-        from distill.backends.launch import leave
+        from distill.distributed.launch import leave
 
         leave(status, error)
 

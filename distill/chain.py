@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.children import dying_with, pass_signals
-from distill.config import ChainConfig, StageConfig
-from distill.errors import SettingError, StageFailed
-from distill.redaction import redact, secret_given
+from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
 from distill.report.by_milestone import MilestoneRuns
 from distill.report.jobs import Job, JobsPage
-from distill.results_file import check_student, read_results
-from distill.signals import STOPPING, handled
+from distill.runtime.children import dying_with, pass_signals
+from distill.runtime.errors import SettingError, StageFailed
+from distill.runtime.redaction import redact, secret_given
+from distill.runtime.results_file import check_student, read_results
+from distill.runtime.signals import STOPPING, handled
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its milestones
 

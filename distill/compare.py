@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from distill.comparison.from_python import ComparedRuns
-from distill.comparison.runs import find_runs, is_sweep
-from distill.ending import status_of
+from distill.commands.ending import status_of
+from distill.report.comparison.from_python import ComparedRuns
+from distill.report.comparison.runs import find_runs, is_sweep
 
 FOLDER = Path("compare")  # what is written to where neither --output nor a sweep says otherwise
 

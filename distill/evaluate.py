@@ -14,10 +14,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from distill.__main__ import expected, say, until_interrupted
-from distill.threads import limit_spinning
+from distill.runtime.threads import limit_spinning
 
 if TYPE_CHECKING:
-    from distill.signals import Signals
+    from distill.runtime.signals import Signals
 
 OUTPUT = "runs/evaluate"
 
@@ -33,7 +33,7 @@ def main() -> int:
 
 def run_command(signals: "Signals") -> int:
     """Score what the command line names; gives the exit status."""
-    from distill.scoring import evaluate_models
+    from distill.commands.scoring import evaluate_models
 
     models, output, settings = parse(sys.argv[1:])
     try:

@@ -11,44 +11,46 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill import backends, optim, profiling
-from distill.backends import Backend
-from distill.backends.rank import EVENT
-from distill.backends.thread_choice import keep_threads
-from distill.checkpoint import State
+from distill import distributed as backends
 from distill.checks import check
-from distill.comparison.goal import Goal
-from distill.config import Config
-from distill.curve import Curve
+from distill.config.settings import Config
 from distill.data.batches import Batches
-from distill.errors import SettingError
+from distill.distributed import Backend
+from distill.distributed.rank import EVENT
+from distill.distributed.rank_identity import refuse_differing_settings
+from distill.distributed.shard import plain_class
+from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.scorable import require_positions
-from distill.identity import run_identity
-from distill.memory import require_memory_for_step
-from distill.milestones import check_within
 from distill.models.language_model import LanguageModel
+from distill.models.memory import require_memory_for_step
 from distill.monitor import Monitor
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
 from distill.objective.vocabulary_parallel import sliced_loss
+from distill.optim import updates as optim
+from distill.optim.schedule import Schedule, length_in_steps, make_schedule, total_steps
 from distill.outcome import make_milestones, results_of, write_outputs
-from distill.pair import Models, load_models, settle_start
-from distill.progress import configure_logging
-from distill.rank_identity import refuse_differing_settings
-from distill.redaction import redacted
 from distill.report import results
+from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
-from distill.run_folder import RunFolder
-from distill.schedule import Schedule, length_in_steps, make_schedule, total_steps
-from distill.setup import choose_precision, setup_student, share_lowest_blocks
-from distill.sharding.shard import plain_class
+from distill.runs import profiling
+from distill.runs.checkpoint import State
+from distill.runs.curve import Curve
+from distill.runs.identity import run_identity
+from distill.runs.milestones import check_within
+from distill.runs.pair import Models, load_models, settle_start
+from distill.runs.run_folder import RunFolder
+from distill.runs.setup import choose_precision, setup_student, share_lowest_blocks
+from distill.runs.teachers import find_caches, make_teachers, setup_teachers
+from distill.runtime.errors import SettingError
+from distill.runtime.progress import configure_logging
+from distill.runtime.redaction import redacted
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
-from distill.teachers import find_caches, make_teachers, setup_teachers
 from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
 from distill.twin import find_twin, settled_twin
 

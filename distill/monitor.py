@@ -4,20 +4,20 @@ import logging
 import time
 from typing import Any
 
-from distill import trackers
-from distill.backends import Backend
-from distill.checkpoint import State
-from distill.config import Config, TrackerConfig
-from distill.curve import Curve
+from distill.config.settings import Config, TrackerConfig
+from distill.distributed import Backend
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import EvaluationSet
-from distill.points import Points
-from distill.progress import Progress, duration
+from distill.optim.schedule import ENDLESS
 from distill.report import results
 from distill.report.live_run import RunPage
-from distill.run_folder import RunFolder
-from distill.schedule import ENDLESS
+from distill.runs import trackers
+from distill.runs.checkpoint import State
+from distill.runs.curve import Curve
+from distill.runs.points import Points
+from distill.runs.run_folder import RunFolder
+from distill.runtime.progress import Progress, duration
 
 FIRST_MINUTE = 60.0  # seconds of typical steps, after which the time to the end is said once
 UNTYPICAL_STEPS = 2  # at the start: they compile, or touch their memory for the first time

@@ -5,11 +5,11 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from distill.errors import SettingError, first_line
-from distill.redaction import redact
-from distill.storage import storage_failure
-from distill.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
-from distill.sweep.names import swept_overrides
+from distill.config.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
+from distill.config.sweep.names import swept_overrides
+from distill.runtime.errors import SettingError, first_line
+from distill.runtime.redaction import redact
+from distill.runtime.storage import storage_failure
 
 RENEW = 20  # seconds between two loads of the page while the sweep goes on
 NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
@@ -58,8 +58,8 @@ class Sweep:
 
     def _write(self, renew: int | None) -> str:
         """Write the comparison so far; what fails in it ends no sweep, as it can be written at any time."""
-        from distill.comparison.runs import find_runs
-        from distill.comparison.write import HTML, text_of, write
+        from distill.report.comparison.runs import find_runs
+        from distill.report.comparison.write import HTML, text_of, write
 
         try:
             title = f"Sweep {self.folder.name}" + (", so far" if renew else "")

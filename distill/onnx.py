@@ -11,12 +11,12 @@ import transformers
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from distill.errors import SettingError, first_line
-from distill.export import convert, measure
-from distill.files import atomic
+from distill.commands.export import convert, measure
 from distill.models.check import longest_row
 from distill.models.load import model_folder, size
 from distill.report.use import CAUSAL, CLASSES, SPANS, use_of
+from distill.runtime.errors import SettingError, first_line
+from distill.runtime.files import atomic
 
 FP32, INT8 = "model.onnx", "model_int8.onnx"
 ROW = 128  # tokens, or as many as the model takes

@@ -7,26 +7,26 @@ from typing import Any
 
 import torch
 
-from distill.backends import Backend
-from distill.checkpoint import State
-from distill.config import Config
-from distill.divergence import ruined_scores, weights_are_finite
-from distill.errors import Diverged, first_line
+from distill.config.settings import Config
+from distill.distributed import Backend
+from distill.distributed.shard import plain_class
 from distill.evaluation import bootstrap
-from distill.export.folder import export
-from distill.jsonl import read_lines
-from distill.milestones import Milestones
+from distill.models.export_folder import export
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.monitor import Monitor
 from distill.objective.objective import Objective
-from distill.pair import Models, load_twin
-from distill.redaction import redacted
 from distill.report import report, results, summary
 from distill.report.model_card import model_card
 from distill.report.use import call_of, origin_of
-from distill.run_folder import RunFolder
-from distill.sharding.shard import plain_class
-from distill.storage import storage_failure
+from distill.runs.checkpoint import State
+from distill.runs.divergence import ruined_scores, weights_are_finite
+from distill.runs.milestones import Milestones
+from distill.runs.pair import Models, load_twin
+from distill.runs.run_folder import RunFolder
+from distill.runtime.errors import Diverged, first_line
+from distill.runtime.jsonl import read_lines
+from distill.runtime.redaction import redacted
+from distill.runtime.storage import storage_failure
 from distill.tasks import Prepared
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of

@@ -2,7 +2,7 @@
 
 import sys
 
-from distill.prediction.command import main
+from distill.commands.prediction.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

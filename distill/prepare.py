@@ -10,10 +10,10 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from distill.ending import status_of
+from distill.commands.ending import status_of
 
 if TYPE_CHECKING:
-    from distill.config import Config
+    from distill.config.settings import Config
     from distill.data.tokens import Tokens
 
 logger = logging.getLogger("distill.prepare")  # as a command its __name__ would be __main__, which shows nothing
@@ -29,7 +29,7 @@ def main() -> int:
 
 def run_command() -> None:
     """Prepare what the command line names."""
-    from distill.command_line import composed
+    from distill.config.command_line import composed
 
     prepare(composed(sys.argv[1:]))
 
@@ -45,14 +45,14 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
         SettingError: bad input, or a task that reads no running text.
     """
     from distill.checks import check
-    from distill.config import Missing
+    from distill.config.settings import Missing
     from distill.data.tokens import corpus_texts
     from distill.data.tokens import prepare as prepare_rows
-    from distill.errors import SettingError
     from distill.evaluation.sets import tokens_of_sets
     from distill.objective.build import make_terms
-    from distill.pair import tokenizer_of_run
-    from distill.progress import configure_logging
+    from distill.runs.pair import tokenizer_of_run
+    from distill.runtime.errors import SettingError
+    from distill.runtime.progress import configure_logging
     from distill.tasks import find_task
     from distill.tasks._text import TextTask
 
@@ -78,7 +78,7 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
 
 def described(tokens: "Tokens") -> str:
     """What is there, in a line."""
-    from distill.storage import size
+    from distill.runtime.storage import size
 
     stored = tokens.stored
     assert stored is not None

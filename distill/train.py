@@ -11,26 +11,26 @@ from typing import Protocol
 
 import torch
 
-from distill.backends import Backend
-from distill.checkpoint import Checkpoints, State
-from distill.config import OnUsr1, OptimizerFlags, TrainConfig
-from distill.curve import Curve
+from distill.config.settings import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.divergence import offending_rows
-from distill.errors import Diverged, Interrupted, RankLost
-from distill.kernels.dropout import keyed_by_row
-from distill.milestones import Milestones
+from distill.distributed import Backend
+from distill.models.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
 from distill.objective.tally import TOKENS, Tally
 from distill.objective.trainable import Trainable
-from distill.optim import bound_of_rank, clip, peak_lr, set_learning_rate
-from distill.points import Points
-from distill.profile import phases
-from distill.profile.recorder import UNPROFILED, Recorder, Unprofiled
-from distill.schedule import Schedule, progress_of, share, total_steps
-from distill.seed import key
-from distill.signals import ALL, SAVING, handled
+from distill.optim.schedule import Schedule, progress_of, share, total_steps
+from distill.optim.updates import bound_of_rank, clip, peak_lr, set_learning_rate
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.curve import Curve
+from distill.runs.divergence import offending_rows
+from distill.runs.milestones import Milestones
+from distill.runs.points import Points
+from distill.runs.profile import phases
+from distill.runs.profile.recorder import UNPROFILED, Recorder, Unprofiled
+from distill.runtime.errors import Diverged, Interrupted, RankLost
+from distill.runtime.seed import key
+from distill.runtime.signals import ALL, SAVING, handled
 from distill.teacher.signal import Teacher
 
 TRIAL = "profile.stop_after"  # what ends a run that is only to be profiled

@@ -1,18 +1,18 @@
 """The twin of a run: the same student, trained without a teacher, which `evaluate.twin` names to stand beside it.
 
 What the teacher was worth can be read off the two only where nothing else differs: rows, steps, start and seed. What
-must be the same is compared by the identities that results.json keeps (`distill/identity.py`).
+must be the same is compared by the identities that results.json keeps (`distill/runs/identity.py`).
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from distill.config import Config
-from distill.errors import SettingError
+from distill.config.settings import Config
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
 from distill.report.results import read
+from distill.runtime.errors import SettingError
 
 # Parts of a run's identity that a twin shares with its student, with what they are called; the student's own settings
 # and the weights that it starts from come beside these.

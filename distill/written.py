@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from distill.redaction import FROM_ENVIRONMENT, MASK, is_secret, masked, redacted, remember
+from distill.runtime.redaction import FROM_ENVIRONMENT, MASK, is_secret, masked, redacted, remember
 
 VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
 

@@ -9,7 +9,7 @@ from families import byte_pairs
 from tiny import SEP, corpus_config
 from tokenizers import Tokenizer
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.row_format import causal_rows
 from distill.data.tokens import Tokens, corpus_text, prepare
 

@@ -13,7 +13,14 @@ import torch
 
 START_LIMIT = 120  # seconds
 # What nearly every rank and run imports: a server that has them forks processes, which would spend seconds on them.
-PRELOADED = ["torch.distributed.fsdp", "distill.backends.ddp", "distill.backends.fsdp", "distill.job", "tiny", "forked"]
+PRELOADED = [
+    "torch.distributed.fsdp",
+    "distill.distributed.ddp",
+    "distill.distributed.fsdp",
+    "distill.job",
+    "tiny",
+    "forked",
+]
 PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "distilbert", "albert", "gpt2")]
 PRELOADED += ["distill.tasks.mlm_sop", "distill.tasks.clm", "distill.tasks.classes", "distill.report.plots"]
 PRELOADED += ["hydra.main", "hydra._internal.hydra", "matplotlib.figure", "matplotlib.backends.backend_agg"]

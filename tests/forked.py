@@ -118,7 +118,7 @@ def _become(
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
     os.chdir(folder)
-    from distill.backends import ranks
+    from distill.distributed import ranks
     from distill.report import plots
 
     # Ranks are forked from their launcher, which has imported the same.

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 from forked import Child
 
-AGENT = [sys.executable, "-m", "distill.backends.agent"]
+AGENT = [sys.executable, "-m", "distill.distributed.agent"]
 
 
 def fork_agents(folder: Path) -> None:
     """In a launcher: fork the agents of hosts in the place of ssh; `folder` is that of the `PretendedHosts`."""
-    from distill.backends import agents, elastic
+    from distill.distributed import agents, elastic
 
     elastic.LOOK = 0.1  # hosts that are back are looked for more often
     agents.subprocess = SimpleNamespace(Popen=partial(Agent, folder), PIPE=subprocess.PIPE)  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def be_agent(folder: Path, host: str, arguments: list[str], given: dict[str, str
     group.rename(folder / f"{host}.group")
     os.environ |= given
     sys.argv, sys.stdin = ["agent", *arguments], os.fdopen(0)
-    from distill.backends import agent
+    from distill.distributed import agent
 
     status = agent.main()
     sys.stderr.flush()

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from distill.results_file import write_results
+from distill.runtime.results_file import write_results
 
 MEASURES = {"perplexity": {"title": "Perplexity", "lower_is_better": True}}
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from distill.profile.loader import LoaderTimes
-from distill.profile.phases import PHASES
-from distill.profile.record import RankProfile, RunProfile, RunSettings
+from distill.runs.profile.loader import LoaderTimes
+from distill.runs.profile.phases import PHASES
+from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
 
 STEPS = 40
 HEALTHY = {"data": 0.001, "teacher": 0.03, "forward": 0.02, "backward": 0.04, "optimizer": 0.01}

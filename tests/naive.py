@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tiny import VOCAB
 
-from distill.config import ObjectiveConfig
+from distill.config.settings import ObjectiveConfig
 from distill.data.batch import Batch
 
 NAMES = ("soft", "mlm", "cosine")

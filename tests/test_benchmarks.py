@@ -17,7 +17,7 @@ from forked import Forked
 from job import library
 
 from distill import train as loop
-from distill.config import PrecisionConfig
+from distill.config.settings import PrecisionConfig
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None

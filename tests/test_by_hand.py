@@ -8,10 +8,10 @@ import torch
 from job import Shelf, composed, distill, metrics, results, weights
 
 from distill.checks import check
-from distill.config import TeacherConfig
-from distill.errors import SettingError
+from distill.config.settings import TeacherConfig
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.teacher import load_teacher
+from distill.runtime.errors import SettingError
 
 
 @pytest.mark.parametrize("part", ["", "student"])  # of milestones: test_milestones.py

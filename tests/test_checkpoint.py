@@ -14,12 +14,13 @@ import torch
 from own_parts import Counter
 from tiny import Fit, assert_close, make_model, make_rows, objective_config, weights_of
 
-from distill import checkpoint, files, manifest
-from distill.checkpoint import Checkpoints, State
-from distill.config import MaskingConfig, TrainConfig
-from distill.errors import SettingError
-from distill.identity import refuse_other_settings
+from distill.config.settings import MaskingConfig, TrainConfig
 from distill.objective.tally import Tally
+from distill.runs import checkpoint
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.identity import refuse_other_settings
+from distill.runtime import files, manifest
+from distill.runtime.errors import SettingError
 
 
 class Kill(BaseException):

@@ -14,11 +14,11 @@ from job import Shelf, assert_same, results
 from safetensors.torch import load_file, save_file
 from tiny import Fit
 
-from distill.backends.single import Single
-from distill.config import BackendConfig, TrainConfig
-from distill.errors import Damaged, SettingError
-from distill.manifest import MANIFEST, check_manifest, digests, write_manifest
-from distill.run_folder import RunFolder
+from distill.config.settings import BackendConfig, TrainConfig
+from distill.distributed.single import Single
+from distill.runs.run_folder import RunFolder
+from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.manifest import MANIFEST, check_manifest, digests, write_manifest
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", MANIFEST)
 

@@ -9,7 +9,7 @@ import pytest
 from job import book, distill, results
 
 from distill.checks import check
-from distill.command_line import MAIN_RECIPE, composed, with_recipe
+from distill.config.command_line import MAIN_RECIPE, composed, with_recipe
 
 RECIPE = f"+recipe={MAIN_RECIPE}"
 

@@ -23,7 +23,7 @@ STEPS = 200
 # The command itself, which looks for hosts that are back more often.
 COMMAND = """
 from distill.__main__ import main
-from distill.backends import elastic
+from distill.distributed import elastic
 
 elastic.LOOK = 0.1
 raise SystemExit(main())

@@ -21,17 +21,17 @@ from tiny import MASK, VOCAB, make_evaluator, make_masks, make_model, make_rows,
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PreTrainedModel
 
-from distill import config as conf
-from distill import optim
-from distill.backends.single import Single
+from distill.config import settings as conf
 from distill.data.batch import Batch
 from distill.data.batches import Batches
+from distill.distributed.single import Single
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import PerplexityMeter
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
-from distill.setup import setup_student, setup_teacher
+from distill.optim import updates as optim
+from distill.runs.setup import setup_student, setup_teacher
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.layout import Layout
 from distill.teacher.live import LiveTeacher

@@ -13,7 +13,7 @@ import torch
 from job import distill, library
 from transformers import AutoModelForMaskedLM, BertConfig
 
-from distill.compose import corpus_config
+from distill.config.compose import corpus_config
 from distill.data.wordpiece import corpus_tokenizer
 
 GOLDEN = {

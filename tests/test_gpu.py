@@ -20,11 +20,11 @@ from tiny import (
     weights_of,
 )
 
-from distill import config as conf
-from distill.backends.single import Single
+from distill.config import settings as conf
 from distill.data.batches import Batches
+from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
-from distill.setup import setup_student, setup_teacher
+from distill.runs.setup import setup_student, setup_teacher
 from distill.teacher.live import LiveTeacher
 from distill.train import accumulate_gradients
 

@@ -9,9 +9,9 @@ from job import TINY, Shelf, composed, distill, metrics, results, save_model, sa
 
 from distill.chain import REFERENCE, check_chain
 from distill.checks import check
-from distill.compose import chain_config, register
-from distill.config import CONF, RECIPES, Config, SourceConfig
-from distill.schedule import length_in_steps, make_schedule, progress_of
+from distill.config.compose import chain_config, register
+from distill.config.settings import CONF, RECIPES, Config, SourceConfig
+from distill.optim.schedule import length_in_steps, make_schedule, progress_of
 
 CHAINS = {"albert_chain", "albert_milestones", "seeds"}
 BENCHMARKS = RECIPES.parent / "benchmarks"

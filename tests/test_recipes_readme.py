@@ -8,7 +8,7 @@ import pytest
 from job import Shelf, composed, distill, metrics, results, save_model
 
 from distill.checks import check
-from distill.config import RECIPES
+from distill.config.settings import RECIPES
 from distill.models.check import check_packing
 from distill.models.layer_choice import RULES, choose_layers
 from distill.models.student import make_student

@@ -25,10 +25,10 @@ from tiny import (
     weights_of,
 )
 
-from distill import config as conf
-from distill.config import BackendConfig, MaskingConfig, TrainConfig
+from distill.config import settings as conf
+from distill.config.settings import BackendConfig, MaskingConfig, TrainConfig
 from distill.evaluation.sets import EvaluationSet
-from distill.schedules.linear import Linear
+from distill.optim.schedules.linear import Linear
 
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 MASKED = objective_config(rows="masked", masking=MaskingConfig(share=0.3))
@@ -122,7 +122,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     import time
 
     import distill.train
-    from distill.backends import build
+    from distill.distributed import build
 
     torch.set_num_threads(1)
     tokenizer, rows = tiny.make_tokenizer(), make_rows(20, shortest=5)

@@ -15,13 +15,13 @@ import tiny
 import torch
 from tiny import Fit, make_model, make_rows, new_student, only, weights_of
 
-from distill.config import OnUsr1, TrainConfig
+from distill.config.settings import OnUsr1, TrainConfig
 from distill.data import remote
 from distill.data.remote import retried
-from distill.errors import Diverged, Interrupted
-from distill.schedule import ENDLESS, total_steps
-from distill.schedules.linear import Linear
-from distill.signals import handled
+from distill.optim.schedule import ENDLESS, total_steps
+from distill.optim.schedules.linear import Linear
+from distill.runtime.errors import Diverged, Interrupted
+from distill.runtime.signals import handled
 
 # --- steps that are not finite -------------------------------------------------------------------------------------
 

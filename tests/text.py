@@ -4,7 +4,7 @@ import random
 
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.tokens import Tokens, corpus_text, prepare
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in ("", "n", "rt", "st")]

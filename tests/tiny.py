@@ -11,28 +11,29 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
-from distill import compose, optim
-from distill import config as conf
-from distill.backends.single import Single
-from distill.checkpoint import Checkpoints, State
+from distill.config import compose
+from distill.config import settings as conf
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM, masked_lm
+from distill.distributed.shard import is_sharded
+from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
-from distill.kernels.attention import use_batched_products
-from distill.kernels.dropout import replace_dropout
+from distill.models.kernels.attention import use_batched_products
+from distill.models.kernels.dropout import replace_dropout
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import dropout_names
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.part_checkpoint import PartCheckpoints
-from distill.points import Points
-from distill.schedule import Schedule
-from distill.schedules.constant import Constant
-from distill.schedules.linear import Linear
-from distill.sharding.shard import is_sharded
+from distill.optim import updates as optim
+from distill.optim.schedule import Schedule
+from distill.optim.schedules.constant import Constant
+from distill.optim.schedules.linear import Linear
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.part_checkpoint import PartCheckpoints
+from distill.runs.points import Points
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.signal import NoTeacher

@@ -8,7 +8,7 @@ from distill.checks.student import check_student
 from distill.checks.teachers import check_teachers
 from distill.checks.training import check_training
 from distill.checks.unread import check_unread
-from distill.config import Config
+from distill.config.settings import Config
 
 
 def check(config: Config) -> None:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from distill.component import Component
-from distill.config import Config
-from distill.errors import SettingError
+from distill.config.component import Component
+from distill.config.mixture_settings import EXAMPLE, MIXTURE
+from distill.config.settings import Config
 from distill.evaluation.own_measures import check_measures
-from distill.mixture_settings import EXAMPLE, MIXTURE
-from distill.nearest import did_you_mean
 from distill.objective.build import make_terms
 from distill.report.results import read
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
 from distill.tasks import find_task
 
 COMPRESSIONS = (None, "zstd")  # of prepared rows

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from distill.config import Config, MaskingConfig, SourceConfig
+from distill.config.settings import Config, MaskingConfig, SourceConfig
 from distill.data.sources import no_prompts
-from distill.errors import SettingError
-from distill.nearest import choose
 from distill.objective.build import make_terms
 from distill.objective.terms import Term
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import choose
 from distill.tasks import Task, find_task, task_of
 
 

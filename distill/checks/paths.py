@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from distill.checks.ranges import FLAT
-from distill.component import Component
-from distill.config import Config, Missing, SourceConfig
+from distill.config.component import Component
+from distill.config.settings import Config, Missing, SourceConfig
 from distill.data.remote import is_url
-from distill.errors import SettingError
-from distill.nearest import did_you_mean
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
 
 LISTED = 1000  # entries of a folder among which the nearest name is looked for
 

@@ -6,16 +6,16 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from distill import config as settings
-from distill.component import Component
-from distill.config import Config
-from distill.config_corpus import NearConfig
-from distill.config_evaluate import CurveConfig
-from distill.config_report import ReportConfig
-from distill.errors import SettingError
-from distill.profile.settings import ProfileConfig
-from distill.ramp import Ramp
-from distill.schedule import ENDLESS
+from distill.config import settings
+from distill.config.component import Component
+from distill.config.corpus import NearConfig
+from distill.config.evaluate import CurveConfig
+from distill.config.profile import ProfileConfig
+from distill.config.ramp import Ramp
+from distill.config.report import ReportConfig
+from distill.config.settings import Config
+from distill.optim.schedule import ENDLESS
+from distill.runtime.errors import SettingError
 
 
 class Range(NamedTuple):
@@ -48,7 +48,7 @@ WEIGHT = Range(0, 1e6)
 TEMPERATURE = Range(0.01, 1000)
 EVERYWHERE = Range(-1e12, 1e12)  # numbers that have no range of their own, such as those of a callable of the user's
 
-# Of every dataclass of `distill.config`, each field that is a number. The upper ends are far above what any run has
+# Of every dataclass of `distill.config.settings`, each field that is a number. The upper ends are far above what any run has
 # had: they are there for slips of the finger, which would end in a lack of memory or in a student of nan.
 RANGES: dict[type[Any], dict[str, Range]] = {
     settings.SourceConfig: {"share": SHARE_ABOVE_ZERO},

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from distill.config import StudentConfig
-from distill.errors import SettingError
+from distill.config.settings import StudentConfig
 from distill.models.fields import check_fields, family
 from distill.models.frozen import EMBEDDINGS
 from distill.models.layer_choice import AUTO, RULES, are_layers, flat
-from distill.nearest import choose
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import choose
 
 KINDS = ("layers", "config", "pretrained", "custom")
 

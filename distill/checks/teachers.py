@@ -1,14 +1,14 @@
 """Refuses settings of the teachers and of their caches that do not go together."""
 
-from distill.config import Config, TeacherCacheConfig
-from distill.config_teacher import EMBEDDED
-from distill.errors import SettingError
-from distill.nearest import choose
+from distill.config.settings import Config, TeacherCacheConfig
+from distill.config.teacher import EMBEDDED
 from distill.objective.build import make_terms
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import mixing_temperature
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import choose
 from distill.tasks import find_task
 from distill.teacher.members import ONLY, errors_of, settings_by_member
 

@@ -3,16 +3,16 @@
 import math
 import re
 
-from distill import optim
-from distill.backends import parse_rings
-from distill.backends.collective import check_collective
-from distill.backends.elastic_range import parse_elastic
-from distill.backends.interface import WIRE
-from distill.config import BackendConfig, Config
-from distill.errors import SettingError
-from distill.nearest import choose
-from distill.optimizer_state import optimizer_state
-from distill.schedule import ENDLESS, length_in_steps, make_schedule
+from distill.config.settings import BackendConfig, Config
+from distill.distributed import parse_rings
+from distill.distributed.collective import check_collective
+from distill.distributed.elastic_range import parse_elastic
+from distill.distributed.interface import WIRE
+from distill.optim import updates as optim
+from distill.optim.optimizer_state import optimizer_state
+from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import choose
 
 FORMATS = ("fp32", "bf16", "fp16", "auto")
 DEVICE = r"auto|cpu|cuda(:\d+)?"

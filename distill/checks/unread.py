@@ -1,7 +1,7 @@
 """Refuses settings that the chosen kind of teacher or student would not read."""
 
-from distill.config import Config
-from distill.errors import SettingError
+from distill.config.settings import Config
+from distill.runtime.errors import SettingError
 
 STARTS = {"neighbours": ("config",), "fitted": ("layers",)}  # the kinds of student that have them
 

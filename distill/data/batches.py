@@ -17,7 +17,7 @@ from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, FullShuffle, Order
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
 from distill.data.row_store import RowStore, expect
-from distill.seed import key
+from distill.runtime.seed import key
 
 # From what prepares the window of a step to the same, watched.
 Watch = Callable[[Callable[[int], list[Batch]]], Callable[[int], list[Batch]]]

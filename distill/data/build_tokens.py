@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distill.config import CacheConfig
-from distill.config_corpus import Duplicates
+from distill.config.corpus import Duplicates
+from distill.config.settings import CacheConfig
 from distill.data.duplicates import count
 from distill.data.first_pass import FirstPass, Rule
 from distill.data.heldout import HeldOut, held_out
@@ -25,8 +25,8 @@ from distill.data.shards.finish import META, finish
 from distill.data.shards.groups import Work, divide, work_of
 from distill.data.shards.host import Host
 from distill.data.sources import Source, read
-from distill.errors import SettingError
-from distill.files import remove
+from distill.runtime.errors import SettingError
+from distill.runtime.files import remove
 
 LOOKED_AT = 1 << 30  # stored bytes in which the first 50 documents are looked for
 PLAN = f"{WORK}/plan.json"

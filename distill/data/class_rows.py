@@ -10,7 +10,7 @@ import numpy as np
 
 from distill.data.tables import LabelledTexts
 from distill.data.text_pairs import TextEncoder, digest_of
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

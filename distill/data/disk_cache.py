@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from distill.config import CacheConfig
-from distill.errors import SettingError
+from distill.config.settings import CacheConfig
+from distill.runtime.errors import SettingError
 
 logger = logging.getLogger(__name__)
 

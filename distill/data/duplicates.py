@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from distill.data.shards.destination import WORK, Destination, LocalFolder
-from distill.files import atomic
+from distill.runtime.files import atomic
 
 DIGEST_BYTES = 16  # 10^12 documents have two of the same digest by chance with a probability of 10^-15
 DOCUMENT_ID = np.dtype([("unit", "<u4"), ("number", "<u4")])  # of the unit in the text, and of the document in its unit

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 MOST = 2  # names in a guess
 FEWEST = 4  # characters beyond ASCII; from fewer nothing can be guessed

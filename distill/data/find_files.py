@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from distill.data.remote import RemotePath, is_url, reachable, with_states
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 def data_folder() -> Path | None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from distill.config import CacheConfig
-from distill.config_corpus import Duplicates, NearConfig
+from distill.config.corpus import Duplicates, NearConfig
+from distill.config.settings import CacheConfig
 from distill.data.disk_cache import workers
 from distill.data.duplicates import (
     DOCUMENT_ID,
@@ -32,20 +32,13 @@ from distill.data.duplicates import (
     write_dropped,
 )
 from distill.data.heldout import HeldOut
-from distill.data.near_duplicates import (
-    Candidates,
-    Signatures,
-    held_path,
-    near,
-    require_datasketch,
-    signatures_path,
-)
+from distill.data.near_duplicates import Candidates, Signatures, held_path, near, require_datasketch, signatures_path
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, Work, unit_stem
 from distill.data.sources import read
-from distill.progress import Progress
+from distill.runtime.progress import Progress
 
 FEW_BYTES = 16 << 20  # stored bytes up to which starting other processes costs more than it gains
 POLL = 1.0  # seconds between two looks at what other hosts have done

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distill.data.tokens import Tokens
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from distill.data.disk_cache import folder_of, once
-from distill.errors import SettingError
-from distill.files import atomic
+from distill.runtime.errors import SettingError
+from distill.runtime.files import atomic
 
 logger = logging.getLogger(__name__)
 

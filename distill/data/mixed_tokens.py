@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.mixture import Mixture, StackedRows
 from distill.data.order import order_of
 from distill.data.row_format import RowFormatOf
@@ -14,7 +14,7 @@ from distill.data.row_store import RowStore
 from distill.data.sample import subsample_rows
 from distill.data.tokens import Tokens, corpus_texts, prepare
 from distill.data.unread import Unread
-from distill.seed import key
+from distill.runtime.seed import key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -20,8 +20,8 @@ import numpy as np
 
 from distill.data.order import At, Order
 from distill.data.row_store import RowStore, expect
-from distill.errors import SettingError
-from distill.seed import key, shuffled
+from distill.runtime.errors import SettingError
+from distill.runtime.seed import key, shuffled
 
 STRATUM = 4096  # positions
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from distill.config_corpus import NearConfig
+from distill.config.corpus import NearConfig
 from distill.data.duplicates import DOCUMENT_ID, save
-from distill.errors import SettingError
-from distill.host import free_memory
+from distill.runtime.errors import SettingError
+from distill.runtime.host import free_memory
 
 if TYPE_CHECKING:
     from datasketch import MinHash

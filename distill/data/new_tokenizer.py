@@ -9,7 +9,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.config import CorpusConfig, TokensConfig
+from distill.config.settings import CorpusConfig, TokensConfig
 from distill.data.build_tokens import held_out_rule
 from distill.data.disk_cache import folder_of, once
 from distill.data.readers import blocks

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from distill.data.row_store import RowStore, row_bytes, starts_of
-from distill.seed import key, shuffled
+from distill.runtime.seed import key, shuffled
 
 RAMP = 32  # the first window of a run is this part of a whole one ...
 FEWEST = 2  # ... or so many blocks: after a single one there are two, twice as many

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from distill.config_corpus import Duplicates, NearConfig
+from distill.config.corpus import Duplicates, NearConfig
 from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, dropped, write_digests
 from distill.data.heldout import HeldOut
@@ -24,8 +24,8 @@ from distill.data.row_format import INNER, PROMPT, RowFormat
 from distill.data.sentences import sentences
 from distill.data.sources import Shard, Source, read
 from distill.data.unread import Unread
-from distill.errors import SettingError
-from distill.files import atomic
+from distill.runtime.errors import SettingError
+from distill.runtime.files import atomic
 
 BLOCK = 16 << 10  # characters that are tokenized at once
 SENTENCES = 256  # likewise

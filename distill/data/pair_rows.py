@@ -15,7 +15,7 @@ import numpy as np
 
 from distill.data.heldout import fraction
 from distill.data.row_format import RowFormat
-from distill.seed import key, uniform
+from distill.runtime.seed import key, uniform
 
 SHORT = 0.1  # share of the rows whose length is drawn at random
 SEED = 0  # rows are the same in every run

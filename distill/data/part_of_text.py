@@ -12,7 +12,7 @@ from distill.data.document import Document
 from distill.data.heldout import fraction
 from distill.data.readers import blocks
 from distill.data.shards.groups import Work, expected_tokens
-from distill.seed import key, shuffled
+from distill.runtime.seed import key, shuffled
 
 SMALL = 1 << 20  # tokens; preparing as many takes a few seconds, so that nothing is gained by leaving some out
 SPARE = 1.5  # rows made at least for each one that is needed, as the sizes of files say roughly what they hold

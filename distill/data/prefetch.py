@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
 
-from distill.errors import Interrupted
-from distill.signals import in_force
-from distill.thread_time import computed_seconds
+from distill.runtime.errors import Interrupted
+from distill.runtime.signals import in_force
+from distill.runtime.thread_time import computed_seconds
 
 WINDOWS_AHEAD = 4  # or one for each thread, where those are more
 MOST_THREADS = 16  # that an automatic choice goes up to

@@ -10,7 +10,7 @@ from distill.data.lines import LONGEST, BadRecord, sound_lines
 from distill.data.lines import Unreadable as Unreadable
 from distill.data.lines import lines as lines
 from distill.data.remote import RemotePath
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 Value = TypeVar("Value", str, list)
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 from distill.data.s3_options import limit_attempts, s3_options
-from distill.errors import SettingError, StorageFailed, first_line
-from distill.signals import Signals, in_force
+from distill.runtime.errors import SettingError, StorageFailed, first_line
+from distill.runtime.signals import Signals, in_force
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}  # by protocol
 WEB = ("http", "https")  # which know no folders but pages with links

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

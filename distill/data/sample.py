@@ -3,7 +3,7 @@
 import numpy as np
 
 from distill.data.row_store import RowStore, row_bytes, starts_of
-from distill.seed import key, shuffled
+from distill.runtime.seed import key, shuffled
 
 FEWEST_BLOCKS = 64  # that the rows are chosen from
 LARGE = 4 << 30  # bytes of rows from which some blocks are chosen first; not a setting, as the rows would depend on it

@@ -11,7 +11,7 @@ import numpy as np
 
 from distill.data.tables.squad import Question, Questions
 from distill.data.text_pairs import Surroundings, TextEncoder, digest_of
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.config import CacheConfig, CorpusConfig, SourceConfig, TokensConfig
-from distill.config_corpus import Duplicates
+from distill.config.corpus import Duplicates
+from distill.config.settings import CacheConfig, CorpusConfig, SourceConfig, TokensConfig
 from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import described
@@ -36,7 +36,7 @@ from distill.data.shards.open import open_rows
 from distill.data.sources import Source, find_source, no_prompts
 from distill.data.sources.prose import Prose
 from distill.data.unread import Unread
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

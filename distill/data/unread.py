@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from distill.config import Missing, TokensConfig
+from distill.config.settings import Missing, TokensConfig
 from distill.data.document import Document
 from distill.data.lines import BadRecord, Unreadable
 from distill.data.sources import Source
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 MOST_NAMED = 10  # of files, and of bad records
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.new_tokenizer import spool, tokenizer_of_corpus
-from distill.errors import SettingError
-from distill.files import atomic
+from distill.runtime.errors import SettingError
+from distill.runtime.files import atomic
 
 if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill.config import EvaluateConfig, PrecisionConfig
+from distill.config.settings import EvaluateConfig, PrecisionConfig
 from distill.data.batch import Batch
+from distill.distributed.formats import computing_in
+from distill.distributed.shard import is_sharded
 from distill.evaluation.measures import KEPT_BYTES, LOGITS_BYTES, Measure, ProgressCallback, Scoring
 from distill.evaluation.mixture import pack, reader
 from distill.evaluation.own_measures import make_measures
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.rehearsal import rehearse
 from distill.evaluation.sets import EvaluationSet
-from distill.kernels.precision import dtype_of
+from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
-from distill.progress import Progress
-from distill.sharding.formats import computing_in
-from distill.sharding.shard import is_sharded
+from distill.runtime.progress import Progress
 
 SPEED_ROUNDS = 5
 SPEED_POSITIONS = 65_536  # of the batch that each round computes, at most ...

@@ -18,7 +18,7 @@ from transformers import BertForMaskedLM, DistilBertForMaskedLM, DistilBertModel
 
 from distill.data.batch import PADDING
 from distill.evaluation.mixture import MeanReader
-from distill.kernels.packed_linear import PackedLinear
+from distill.models.kernels.packed_linear import PackedLinear
 from distill.models.known_layers import Layer, attend, known_layers
 from distill.models.language_model import LanguageModel, OutputSpec
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from distill.backends import Backend
 from distill.data.batch import Batch
 from distill.data.batches import Collator
+from distill.distributed import Backend
 from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
-from distill.seed import key
+from distill.runtime.seed import key
 
 LOGITS_BYTES = 128 << 20  # in float64, that exist at once
 KEPT_BYTES = 256 << 20  # of head rows that are kept of a model

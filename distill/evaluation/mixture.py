@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distill.config import PrecisionConfig
-from distill.kernels.packed_linear import pack_for_evaluation
+from distill.config.settings import PrecisionConfig
+from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec
 from distill.teacher.signal import mixed_logits
 

@@ -1,8 +1,8 @@
 """Measures of the user's, as `evaluate.measures` names them."""
 
-from distill.component import Component
-from distill.errors import SettingError
+from distill.config.component import Component
 from distill.evaluation.measures import Measure, Scoring
+from distill.runtime.errors import SettingError
 
 # Keys that stand beside the measures, in a line of history and in a model's part of results.json.
 TAKEN = {

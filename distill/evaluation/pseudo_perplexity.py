@@ -9,16 +9,16 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from distill.config import PseudoPerplexityConfig
+from distill.config.settings import PseudoPerplexityConfig
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import PerplexityMeter, ProgressCallback, Scoring
 from distill.evaluation.row_losses import RowMeter
 from distill.evaluation.sets import SEED, EvaluationSet
-from distill.kernels.precision import autocast
+from distill.models.kernels.precision import autocast
 from distill.models.language_model import LanguageModel
-from distill.seed import key, uniform
+from distill.runtime.seed import key, uniform
 
 COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one forward
 

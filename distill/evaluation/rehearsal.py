@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from distill.backends import Backend
-from distill.errors import SettingError
-from distill.memory import available, is_out_of_memory
+from distill.distributed import Backend
+from distill.models.memory import available, is_out_of_memory
+from distill.runtime.errors import SettingError
 
 
 def rehearse(run: Callable[[], None], least_bytes: int, setting: str, value: int, backend: Backend) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from distill.backends import Backend
+from distill.distributed import Backend
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from distill.errors import SettingError
 from distill.evaluation.measures import Measure
 from distill.evaluation.sets import EvaluationSet
+from distill.runtime.errors import SettingError
 
 
 def require_positions(measures: Sequence[Measure], sets: Sequence[EvaluationSet]) -> None:

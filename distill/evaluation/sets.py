@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.component import Component
-from distill.config import Config, MaskingConfig, Missing
+from distill.config.component import Component
+from distill.config.settings import Config, MaskingConfig, Missing
 from distill.data.batches import Collator
 from distill.data.known_share import check_known
 from distill.data.row_format import RowFormatOf, masked_rows
 from distill.data.row_store import RowStore, row_bytes
 from distill.data.sample import choose_rows
 from distill.data.tokens import Tokens, corpus_texts, prepare, set_text
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 # The mask of an evaluation set never changes, whatever the seed of the run: runs stay comparable.
 SEED = 0

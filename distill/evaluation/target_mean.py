@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from distill.errors import SettingError
 from distill.evaluation.measures import ProgressCallback, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
+from distill.runtime.errors import SettingError
 
 
 class TargetMean(ABC):

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from distill.data.batch import PADDING
 from distill.data.text_pairs import TextEncoder
-from distill.errors import SettingError
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import token_losses
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel, loaded
+from distill.runtime.errors import SettingError
 
 METHODS = ("original", "within_word_l2r")
 REDUCTIONS: dict[str, Callable[[tuple[float, ...]], float]] = {

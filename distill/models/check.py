@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.errors import SettingError, first_line
+from distill.distributed.shard import plain_class
 from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
-from distill.sharding.shard import plain_class
+from distill.runtime.errors import SettingError, first_line
 
 EXAMPLE = "'Add a model' in README.md"  # of what a model has to offer
 # What a forward of a module raises that is not made for it.

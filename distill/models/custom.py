@@ -7,9 +7,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import nn
 
-from distill.component import Component
-from distill.errors import SettingError, first_line
+from distill.config.component import Component
 from distill.models.load import model_folder
+from distill.runtime.errors import SettingError, first_line
 
 WEIGHTS = "model.safetensors"
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from distill.errors import SettingError
-from distill.nearest import did_you_mean
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
 
 MOST = 10**8  # of one size, such as the width of a layer or the length of a vocabulary
 # Endings of whole numbers that are no sizes, and a size that may be 0.

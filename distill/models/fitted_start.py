@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
-from distill.errors import SettingError
 from distill.models.known_layers import known_blocks
+from distill.runtime.errors import SettingError
 
 RIDGE = 1e-4  # of the system's mean diagonal: keeps the weights near their start where few positions say little
 

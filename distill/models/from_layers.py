@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from distill.config import StudentConfig
-from distill.errors import SettingError
+from distill.config.settings import StudentConfig
 from distill.models.bert_to_distilbert import bert_to_distilbert, distilbert_fields
 from distill.models.language_model import block_list
 from distill.models.layer_choice import Layer, flat
+from distill.runtime.errors import SettingError
 
 # Of transformers' configurations: the number of layers, and lists that have an entry for each of them.
 NUM_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.errors import SettingError
 from distill.models.known_layers import drops, known_blocks
 from distill.models.language_model import LanguageModel, OutputSpec, block_list
 from distill.models.layer_choice import Layer
 from distill.models.protocol import depth_of
+from distill.runtime.errors import SettingError
 
 EMBEDDINGS = "embeddings"
 SAME = 1e-4  # of the largest value, by which equal states may differ from rounding in fp32

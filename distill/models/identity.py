@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.disk_cache import folder_of, once
-from distill.files import atomic
+from distill.distributed.mapped import release
 from distill.models.load import model_folder
-from distill.sharding.mapped import release
+from distill.runtime.files import atomic
 
 
 def model_digest(model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 GAIN = 1.5  # of queries and keys: the neighbour's weight stands out from the noise of the words
 

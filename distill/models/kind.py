@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 @dataclass(frozen=True, eq=False)

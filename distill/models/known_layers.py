@@ -20,8 +20,8 @@ from transformers import (
     RobertaModel,
 )
 
-from distill.kernels.attention import pays, products
-from distill.kernels.packed_linear import PackedLinear
+from distill.models.kernels.attention import pays, products
+from distill.models.kernels.packed_linear import PackedLinear
 
 MOST = 0.9  # share of a row's positions above which picking them costs more than it saves
 ENCODERS = {BertForMaskedLM: BertModel, DistilBertForMaskedLM: DistilBertModel, RobertaForMaskedLM: RobertaModel}

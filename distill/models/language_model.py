@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.kernels.precision import at_least_fp32, autocast, dtype_of
+from distill.distributed.shard import is_root, plain_class
+from distill.distributed.side_outputs import joined
+from distill.distributed.sliced_vocabulary import SlicedLogits, local_slice, sliced_logits
+from distill.models.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.known_layers import last_block_at, starting_above
 from distill.models.protocol import depth_of
 from distill.models.recorded_attention import QKV, recorded
-from distill.models.sliced_vocabulary import SlicedLogits, local_slice, sliced_logits
-from distill.sharding.shard import is_root, plain_class
-from distill.sharding.side_outputs import joined
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
 MEAN = "mean"  # pooled: the mean of a row's last hidden states, without padding

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 # What one layer of a student starts from: a layer of the teacher, or several whose weights are averaged.
 Layer = int | Sequence[int]
 
-AUTO = "auto"  # not a rule of numbers: `distill.layer_search` scores subsets on rows of the corpus
+AUTO = "auto"  # not a rule of numbers: `distill.runs.layer_search` scores subsets on rows of the corpus
 
 
 def every_second(available: int, count: int) -> list[Layer]:

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from distill.errors import SettingError, first_line
 from distill.models.check import check_model
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
+from distill.runtime.errors import SettingError, first_line
 
 # Of any family: tokenizer.json, tokenizer.model, vocab.txt, spiece.model, merges.txt, dict.txt and the like.
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "merges*", "dict*.txt", "*.tiktoken", "*.bpe")

@@ -11,10 +11,10 @@ import yaml
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill.errors import SettingError, first_line
 from distill.models.check import longest_row
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, model_folder, size
+from distill.runtime.errors import SettingError, first_line
 
 KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
 SETTING = "model"  # what error lines call the path of a model that is loaded by itself

@@ -9,9 +9,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.config import StudentConfig
-from distill.errors import SettingError, first_line
-from distill.host import free_memory
+from distill.config.settings import StudentConfig
+from distill.distributed.mapped import new_parameters_take_memory, parameters_on_meta
 from distill.models.check import check_length, check_model, check_tokenizers, longest_row, position_offset
 from distill.models.custom import custom_model
 from distill.models.fields import check_fields, family
@@ -21,7 +20,8 @@ from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import AUTO, Layer, choose_layers
 from distill.models.load import load_pretrained, load_tokenizer
-from distill.sharding.mapped import new_parameters_take_memory, parameters_on_meta
+from distill.runtime.errors import SettingError, first_line
+from distill.runtime.host import free_memory
 
 logger = logging.getLogger(__name__)
 

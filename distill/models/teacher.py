@@ -4,13 +4,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import HERE, TeacherConfig
-from distill.config_teacher import EMBEDDED
-from distill.errors import SettingError
+from distill.config.settings import HERE, TeacherConfig
+from distill.config.teacher import EMBEDDED
 from distill.models.check import check_model
 from distill.models.custom import custom_model
 from distill.models.kind import MASKED, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
+from distill.runtime.errors import SettingError
 
 TITLES = {"embedded": "the embedded teacher", "embedded_deep": "the deep embedded teacher"}
 

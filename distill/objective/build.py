@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from distill.config import ObjectiveConfig, PrecisionConfig
-from distill.errors import SettingError
+from distill.config.ramp import is_zero
+from distill.config.settings import ObjectiveConfig, PrecisionConfig
 from distill.objective.objective import Objective
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
 from distill.objective.vocabulary import has_pair
-from distill.ramp import is_zero
+from distill.runtime.errors import SettingError
 
 # Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
 # saved a logit (measured at 512 x 30,522) and 10 to 20 s to start.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from distill.config.ramp import Ramp, value_at
 from distill.data.batch import Batch
 from distill.models.language_model import LAST, Head, OutputSpec, union
 from distill.objective.blocks import NO_TARGET
@@ -20,7 +21,6 @@ from distill.objective.tally import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
 from distill.objective.vocabulary import mixing_temperature, reference_loss, vocabulary_loss
-from distill.ramp import Ramp, value_at
 from distill.teacher.signal import Mixture, Signal
 
 

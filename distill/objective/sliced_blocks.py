@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distill.models.row_exchange import RowExchange, starts_of
+from distill.distributed.row_exchange import RowExchange, starts_of
 from distill.objective.blocks import (
     NO_TARGET,
     Block,

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distill.errors import SettingError
 from distill.models.language_model import Head
 from distill.objective.blocks import AutogradBlock, Block, JoinedBlock, SoftMlmBlock, on_its_rows
 from distill.objective.fused import Visitor, chunked_loss
@@ -17,6 +16,7 @@ from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms.clm import Clm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
+from distill.runtime.errors import SettingError
 from distill.teacher.signal import Mixture, Sparse, mixed_logits
 
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from distill.distributed.row_exchange import RowExchange
 from distill.models.language_model import Head
-from distill.models.row_exchange import RowExchange
 from distill.objective.blocks import Block, SoftMlmBlock, of_several
 from distill.objective.fused import BUDGET, Plan, differentiable, fit, visit_chunks, with_dtype
 from distill.objective.sliced_blocks import SlicedPair, Slices, WholeRows

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from distill.errors import SettingError
-from distill.jsonl import read_lines
 from distill.report import report, results
-from distill.storage import storage_failure
+from distill.runtime.errors import SettingError
+from distill.runtime.jsonl import read_lines
+from distill.runtime.storage import storage_failure
 
 
 def main() -> int:

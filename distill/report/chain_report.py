@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from statistics import median
 
-from distill.files import atomic
 from distill.report.by_milestone import MilestoneRuns, curves_of, section
 from distill.report.page import Block, Table, number, short
 from distill.report.stage_scores import Column, Runs, cell, lines_of_table, scores_of
+from distill.runtime.files import atomic
 
 NOTE = "Of several seeds the median with the lowest and the highest; in per cent, the share of the first line's."
 

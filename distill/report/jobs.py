@@ -10,17 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from distill.errors import first_line
-from distill.files import atomic
-from distill.jsonl import is_metrics
-from distill.progress import duration
-from distill.redaction import redact
 from distill.report import live, page
 from distill.report.live import PAGE, STATE
 from distill.report.lookup import label_of, measures_of, usable, value_at
 from distill.report.page import NONE, Block, Link, Section, Table, number, percent, time_of
 from distill.report.series import read_json
-from distill.storage import storage_failure
+from distill.runtime.errors import first_line
+from distill.runtime.files import atomic
+from distill.runtime.jsonl import is_metrics
+from distill.runtime.progress import duration
+from distill.runtime.redaction import redact
+from distill.runtime.storage import storage_failure
 
 EVERY = 15.0  # seconds between two pages
 MOST_SCORES = 4  # of a job, in the table

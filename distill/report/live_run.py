@@ -12,23 +12,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from distill.backends import Backend
-from distill.config import Config
-from distill.errors import first_line
-from distill.files import atomic
-from distill.jsonl import is_history, read_lines, without_nan
-from distill.memory import memory_failure
-from distill.profile.sampler import Sampler
-from distill.progress import Progress, keeping, under_way
-from distill.redaction import redact, redacted
+from distill.config.settings import Config
+from distill.distributed import Backend
+from distill.models.memory import memory_failure
+from distill.optim.schedule import ENDLESS
 from distill.report import live
 from distill.report.live import PAGE, STATE
 from distill.report.live_sections import Ending, Snapshot, sections, title_of
 from distill.report.lookup import usable
 from distill.report.series import Series, earlier_lines, thinned
 from distill.report.tails import LINES, cleaned, tails
-from distill.schedule import ENDLESS
-from distill.storage import storage_failure
+from distill.runs.profile.sampler import Sampler
+from distill.runtime.errors import first_line
+from distill.runtime.files import atomic
+from distill.runtime.jsonl import is_history, read_lines, without_nan
+from distill.runtime.progress import Progress, keeping, under_way
+from distill.runtime.redaction import redact, redacted
+from distill.runtime.storage import storage_failure
 
 PATIENCE = 30.0  # seconds that the end of a run waits for a page that is being written
 

@@ -47,7 +47,7 @@ class Snapshot:
         activities: the progress of what is being done now, the innermost last.
         latest: the newest line of metrics.jsonl.
         points: those lines, averaged, with `exchange_wait` beside them.
-        machine: samples of the host of rank 0, by name (`distill.profile.sampler`).
+        machine: samples of the host of rank 0, by name (`distill.runs.profile.sampler`).
         logs: the last lines of each rank's log; of a run of one process what it has said.
         num_logs: ranks that have one.
     """

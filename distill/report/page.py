@@ -7,8 +7,8 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from distill.progress import duration
 from distill.report.plots import Picture
+from distill.runtime.progress import duration
 
 NONE = "\u2013"  # en dash: stands where there is no number
 TIMES, MINUS = "\u00d7", "\u2212"

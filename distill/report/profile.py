@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from distill.profile.phases import TITLES
 from distill.report.page import NONE, Block, Table, number, percent
 from distill.report.plots import SERIES, STYLE, Picture, make_panels, save_figure
+from distill.runs.profile.phases import TITLES
 
 GIB = 2**30
 

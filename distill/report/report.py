@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from distill.data.duplicates import described
-from distill.files import atomic
 from distill.report import page, plots
 from distill.report.facts import facts_table as _facts
 from distill.report.facts import rows_of_step as _rows
@@ -15,6 +14,7 @@ from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number
 from distill.report.plots import Picture
 from distill.report.profile import profile_blocks
 from distill.report.summary import comparison, findings, setting, tiles
+from distill.runtime.files import atomic
 
 FEW_POSITIONS = 1000  # of pseudo-perplexity
 MOST_NAMED = 5  # left-out files that are listed by name

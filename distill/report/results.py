@@ -11,23 +11,23 @@ from typing import Any
 import torch
 import transformers
 
-from distill.backends import Backend
-from distill.checkpoint import State
-from distill.config import HERE, Config, OptimizerConfig
+from distill.config.ramp import Ramp
+from distill.config.settings import HERE, Config, OptimizerConfig
 from distill.data.batches import Batches
 from distill.data.duplicates import described
 from distill.data.mixture import Mixture
 from distill.data.tokens import Tokens
-from distill.errors import SettingError
+from distill.distributed import Backend
 from distill.evaluation.measures import Measure
 from distill.models.load import size
 from distill.objective.objective import Objective
-from distill.optim import peak_lr
-from distill.ramp import Ramp
-from distill.results_file import read_results
-from distill.schedule import ENDLESS, total_steps
+from distill.optim.schedule import ENDLESS, total_steps
+from distill.optim.updates import peak_lr
+from distill.runs.checkpoint import State
+from distill.runtime.errors import SettingError
+from distill.runtime.results_file import read_results
+from distill.runtime.version import __version__
 from distill.teacher.members import settings_by_member
-from distill.version import __version__
 
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
 BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_twin")  # recipes of which that is true

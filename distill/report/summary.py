@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from distill.progress import duration
 from distill.report import significance
 from distill.report.lookup import is_scored, label_of, measures_of, models_of, sets_of, usable, value_at
 from distill.report.page import MINUS, NONE, TIMES, Table, number, percent, short
+from distill.runtime.progress import duration
 
 NO_RECIPE, NO_SCALE = "default", "custom"  # what results call the lack of either
 SAME = "the same"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from distill.errors import printable
-from distill.redaction import redact
+from distill.runtime.errors import printable
+from distill.runtime.redaction import redact
 
 LINES = 30  # of each log
 BYTES = 16_384  # of each log that are read

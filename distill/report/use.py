@@ -8,8 +8,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from distill.component import Component
-from distill.sharding.shard import plain_class
+from distill.config.component import Component
+from distill.distributed.shard import plain_class
 
 FOLDER = "."  # the card lies in the model's folder
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from distill.backends import Backend
-from distill.component import class_name, kinds
-from distill.config import Config, CorpusConfig, EvaluateConfig
+from distill.config.component import class_name, kinds
+from distill.config.settings import Config, CorpusConfig, EvaluateConfig
 from distill.data.batches import Batches, Collator, num_threads
 from distill.data.order import Order, order_of
 from distill.data.row_store import RowStore
 from distill.data.tokens import Tokens
-from distill.errors import SettingError
+from distill.distributed import Backend
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import ModelKind
-from distill.nearest import did_you_mean
 from distill.objective.terms import Term
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

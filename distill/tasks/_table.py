@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.backends import Backend
-from distill.component import Component
-from distill.config import Config, CorpusConfig, EvaluateConfig
+from distill.config.component import Component
+from distill.config.settings import Config, CorpusConfig, EvaluateConfig
 from distill.data.batches import Collator
 from distill.data.known_share import check_counts
 from distill.data.sample import sample_rows
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
 from distill.data.unread import Unread
-from distill.errors import SettingError
+from distill.distributed import Backend
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.table_measures import table_measures
+from distill.runtime.errors import SettingError
 from distill.tasks import Prepared, Task, make_batches
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.backends import Backend
-from distill.config import Config, CorpusConfig
+from distill.config.settings import Config, CorpusConfig
 from distill.data.batches import Collator
 from distill.data.known_share import check_known
 from distill.data.mixed_tokens import prepare_mixture
@@ -16,6 +15,7 @@ from distill.data.order import Order
 from distill.data.row_format import RowFormat
 from distill.data.sample import subsample_rows
 from distill.data.tokens import Tokens, corpus_text, prepare
+from distill.distributed import Backend
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet, load_sets
 from distill.tasks import Prepared, Task, make_batches

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import Config
+from distill.config.settings import Config
 from distill.data.class_rows import ClassRows, class_rows
 from distill.data.collate import classes
 from distill.data.tables import LabelledTexts

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import Config, CorpusConfig, EvaluateConfig
+from distill.config.settings import Config, CorpusConfig, EvaluateConfig
 from distill.data import byte_bpe
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import RowFormat, causal_rows

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import Config, CorpusConfig, EvaluateConfig
+from distill.config.settings import Config, CorpusConfig, EvaluateConfig
 from distill.data import wordpiece
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm

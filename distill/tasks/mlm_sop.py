@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import Config, EvaluateConfig
+from distill.config.settings import Config, EvaluateConfig
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import Config
+from distill.config.settings import Config
 from distill.data.collate import spans
 from distill.data.span_rows import SpanConfig, SpanRows, span_rows
 from distill.data.tables.squad import Questions, Squad

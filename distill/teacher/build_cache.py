@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from distill.backends import Backend
 from distill.data.batches import Batches
 from distill.data.disk_cache import once
-from distill.errors import SettingError
-from distill.files import atomic
+from distill.distributed import Backend
+from distill.distributed.shard import is_sharded
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
-from distill.progress import Progress
-from distill.sharding.shard import is_sharded
+from distill.runtime.errors import SettingError
+from distill.runtime.files import atomic
+from distill.runtime.progress import Progress
 from distill.teacher.cache import Cache, Positions
 from distill.teacher.sampling import kept_entries, offsets_of, stored
 

@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill.config import TeacherCacheConfig
+from distill.config.settings import TeacherCacheConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 from distill.teacher.layout import Layout, layout_from, layout_of
 
 FORMAT = 2  # raise it when the same teacher, rows and settings would give other files

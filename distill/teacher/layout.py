@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distill.config_teacher import TeacherCacheConfig
+from distill.config.teacher import TeacherCacheConfig
 
 SMALL_VOCABULARY = 1 << 16  # ids of more tokens do not fit into 16 bits
 

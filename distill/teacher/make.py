@@ -2,9 +2,9 @@
 
 import logging
 
-from distill.backends import Backend
-from distill.config import Config
+from distill.config.settings import Config
 from distill.data.batches import Batches
+from distill.distributed import Backend
 from distill.models.language_model import LanguageModel
 from distill.teacher import build_cache
 from distill.teacher.cache import Cache, Positions, find

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import Config, MemberConfig, TeacherConfig
-from distill.errors import SettingError
-from distill.kernels import int8
+from distill.config.settings import Config, MemberConfig, TeacherConfig
 from distill.models.check import longest_row
+from distill.models.kernels import int8
 from distill.models.kind import ModelKind
 from distill.models.teacher import load_teacher
+from distill.runtime.errors import SettingError
 
 ONLY = ""  # the name of a teacher that is no member of several
 OWN_SETTINGS = re.compile(rf"(?<![\w./])teacher\.(?=({'|'.join(each.name for each in fields(MemberConfig))})\b)")

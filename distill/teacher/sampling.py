@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill.seed import key, uniform
+from distill.runtime.seed import key, uniform
 from distill.teacher.layout import Layout
 from distill.teacher.signal import Samples, at_least_fp32, top_k_log_probs
 

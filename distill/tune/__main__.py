@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distill.ending import status_of
-from distill.errors import SettingError
-from distill.nearest import did_you_mean
-from distill.progress import configure_logging
+from distill.commands.ending import status_of
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
+from distill.runtime.progress import configure_logging
 from distill.tune.table import write
 from distill.tune.tuning import KINDS, Plan, Tuning
 
@@ -33,8 +33,8 @@ def main() -> int:
 
 def tune() -> None:
     """Try what the command line names, and print and write the table."""
-    from distill.command_line import check_one_run
-    from distill.compose import register
+    from distill.config.command_line import check_one_run
+    from distill.config.compose import register
 
     plan = plan_of(sys.argv[1:])
     register()

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from distill.errors import SettingError
-from distill.identity import RESUME_IGNORES, SETTINGS_IGNORED
+from distill.runs.identity import RESUME_IGNORES, SETTINGS_IGNORED
+from distill.runtime.errors import SettingError
 
 # Groups that stand in a run's identity by a digest; of these, the settings that do not reach what is digested.
 DIGESTED = {"corpus": ("cache", "local", "workers"), "teacher": ("micro_batches",)}
@@ -43,7 +43,7 @@ class Candidate:
 def keeps_student(setting: str, value: Any = None) -> bool:
     """Whether a setting stands outside of a run's identity, so that its student stays the same, but for rounding.
 
-    That is decided by the lists of `distill.identity` that also decide with which settings a run may be resumed. The
+    That is decided by the lists of `distill.runs.identity` that also decide with which settings a run may be resumed. The
     rows of a micro-batch and their accumulation are among these, because a run is known by their product; the trials
     compare the whole identity, so that a change of one alone is found. Of the number formats int8 stands in it.
     """

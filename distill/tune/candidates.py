@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from distill.profile.figures import Figures
-from distill.profile.finding import Finding
-from distill.profile.phases import DATA
-from distill.profile.preparation import preparation
-from distill.profile.record import RunProfile
-from distill.profile.rules.micro_batch import larger
+from distill.runs.profile.figures import Figures
+from distill.runs.profile.finding import Finding
+from distill.runs.profile.phases import DATA
+from distill.runs.profile.preparation import preparation
+from distill.runs.profile.record import RunProfile
+from distill.runs.profile.rules.micro_batch import larger
 from distill.tune.candidate import Candidate, keeps_student
 
 FORMAT_SPEEDUP = 1.2  # of products in bf16, below which the format is not tried
@@ -134,7 +134,7 @@ def _precision(figures: Figures, given: dict[str, Any]) -> Iterator[Candidate]:
     """
     import torch
 
-    from distill.kernels.precision import bf16_speedup
+    from distill.models.kernels.precision import bf16_speedup
 
     if given["precision"]["student"] != "fp32" or given["precision"]["teacher"] != "fp32":
         return

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from distill.files import atomic
 from distill.report.stage_scores import lines_of_table
+from distill.runtime.files import atomic
 from distill.tune.tuning import Tried, Tuning
 
 NOTE = (

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distill import profiling
-from distill.children import dying_with, pass_signals
-from distill.errors import Interrupted
-from distill.jsonl import read_lines
-from distill.profile.figures import Figures
-from distill.profile.finding import Finding
-from distill.profile.record import RunProfile
-from distill.schedule import ENDLESS
-from distill.signals import STOPPING, handled
+from distill.optim.schedule import ENDLESS
+from distill.runs import profiling
+from distill.runs.profile.figures import Figures
+from distill.runs.profile.finding import Finding
+from distill.runs.profile.record import RunProfile
+from distill.runtime.children import dying_with, pass_signals
+from distill.runtime.errors import Interrupted
+from distill.runtime.jsonl import read_lines
+from distill.runtime.signals import STOPPING, handled
 
 # What a trial is besides its run: profiled, ended after its steps, and scored on a few rows at most.
 SETTINGS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 from distill.tune.candidate import Candidate
 from distill.tune.candidates import PROPOSALS, candidates
 from distill.tune.trial import Outcome, run_trial

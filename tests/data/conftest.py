@@ -8,7 +8,7 @@ from text import some_text
 from tiny import corpus_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.wordpiece import corpus_tokenizer
 
 

@@ -13,13 +13,13 @@ from text import some_text
 from tiny import changed, corpus_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CacheConfig, CorpusConfig, DocumentUnit, Missing, SourceConfig
+from distill.config.settings import CacheConfig, CorpusConfig, DocumentUnit, Missing, SourceConfig
 from distill.data.byte_bpe import corpus_tokenizer
 from distill.data.encodings import guess
 from distill.data.readers import blocks
 from distill.data.sources import BadRecord, Unreadable, find_source, read
 from distill.data.tokens import Tokens, corpus_text, prepare
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 CHINESE = "我们的生活在这个城市里已经很多年了。他说。今天的天气很好。可以出去走一走。"
 
@@ -213,7 +213,7 @@ def test_text_without_a_blank_is_cut() -> None:
 
 MEASURE = """
 import resource, sys
-from distill.config import CacheConfig, SourceConfig
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data.sources import find_source, read
 import numpy, pyarrow.parquet
 from pathlib import Path

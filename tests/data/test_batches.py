@@ -13,7 +13,7 @@ from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches, num_threads
 from distill.data.collate.mlm import IGNORE
 from distill.data.sample import subsample_rows
-from distill.seed import key
+from distill.runtime.seed import key
 
 ROWS = make_rows(53, shortest=5)
 CPU = torch.device("cpu")

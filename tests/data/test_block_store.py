@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from stored import Faulty, folder_of_files, write_shards
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data import remote
 from distill.data.row_store import RowStore, starts_of
 from distill.data.shards.block_store import BlockStore
@@ -20,7 +20,7 @@ from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block
 from distill.data.shards.mapped import MappedShards
 from distill.data.shards.open import open_rows, read_index
-from distill.errors import Damaged, SettingError, StorageFailed
+from distill.runtime.errors import Damaged, SettingError, StorageFailed
 
 COUNT, BLOCK = 1003, 50  # rows; 21 blocks in 3 shards
 BLOCK_BYTES = BLOCK * 32 + 32  # of a file of the cache

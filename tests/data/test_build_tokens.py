@@ -16,17 +16,17 @@ from text import some_text, tokens_of
 from tiny import changed, corpus_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CacheConfig, CorpusConfig
+from distill.config.settings import CacheConfig, CorpusConfig
 from distill.data.disk_cache import workers
 from distill.data.sources import _files
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 # --- others at work, and death
 
 
 CHILD = """
 import logging, sys, time
-from distill.compose import corpus_config
+from distill.config.compose import corpus_config
 from distill.data.shards import host
 from distill.data.sources import _files
 from distill.data.tokens import corpus_text, prepare
@@ -128,7 +128,7 @@ def test_a_killed_worker_is_one_clear_line() -> None:
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
-        "import os, time\nfrom distill.data.disk_cache import workers\nfrom distill.config import CacheConfig\n"
+        "import os, time\nfrom distill.data.disk_cache import workers\nfrom distill.config.settings import CacheConfig\n"
         "if __name__ == '__main__':\n    with workers(CacheConfig(workers=2)) as pool:\n"
         "        print(pool.submit(os.getpid).result(), flush=True)\n        time.sleep(60)\n"
     )

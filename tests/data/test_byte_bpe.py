@@ -10,13 +10,13 @@ from text import some_text
 from tiny import changed, corpus_config
 from transformers import AutoTokenizer
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.byte_bpe import END, corpus_tokenizer
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 CODE = """
 import sys
-from distill.compose import corpus_config
+from distill.config.compose import corpus_config
 from distill.data.byte_bpe import corpus_tokenizer
 given = {'kind': 'jsonl', 'path': sys.argv[1], 'cache': sys.argv[2], 'vocab_size': 400, 'heldout': 0.2, 'workers': 1}
 corpus_tokenizer(corpus_config(given))

@@ -9,11 +9,11 @@ from test_tokens import documents_of
 from tiny import changed, make_tokenizer
 from vocabularies import special_ids, vocabulary_of
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.packing import Packing
 from distill.data.row_format import RowFormat, causal_rows, masked_rows
 from distill.data.tokens import Tokens, corpus_text, prepare
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 def tokens_of(corpus: CorpusConfig, tokenizer: Any, part: str = "all") -> Tokens:

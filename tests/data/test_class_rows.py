@@ -11,7 +11,7 @@ from distill.data.batches import Batches
 from distill.data.class_rows import class_rows, fitting
 from distill.data.collate.classes import Classes
 from distill.data.tables import LabelledTexts
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 FAMILIES = ["bert", "roberta", "albert", "xlm-roberta", "deberta-v2", "mpnet"]
 WORDS = ["the", "cat", "and", "dog", "of", "bank", "running"]

@@ -12,8 +12,8 @@ from text import some_text, tokens_of
 from tiny import changed, corpus_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CorpusConfig
-from distill.config_corpus import Duplicates, NearConfig
+from distill.config.corpus import Duplicates, NearConfig
+from distill.config.settings import CorpusConfig
 from distill.data import first_pass, near_duplicates, tokens
 from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, dropped, merged, repeated, save, write_digests, write_dropped
@@ -22,7 +22,7 @@ from distill.data.heldout import HeldOut, held_out
 from distill.data.shards import host
 from distill.data.shards.groups import Work
 from distill.data.sources import _files
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 TEXTS = [some_text(seed, 60) for seed in range(55)]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stored import write_shards
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data import remote
 from distill.data.shards import fetch
 from distill.data.shards.block_store import BlockStore

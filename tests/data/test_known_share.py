@@ -9,7 +9,7 @@ from tiny import VOCAB
 
 from distill.data.known_share import check_known
 from distill.data.tokens import Tokens
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 def tokens(tokenizer: Any, unknown: int, known: int) -> Tokens:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shards import packing, read_rows, source_of, write_text
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data import tokens
 from distill.data.left_behind import remove_left_behind, scratch_name
 from distill.data.shards.claims import STALE

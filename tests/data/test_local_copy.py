@@ -15,9 +15,9 @@ from text import tokens_of
 from tiny import changed
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.local_copy import NOTE, local_copy
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 FILES = {"train": b"rows" * 5000, "heldout": b"", "meta.json": b"{}"}
 

@@ -7,9 +7,9 @@ import pytest
 import tiny
 from tiny import CLS, MASK, PAD, SEP, SPECIAL, VOCAB, make_masks, make_rows
 
-from distill.config import MaskingConfig
+from distill.config.settings import MaskingConfig
 from distill.data.collate.mlm import IGNORE, MaskedLM, masked_lm
-from distill.seed import key
+from distill.runtime.seed import key
 
 
 def apply(mask: MaskedLM, rows: np.ndarray, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:

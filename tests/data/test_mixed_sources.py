@@ -11,7 +11,7 @@ from tiny import corpus_config, make_masks
 from transformers import PreTrainedTokenizerFast
 
 from distill.checks import check
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data import mixture
 from distill.data.batches import Batches
 from distill.data.mixed_tokens import prepare_mixture
@@ -19,7 +19,7 @@ from distill.data.mixture import Mixture, StackedRows, quotas
 from distill.data.order import At, FullShuffle, WindowedShuffle
 from distill.data.row_format import masked_rows
 from distill.data.tokens import corpus_texts, prepare
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 SIZES = [
     ((300, 700, 50), (0.3, 0.6, 0.1)),

@@ -6,10 +6,10 @@ import numpy as np
 import tiny
 from tiny import CLS, PAD, SEP, SPECIAL, VOCAB, WORDS
 
-from distill.config import MaskingConfig
+from distill.config.settings import MaskingConfig
 from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder, arrange
-from distill.seed import key
+from distill.runtime.seed import key
 
 FIRST = len(SPECIAL)
 

@@ -11,7 +11,7 @@ from tiny import make_masks, make_rows
 
 from distill.data.batches import Batches
 from distill.data.order import At, FullShuffle, Order, WindowedShuffle, order_of, window_bounds
-from distill.seed import key, shuffled
+from distill.runtime.seed import key, shuffled
 
 
 def starts_of_sizes(sizes: list[int]) -> np.ndarray:

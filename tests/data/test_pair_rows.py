@@ -13,7 +13,7 @@ from distill.data.pair_rows import PairWriter
 from distill.data.row_format import RowFormat, paired_rows
 from distill.data.sources.gutenberg import clean
 from distill.data.tokens import Tokens, corpus_text, prepare
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 FORMAT = RowFormat(CLS, SEP, None, None, SEP, PAD, 8, pairs=True)
 LENGTH = 24

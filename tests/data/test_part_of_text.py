@@ -9,7 +9,7 @@ from text import some_text, tokens_of
 from tiny import changed, corpus_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data import part_of_text
 from distill.data.document import Document, Part
 from distill.data.part_of_text import PartOfText, larger, part_needed

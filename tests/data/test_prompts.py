@@ -13,15 +13,15 @@ from tiny import PAD, SEP, changed, corpus_config
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from distill.component import Component
-from distill.config import CacheConfig, CorpusConfig, SourceConfig
+from distill.config.component import Component
+from distill.config.settings import CacheConfig, CorpusConfig, SourceConfig
 from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.packing import load_tokenizer, without_first_space
 from distill.data.row_format import IDS, INNER, PROMPT
 from distill.data.sources import Document, Part, Shard, Source, find_source, read
 from distill.data.tokens import corpus_text, prepare
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 def documents_of(settings: SourceConfig | Component) -> list[Document]:

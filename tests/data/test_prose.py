@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data.sources import prose
 from distill.data.sources.prose import is_prose, paragraphs
 

@@ -27,8 +27,8 @@ from distill.data.shards.destination import RemoteFolder
 from distill.data.sources import Unreadable, _files
 from distill.data.sources.gutenberg import books
 from distill.data.tables.table import Table
-from distill.errors import SettingError, StorageFailed
-from distill.redaction import redact
+from distill.runtime.errors import SettingError, StorageFailed
+from distill.runtime.redaction import redact
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")

@@ -36,7 +36,7 @@ from distill.data.shards.destination import LocalFolder
 from distill.data.shards.groups import Work, divide, work_of
 from distill.data.shards.index import ShardIndex
 from distill.data.sources import Shard, _files
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = 4000  # bytes: a shard for each file of the small text

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tiny import corpus_config
 
-from distill.component import Component
-from distill.config import CacheConfig, SourceConfig
+from distill.config.component import Component
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data import readers, tokens
 from distill.data.heldout import HeldOut, fraction, held_out
 from distill.data.readers import Unreadable, blocks
@@ -19,7 +19,7 @@ from distill.data.sources import BadRecord, Document, Shard, Source, _files, fin
 from distill.data.sources.imdb import review
 from distill.data.sources.text import Text
 from distill.data.sources.wikitext import articles
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 def find(settings: SourceConfig | Component, setting: str = "corpus") -> Source | None:

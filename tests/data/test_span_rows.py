@@ -16,7 +16,7 @@ from distill.data.batches import Batches
 from distill.data.collate.spans import Spans
 from distill.data.span_rows import NO_ANSWER, SpanConfig, SpanRows, span_rows, tokens_of, window_begins
 from distill.data.tables.squad import Answer, Question, Questions
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "albert", "deberta-v2", "mpnet", "modernbert", "camembert"]
 SMALL = SpanConfig(sequence_length=48, stride=7, max_query=6)

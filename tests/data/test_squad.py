@@ -10,7 +10,7 @@ import questions as sample
 
 from distill.data.tables import TableConfig
 from distill.data.tables.squad import Questions, find, read
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 SETTING = "squad.train"
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from stored import Faulty, folder_of_files, write_shards
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data import remote
 from distill.data.disk_cache import workers
 from distill.data.prefetch import Prefetch, ThreadCount, prepared_in_loop
@@ -22,8 +22,8 @@ from distill.data.shards import claims
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import LocalFolder
 from distill.data.shards.open import open_rows
-from distill.errors import Interrupted
-from distill.signals import handled
+from distill.runtime.errors import Interrupted
+from distill.runtime.signals import handled
 
 SOON = 3.0  # seconds: a second, on a machine that is busy with something else
 AFTER = 0.3  # seconds until the signal comes

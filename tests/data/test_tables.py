@@ -14,7 +14,7 @@ from questions import REAL
 
 from distill.data.tables import LabelledTexts, TableConfig, glue, table
 from distill.data.tables.table import ColumnsConfig
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 RECORDS = [
     {"review": 'He said "no", twice.\nThen left.', "title": "One\ttab", "stars": "bad"},

@@ -12,14 +12,14 @@ from text import WORDS, some_text, tokens_of
 from tiny import changed, corpus_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CorpusConfig, Missing, SourceConfig
+from distill.config.settings import CorpusConfig, Missing, SourceConfig
 from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
 from distill.data.row_format import RowFormat
 from distill.data.shards import host
 from distill.data.sources import _files, prose
 from distill.data.tokens import Tokens, prepare, set_text
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from distill.data.tables import LabelledTexts
 from distill.data.tables.glue import Glue
 from distill.data.tables.squad import Questions, Squad
 from distill.data.tables.table import Table
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 SETTING = "corpus.unlabelled"
 TEXTS = ["a cat", "the old dog", "Ünïcode 東京"]

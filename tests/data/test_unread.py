@@ -10,9 +10,9 @@ from text import some_text, tokens_of
 from tiny import corpus_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.byte_bpe import corpus_tokenizer
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 def write_records(folder: Path, suffix: str, field: str, texts: list[str], name: str) -> None:

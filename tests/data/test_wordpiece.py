@@ -10,9 +10,9 @@ from text import some_text
 from tiny import changed, corpus_config
 from transformers import AutoTokenizer
 
-from distill.config import CorpusConfig
+from distill.config.settings import CorpusConfig
 from distill.data.wordpiece import corpus_tokenizer
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 # --- a tokenizer of one's own
 
@@ -23,7 +23,7 @@ def test_wordpiece_is_the_same_every_time_and_survives_saving(
     made = []
     for name in ("one", "two"):  # in processes of their own, since the order in a hash map changes with the process
         code = (
-            "import sys\nfrom distill.compose import corpus_config\n"
+            "import sys\nfrom distill.config.compose import corpus_config\n"
             "from distill.data.wordpiece import corpus_tokenizer\n"
             "given = {'kind': 'jsonl', 'path': sys.argv[1], 'cache': sys.argv[2], 'vocab_size': 400}\n"
             "corpus_tokenizer(corpus_config(given | {'heldout': 0.2, 'workers': 1}))\n"

@@ -10,10 +10,10 @@ import tiny
 from tiny import PAD, VOCAB, make_masks
 from vocabularies import vocabulary_of
 
-from distill.backends.single import Single
-from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows
+from distill.distributed.single import Single
 from distill.evaluation.bootstrap import (
     FEWEST,
     SAMPLED,

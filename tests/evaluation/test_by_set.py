@@ -7,8 +7,8 @@ import pytest
 from job import Shelf, composed, distill, results
 
 from distill.checks import check
-from distill.config import SetConfig
-from distill.errors import SettingError
+from distill.config.settings import SetConfig
+from distill.runtime.errors import SettingError
 
 CHINESE = "\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n"  # "This is a river." in one line
 

@@ -9,8 +9,8 @@ import torch
 from naive import attention_of
 from tiny import VOCAB, make_masks, make_model, make_rows
 
-from distill.backends.single import Single
-from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
+from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.mixture import MeanModel

@@ -8,11 +8,11 @@ from job import composed
 from test_scores import MODEL, SET, make, silent
 
 from distill.checks import check
-from distill.component import Component
-from distill.config import EvaluateConfig
-from distill.errors import SettingError
+from distill.config.component import Component
+from distill.config.settings import EvaluateConfig
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.own_measures import check_measures
+from distill.runtime.errors import SettingError
 
 
 def own(target: str, **arguments: Any) -> dict[str, Component]:

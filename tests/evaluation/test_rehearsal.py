@@ -5,14 +5,14 @@ import torch
 from job import Shelf
 from tiny import VOCAB, make_evaluator, make_masks, make_model, make_rows, make_tokenizer
 
-from distill.backends.single import Single
-from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
-from distill.errors import SettingError
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
+from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.rehearsal import rehearse
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel
+from distill.runtime.errors import SettingError
 
 SETTING = "evaluate.batch_size"
 BACKEND = Single(BackendConfig(device="cpu"))

@@ -9,9 +9,9 @@ from chats import FORMAT, TEMPLATE, TOKENIZER, chats, naive_rows, tokens_of
 from families import make_family
 from torch.nn.functional import cross_entropy
 
-from distill.backends.single import Single
-from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig
 from distill.data.collate.clm import CausalLM
+from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet

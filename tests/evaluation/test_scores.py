@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics.text import Perplexity
 
-from distill.backends.single import Single
-from distill.config import (
+from distill.config.settings import (
     BackendConfig,
     Config,
     EvaluateConfig,
@@ -26,12 +25,13 @@ from distill.config import (
     TeacherConfig,
 )
 from distill.data.collate.mlm import IGNORE, masked_lm
-from distill.errors import SettingError
+from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import PerplexityMeter
 from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.evaluation.sets import MASKING, SEED, EvaluationSet, load_sets
-from distill.seed import key
+from distill.runtime.errors import SettingError
+from distill.runtime.seed import key
 
 ROWS = make_rows(15, shortest=4)
 SET = EvaluationSet("small", "a small set", ROWS, 3)

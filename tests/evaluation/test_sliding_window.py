@@ -12,10 +12,10 @@ import torch
 from families import make_family
 from vocabularies import special_ids, vocabulary_of
 
-from distill.backends.single import Single
-from distill.config import BackendConfig, EvaluateConfig, PrecisionConfig
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows
+from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet

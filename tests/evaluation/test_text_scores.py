@@ -8,9 +8,9 @@ import pytest
 import torch
 from job import save_model
 
-from distill.errors import SettingError
 from distill.evaluation.text_scores import TextScore, score
 from distill.models.loaded import LoadedModel, load_model
+from distill.runtime.errors import SettingError
 
 TEXTS = ["the of cat.", "owls and the cat", "the", ""]  # words of one token and of several
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distill.component import component
-from distill.config import CacheConfig, SourceConfig
+from distill.config.component import component
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data.sources import Document, Source, read
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 SUFFIXES = {
     "jsonl": ".jsonl", "csv": ".csv", "text": ".txt", "gutenberg": ".txt", "parquet": ".parquet", "chat": ".jsonl",

@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill.checks import check
-from distill.command_line import check_overrides
-from distill.compose import build, register
-from distill.config import CONF
-from distill.errors import SettingError
-from distill.flat_settings import flatten
-from distill.unknown import explain
+from distill.config.command_line import check_overrides
+from distill.config.compose import build, register
+from distill.config.flat_settings import flatten
+from distill.config.settings import CONF
+from distill.config.unknown import explain
+from distill.runtime.errors import SettingError
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny import Fit
 
-from distill.config import TrainConfig
-from distill.errors import Damaged, SettingError
-from distill.jsonl import is_history, is_metrics, read_lines
-from distill.manifest import MANIFEST, write_manifest
-from distill.results_file import read_results, write_results
+from distill.config.settings import TrainConfig
+from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.jsonl import is_history, is_metrics, read_lines
+from distill.runtime.manifest import MANIFEST, write_manifest
+from distill.runtime.results_file import read_results, write_results
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),

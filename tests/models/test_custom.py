@@ -9,12 +9,11 @@ import tiny
 import torch
 from tiny import VOCAB, make_rows, make_tokenizer
 
-from distill.component import Component
-from distill.config import TeacherConfig
-from distill.errors import SettingError
-from distill.export.folder import export
+from distill.config.component import Component
+from distill.config.settings import TeacherConfig
 from distill.models.check import check_model, check_packing
 from distill.models.custom import custom_model, load_weights
+from distill.models.export_folder import export
 from distill.models.identity import model_digest
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
@@ -23,6 +22,7 @@ from distill.models.protocol import depth_of
 from distill.models.shapes import hidden_widths
 from distill.models.teacher import load_teacher
 from distill.report.use import call_of, origin_of, use_of_student
+from distill.runtime.errors import SettingError
 
 IDS = torch.from_numpy(make_rows(3).astype("int64"))
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from distill.backends.single import Single
-from distill.config import CONF, BackendConfig, MaskingConfig, StudentConfig, TeacherConfig
-from distill.config_teacher import EMBEDDED
+from distill.config.settings import CONF, BackendConfig, MaskingConfig, StudentConfig, TeacherConfig
+from distill.config.teacher import EMBEDDED
 from distill.data.batches import Batches
 from distill.data.collate.mlm import masked_lm
-from distill.layer_search import find_layers
+from distill.distributed.single import Single
 from distill.models.kind import MASKED
 from distill.models.teacher import TITLES, embedded_folder, load_teacher
+from distill.runs.layer_search import find_layers
 
 LAYERS = {"embedded": 4, "embedded_deep": 10}
 LARGEST = 12_000_000  # bytes of weights: what an installation carries

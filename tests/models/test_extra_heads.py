@@ -7,13 +7,13 @@ import torch
 from tiny import PAD, VOCAB, documents_of, make_rows
 from transformers import AlbertForPreTraining, AutoConfig, AutoModelForPreTraining
 
-from distill.config import StudentConfig
-from distill.errors import SettingError
+from distill.config.settings import StudentConfig
 from distill.models.check import check_model
 from distill.models.kind import MASKED, ORDERED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.load import load_pretrained
 from distill.models.student import make_student
+from distill.runtime.errors import SettingError
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForMaskedLM
 from vocabularies import special_ids, vocabulary_of
 
-from distill.config import StudentConfig, TeacherConfig
+from distill.config.settings import StudentConfig, TeacherConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM

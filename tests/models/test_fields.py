@@ -2,8 +2,8 @@
 
 import pytest
 
-from distill.errors import SettingError
 from distill.models.fields import check_fields, family, field_names
+from distill.runtime.errors import SettingError
 
 
 @pytest.mark.parametrize("name", ["to_dict", "save_pretrained", "use_return_dict", "hiden_size"])

@@ -10,12 +10,12 @@ from job import Shelf, metrics
 from pairs import window
 from tiny import make_model
 
-from distill.config import StudentConfig
-from distill.errors import SettingError
+from distill.config.settings import StudentConfig
 from distill.models import fitted_start
 from distill.models.fitted_start import fit_last_layer
 from distill.models.kind import MASKED
 from distill.models.student import from_layers
+from distill.runtime.errors import SettingError
 
 
 def pair(architecture: str) -> tuple[Any, Any]:

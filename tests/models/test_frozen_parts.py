@@ -10,12 +10,12 @@ from job import Shelf, assert_alike, metrics, weights
 from safetensors.torch import load_file
 from tiny import make_model
 
-from distill.config import StudentConfig
-from distill.errors import SettingError
+from distill.config.settings import StudentConfig
 from distill.models.frozen import freeze, shared_depth
 from distill.models.kind import MASKED
 from distill.models.known_layers import starting_above
 from distill.models.student import from_layers
+from distill.runtime.errors import SettingError
 
 SAME = ["student.layers=[0,1]", "student.dropout=0"]
 

@@ -9,12 +9,12 @@ from families import FAMILIES, GROUPED, SIZES, make_family
 from tiny import VOCAB, make_model, make_tokenizer
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from distill.config import StudentConfig
-from distill.errors import SettingError
+from distill.config.settings import StudentConfig
 from distill.models.check import check_model, check_packing
 from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.load import load_pretrained
 from distill.models.student import make_student
+from distill.runtime.errors import SettingError
 
 KNOWN = {"vocab_size": VOCAB, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 

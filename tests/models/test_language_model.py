@@ -9,9 +9,9 @@ import torch
 from tiny import LENGTH, PAD, VOCAB, documents_of, make_model, make_rows
 from torch import Tensor, nn
 
-from distill.errors import SettingError
 from distill.models.check import check_model
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.runtime.errors import SettingError
 
 FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "albert")
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from distill.errors import SettingError
 from distill.models.layer_choice import RULES, choose_layers, flat
+from distill.runtime.errors import SettingError
 
 
 @pytest.mark.parametrize(

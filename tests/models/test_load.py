@@ -8,15 +8,11 @@ import pytest
 import torch
 from tiny import CLS, VOCAB, make_model, make_tokenizer
 
-from distill.config import TeacherConfig
-from distill.errors import SettingError
+from distill.config.settings import TeacherConfig
 from distill.models.check import check_tokenizers, check_vocabulary
-from distill.models.load import (
-    load_pretrained,
-    load_tokenizer,
-    size,
-)
+from distill.models.load import load_pretrained, load_tokenizer, size
 from distill.models.teacher import load_teacher
+from distill.runtime.errors import SettingError
 
 
 @pytest.fixture(scope="module")

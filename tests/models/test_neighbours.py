@@ -4,10 +4,10 @@ import pytest
 import tiny
 import torch
 
-from distill.config import StudentConfig
-from distill.errors import SettingError
+from distill.config.settings import StudentConfig
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.student import make_student
+from distill.runtime.errors import SettingError
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "albert"])

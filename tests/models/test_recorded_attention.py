@@ -10,7 +10,7 @@ from families import make
 from tiny import PAD, VOCAB, documents_of, make_rows
 from torch import Tensor, nn
 
-from distill.kernels.attention import use_batched_products
+from distill.models.kernels.attention import use_batched_products
 from distill.models.language_model import CLS as FIRST
 from distill.models.language_model import LAST, MEAN, LanguageModel, OutputSpec, block_list
 from distill.models.recorded_attention import QKV

@@ -10,8 +10,8 @@ from distributed import run_ranks
 from slices import VOCAB, WIDTH, slice_of
 from torch import Tensor
 
+from distill.distributed.row_exchange import embed
 from distill.models.language_model import Head
-from distill.models.row_exchange import embed
 from distill.objective.terms.clm import Clm
 from distill.objective.vocabulary import reference_loss, vocabulary_loss
 from distill.objective.vocabulary_parallel import sliced_loss

@@ -19,9 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from distill.data.batch import Batch, Labels
+from distill.distributed.sliced_vocabulary import replace_everywhere, slice_vocabulary
 from distill.models.language_model import block_list
 from distill.models.protocol import depth_of
-from distill.models.sliced_vocabulary import replace_everywhere, slice_vocabulary
 from distill.objective.vocabulary_parallel import sliced_loss
 
 VOCAB = 41  # neither 2 nor 4 divides it

@@ -8,10 +8,10 @@ import tiny
 import torch
 from tiny import LENGTH, PAD, VOCAB, make_model, make_rows, make_tokenizer
 
-from distill.component import Component
-from distill.config import StudentConfig
-from distill.errors import SettingError
+from distill.config.component import Component
+from distill.config.settings import StudentConfig
 from distill.models.student import make_student, tokenizer_of
+from distill.runtime.errors import SettingError
 
 PAIRS = [("bert", "distilbert")] + [(f, "same") for f in ("bert", "distilbert", "roberta", "modernbert", "albert")]
 IDS = torch.from_numpy(make_rows(6, shortest=4).astype("int64"))
@@ -179,8 +179,11 @@ def not_a_model(tokenizer: Any) -> str:
         (StudentConfig("pretrained"), ("student.path=null",)),
         (StudentConfig("pretrained", path="/nowhere/at/all"), ("student.path=/nowhere/at/all",)),
         (custom("nothing.there"), ("student._target_=nothing.there",)),
-        (custom("distill.config.Nothing"), ("student._target_=distill.config.Nothing",)),
-        (custom("distill.config.MISSING"), ("student._target_=distill.config.MISSING", "not callable")),
+        (custom("distill.config.settings.Nothing"), ("student._target_=distill.config.settings.Nothing",)),
+        (
+            custom("distill.config.settings.MISSING"),
+            ("student._target_=distill.config.settings.MISSING", "not callable"),
+        ),
         (custom(f"{__name__}.not_a_model"), ("gives a str", "not a torch module")),
     ],
 )

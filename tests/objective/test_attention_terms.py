@@ -10,12 +10,12 @@ from pairs import assert_agrees, window
 from tiny import loss_of, make_model, make_objective, objective_config
 from torch import Tensor, nn
 
-from distill.config import ObjectiveConfig, PrecisionConfig
-from distill.errors import SettingError
+from distill.config.settings import ObjectiveConfig, PrecisionConfig
 from distill.models.language_model import LanguageModel, OutputSpec, block_list
 from distill.models.recorded_attention import QKV
 from distill.objective.terms.attention_scores import mean_squared_error
 from distill.objective.terms.relations import divergence
+from distill.runtime.errors import SettingError
 
 HEADS: dict[str, dict[str, Any]] = {"attention_scores": {}, "relations": {"relation_heads": 4}}
 Vectors = tuple[Tensor, Tensor, Tensor]  # queries, keys, values of one row: [heads, length, size of a head]

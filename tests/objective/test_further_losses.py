@@ -12,7 +12,8 @@ from naive import attention_of, targets_of
 from torch import Tensor
 from torch.nn.functional import linear
 
-from distill import compose
+from distill.config import compose
+from distill.config.ramp import Ramp
 from distill.data.batches import Batches
 from distill.objective import losses
 from distill.objective.blocks import NO_TARGET, AutogradBlock
@@ -24,7 +25,6 @@ from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.reverse_kl import ReverseKl
 from distill.objective.terms.soft import Soft, SoftPositions
 from distill.objective.vocabulary import reference_loss, vocabulary_loss
-from distill.ramp import Ramp
 
 Row = tuple[float, list[float]]  # a position's loss, and its gradient for the student's logits
 

@@ -9,8 +9,8 @@ from pairs import assert_agrees, window
 from tiny import loss_of, make_model, make_objective, objective_config
 from torch import Tensor
 
-from distill.config import ObjectiveConfig
-from distill.errors import SettingError
+from distill.config.settings import ObjectiveConfig
+from distill.runtime.errors import SettingError
 
 NARROW = {"hidden_size": 20, "num_attention_heads": 5}
 

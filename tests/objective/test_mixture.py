@@ -8,7 +8,6 @@ from heads import BOTH_HEADS, TEACHER_WIDTH, VOCAB, gradients, largest_allocatio
 from torch import Tensor
 from torch.nn.functional import linear
 
-from distill.errors import SettingError
 from distill.models.language_model import Head
 from distill.objective import losses
 from distill.objective.blocks import AutogradBlock
@@ -20,6 +19,7 @@ from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.reverse_kl import ReverseKl
 from distill.objective.terms.soft import Soft, SoftPositions
 from distill.objective.vocabulary import mixing_temperature, reference_loss, vocabulary_loss
+from distill.runtime.errors import SettingError
 from distill.teacher.signal import Mixture, TopK, mixed_logits, top_k_log_probs
 
 WEIGHTS = (0.5, 0.2, 0.3)

@@ -11,15 +11,15 @@ import torch
 from naive import definition
 from tiny import PAD, VOCAB, loss_of, make_masks, make_model, make_objective, make_rows, objective_config, only
 
-from distill.backends.single import Single
-from distill.config import BackendConfig, ObjectiveConfig, PrecisionConfig
+from distill.config.settings import BackendConfig, ObjectiveConfig, PrecisionConfig
 from distill.data.batch import Batch, Labels
 from distill.data.batches import Batches
+from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel
 from distill.objective.build import pays_to_compile
 from distill.objective.tally import Tally
 from distill.objective.trainable import Trainable
-from distill.seed import key
+from distill.runtime.seed import key
 from distill.teacher.live import LiveTeacher
 from distill.train import accumulate_gradients
 

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 
-from distill import config as conf
+from distill.config import settings as conf
 from distill.data.batch import Batch, Labels
 from distill.models.language_model import NO_OUTPUTS, Outputs
 from distill.objective.terms.soft_sop import SoftSop

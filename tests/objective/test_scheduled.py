@@ -20,12 +20,12 @@ from tiny import (
     weights_of,
 )
 
-from distill.compose import objective_config as from_settings
-from distill.config import ObjectiveConfig, PrecisionConfig, TrainConfig
-from distill.errors import SettingError
+from distill.config.compose import objective_config as from_settings
+from distill.config.ramp import Ramp, Shape, ends_of, is_zero, value_at
+from distill.config.settings import ObjectiveConfig, PrecisionConfig, TrainConfig
 from distill.objective.build import build_objective, make_terms
 from distill.objective.tally import Tally
-from distill.ramp import Ramp, Shape, ends_of, is_zero, value_at
+from distill.runtime.errors import SettingError
 
 SOFT, MLM, TEMPERATURE = {"start": 5.0, "end": 1.0}, {"start": 0.0, "end": 2.0, "shape": "cosine"}, (4.0, 1.0)
 HOT = {"start": TEMPERATURE[0], "end": TEMPERATURE[1]}

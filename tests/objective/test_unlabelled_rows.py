@@ -9,7 +9,7 @@ from tiny import LENGTH, PAD, VOCAB, assert_close, loss_of, make_objective, make
 from torch import Tensor
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
-from distill import compose
+from distill.config import compose
 from distill.data.batch import Batch
 from distill.data.class_rows import ClassRows
 from distill.data.collate import classes, spans

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sample import CONFIG, objective
 
-from distill.config import Config, PrecisionConfig, TeacherConfig
+from distill.config.settings import Config, PrecisionConfig, TeacherConfig
 from distill.data.unread import Unread
 from distill.report import report, summary
 from distill.report.results import PAPER

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sample import sample_results
 
-from distill.errors import StageFailed
 from distill.report import live
 from distill.report.jobs import Job, JobsPage, row_of
 from distill.report.page import NONE, Link
+from distill.runtime.errors import StageFailed
 
 
 def folder_of(path: Path, **files: Any) -> Path:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from pages import LOGS, under_way
 
-from distill import redaction
-from distill.errors import Diverged, Interrupted
 from distill.report import live
 from distill.report.curves import Line, Panel, draw, ticks
 from distill.report.live_run import ending_of
 from distill.report.live_sections import Ending, Snapshot, sections, title_of
 from distill.report.series import MOST, Series, earlier_lines, thinned
 from distill.report.tails import LINES, cleaned, tails
+from distill.runtime import redaction
+from distill.runtime.errors import Diverged, Interrupted
 
 
 def written(run: Snapshot, folder: Path, **of_page: bool) -> tuple[str, str]:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from job import Shelf, assert_same, composed, results
 
-from distill.backends import single
 from distill.checks import check
-from distill.errors import SettingError
+from distill.distributed import single
 from distill.monitor import Monitor
-from distill.progress import log
 from distill.report import live, report
 from distill.report.live_run import RunPage, is_free
+from distill.runtime.errors import SettingError
+from distill.runtime.progress import log
 
 OFTEN = "report.every=0.2"
 

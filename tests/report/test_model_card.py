@@ -19,11 +19,11 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from distill.errors import SettingError
-from distill.export.folder import export
+from distill.models.export_folder import export
 from distill.onnx import load
 from distill.report.model_card import model_card, title_of_run
 from distill.report.use import origin_of
+from distill.runtime.errors import SettingError
 
 SQUAD = "87,599 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context"
 MRPC = "3,667 examples of MRPC (train); 1 left out: no label"

@@ -7,8 +7,8 @@ from vocabularies import vocabulary_of
 from distill.checks import check
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows, masked_rows
-from distill.errors import SettingError
 from distill.models.kind import CAUSAL, MASKED
+from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 
 MASKED_RUN = ["+recipe=distilbert_gutenberg"]

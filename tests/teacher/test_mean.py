@@ -10,10 +10,10 @@ import torch
 from naive import attention_of, targets_of
 from tiny import VOCAB, make_masks, make_model, make_objective, make_rows, objective_config
 
-from distill import config as conf
-from distill.backends.single import Single
+from distill.config import settings as conf
 from distill.data.batch import Batch
 from distill.data.batches import Batches
+from distill.distributed.single import Single
 from distill.models.identity import model_digest
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.objective.objective import Objective

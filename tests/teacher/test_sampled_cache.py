@@ -23,8 +23,8 @@ from test_teacher_cache import (
 )
 from tiny import make_model
 
-from distill.errors import SettingError
 from distill.models.language_model import LanguageModel
+from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import LiveTeacher

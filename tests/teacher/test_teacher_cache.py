@@ -15,16 +15,17 @@ from job import Shelf, assert_same, command, metrics, results
 from naive import attention_of, kl
 from tiny import LENGTH, PAD, VOCAB, make_masks, make_model, make_objective, make_rows, objective_config
 
-from distill import config as conf
-from distill.backends.single import Single
+from distill.config import settings as conf
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.errors import SettingError
-from distill.kernels.packed_linear import pack_teacher
+from distill.distributed.single import Single
 from distill.models.identity import model_digest
+from distill.models.kernels.packed_linear import pack_teacher
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.runs.teachers import arithmetic
+from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
 from distill.teacher.cache import Cache
@@ -32,7 +33,6 @@ from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import LiveTeacher
 from distill.teacher.make import find_cache
 from distill.teacher.signal import Teacher, TopK
-from distill.teachers import arithmetic
 
 ROWS = make_rows(40, shortest=5)
 KINDS = pytest.mark.parametrize("soft_positions", ["all", "masked"])

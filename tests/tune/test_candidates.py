@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from made_up_profile import STEPS, rank, run, step
 
-from distill.errors import SettingError
-from distill.profile.loader import LoaderTimes
-from distill.profile.record import RunProfile
-from distill.profile.rules import diagnose
+from distill.runs.profile.loader import LoaderTimes
+from distill.runs.profile.record import RunProfile
+from distill.runs.profile.rules import diagnose
+from distill.runtime.errors import SettingError
 from distill.tune.__main__ import plan_of
 from distill.tune.candidate import Candidate, keeps_student
 from distill.tune.candidates import candidates

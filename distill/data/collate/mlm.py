@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.config import MaskingConfig
+from distill.config.settings import MaskingConfig
 from distill.data.batch import PADDING, Batch, Labels
-from distill.errors import SettingError
-from distill.seed import key, uniform
+from distill.runtime.errors import SettingError
+from distill.runtime.seed import key, uniform
 
 IGNORE = -100  # target of a position that is not predicted
 

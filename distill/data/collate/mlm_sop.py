@@ -10,7 +10,7 @@ import torch
 
 from distill.data.batch import Batch, Labels
 from distill.data.collate.mlm import MaskedLM
-from distill.seed import key, uniform
+from distill.runtime.seed import key, uniform
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import BinaryIO, NamedTuple
 from distill.data.disk_cache import folder_of
 from distill.data.shards.in_flight import InFlight, bytes_in_flight
 from distill.data.shards.index import DIGEST_BYTES, Block, Layout
-from distill.errors import StorageFailed
-from distill.files import atomic
-from distill.storage import RESERVE, size
+from distill.runtime.errors import StorageFailed
+from distill.runtime.files import atomic
+from distill.runtime.storage import RESERVE, size
 
 SUFFIX = ".block"
 READ_BYTES = 1 << 20  # at once, to check a file

@@ -13,8 +13,8 @@ from distill.data.shards.block_cache import BlockCache
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.rows import ShardRows
-from distill.errors import StorageFailed
-from distill.signals import Signals, in_force
+from distill.runtime.errors import StorageFailed
+from distill.runtime.signals import Signals, in_force
 
 FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
 AHEAD = 4  # and that are fetched ahead

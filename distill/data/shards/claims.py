@@ -15,8 +15,8 @@ from secrets import token_hex
 from typing import Self
 
 from distill.data.shards.destination import WORK, Destination
-from distill.errors import Interrupted
-from distill.files import atomic
+from distill.runtime.errors import Interrupted
+from distill.runtime.files import atomic
 
 STALE = 60.0  # seconds without a change, after which a claim is that of a host which is gone
 RENEWALS = 4  # in that time

@@ -12,8 +12,8 @@ from typing import Any
 
 from distill.data.remote import ATTEMPTS, NAP, NoRanges, file_system, is_url, retried
 from distill.data.shards.index import Block, Layout
-from distill.errors import SettingError, StorageFailed, first_line
-from distill.signals import in_force
+from distill.runtime.errors import SettingError, StorageFailed, first_line
+from distill.runtime.signals import in_force
 
 SECONDS = 60.0  # that one request may take, where the library can be stopped
 PIECE = 4 << 20  # bytes of a block that one request asks for: libraries hold what they have received twice

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from pathlib import Path
 from typing import Any
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data.disk_cache import num_processes, workers
 from distill.data.packing import PARTS, Packing, pack, packed_before
 from distill.data.shards.claims import Claims
@@ -17,8 +17,8 @@ from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, unit_stem
 from distill.data.shards.publish import Publication, publish, record_name
 from distill.data.shards.token_counts import fold_counts, fold_of, groups_of
-from distill.files import remove
-from distill.progress import Progress
+from distill.runtime.files import remove
+from distill.runtime.progress import Progress
 
 FEW_BYTES = 4 << 20  # stored bytes up to which starting other processes costs more than it gains
 POLL = 2.0  # seconds between two looks at what other hosts have done

@@ -7,7 +7,7 @@ import numpy as np
 from distill.data.row_store import bytes_of, gather
 from distill.data.shards.index import ShardIndex
 from distill.data.shards.rows import ShardRows
-from distill.errors import StorageFailed
+from distill.runtime.errors import StorageFailed
 
 
 class MappedShards(ShardRows):

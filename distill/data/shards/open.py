@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from distill.config import CacheConfig
+from distill.config.settings import CacheConfig
 from distill.data.remote import is_url
 from distill.data.row_store import RowStore
 from distill.data.shards.block_cache import BlockCache
@@ -10,7 +10,7 @@ from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks, read_whole
 from distill.data.shards.index import ShardIndex
 from distill.data.shards.mapped import MappedShards, map_shard
-from distill.errors import Damaged
+from distill.runtime.errors import Damaged
 
 
 def index_name(place: str, part: str) -> str:

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from distill.config_corpus import Duplicates
+from distill.config.corpus import Duplicates
 from distill.data.duplicates import merged, publish_array, records_name
 from distill.data.packing import COUNTS, PARTS, Packing
 from distill.data.row_format import IDS

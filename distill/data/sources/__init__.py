@@ -5,15 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from distill.component import Component, class_name
-from distill.config import CacheConfig, SourceConfig
+from distill.config.component import Component, class_name
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data.document import Document as Document
 from distill.data.document import Part as Part
 from distill.data.heldout import fraction
 from distill.data.lines import BadRecord as BadRecord
 from distill.data.lines import Unreadable as Unreadable
 from distill.data.remote import file_state, path_of
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 # Settings that only some kinds read, as they say in `takes`.
 OPTIONAL = ("prompt", "template", "target_role", "document", "encoding")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from distill.config import CacheConfig, SourceConfig
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data import readers
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, find_files
@@ -15,7 +15,7 @@ from distill.data.lines import BadRecord, Unreadable
 from distill.data.remote import file_state, for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
 RANGE_BYTES = 64 << 20  # larger plain files are read in ranges of this size, so that several processes can share one

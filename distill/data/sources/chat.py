@@ -3,11 +3,11 @@
 from string import Formatter
 from typing import Any, Self
 
-from distill.config import CacheConfig, SourceConfig
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data import readers
 from distill.data.sources import Part
 from distill.data.sources._files import Content, FileSource
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 TEMPLATE = "<|{role}|>\n{content}\n"
 ROLE = "assistant"

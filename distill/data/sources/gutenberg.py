@@ -11,7 +11,7 @@ from typing import IO
 from distill.data.encodings import guess
 from distill.data.lines import LONGEST, SAMPLE, Unreadable, open_bytes
 from distill.data.sources._files import FileSource
-from distill.errors import StorageFailed
+from distill.runtime.errors import StorageFailed
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
 # `*** START OF THE PROJECT GUTENBERG EBOOK X ***`, at times indented, without blanks, or over two or three lines.

@@ -2,10 +2,10 @@
 
 from typing import Self
 
-from distill.config import CacheConfig, SourceConfig
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data import readers
 from distill.data.sources._files import FileSource
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 class Hub(FileSource):

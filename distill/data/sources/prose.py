@@ -18,12 +18,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
-from distill.config import CacheConfig, SourceConfig
+from distill.config.settings import CacheConfig, SourceConfig
 from distill.data.disk_cache import folder_of, once, workers
 from distill.data.readers import blocks
 from distill.data.sources import BadRecord, Document, Shard, Source
 from distill.data.sources.jsonl import Jsonl
-from distill.files import atomic
+from distill.runtime.files import atomic
 
 logger = logging.getLogger(__name__)
 

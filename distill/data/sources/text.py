@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.config import DocumentUnit
+from distill.config.settings import DocumentUnit
 from distill.data import readers
 from distill.data.lines import BadRecord, sound_lines
 from distill.data.sources import Shard

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from distill.data.find_files import data_folder, find_files
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 # What the files of a split are usually called, before a dot, a dash or an underscore.
 SPLITS = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from distill.data import readers
 from distill.data.lines import LONGEST, BadRecord, Unreadable
 from distill.data.tables import TableConfig
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 PLAIN = (".csv", ".tsv", ".jsonl")
 SUFFIXES = (*PLAIN, *(f"{suffix}.gz" for suffix in PLAIN), ".parquet")

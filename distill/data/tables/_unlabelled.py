@@ -9,7 +9,7 @@ from distill.data import readers
 from distill.data.lines import LONGEST, Unreadable
 from distill.data.tables import LabelledTexts, TableConfig, describe
 from distill.data.tables._rows import SUFFIXES, Columns, Row, collect, kind_of, read_files
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 TEXT_SUFFIXES = (*SUFFIXES, ".txt", ".txt.gz")
 

@@ -16,7 +16,7 @@ from distill.data.tables import LabelledTexts, Split, TableConfig, describe, fin
 from distill.data.tables._rows import SUFFIXES, Columns, collect, kind_of, read_rows
 from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
 from distill.data.tables.table import class_of, number
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 HUB = "nyu-mll/glue"
 ENTAILMENT = ("entailment", "not_entailment")

@@ -19,7 +19,7 @@ from distill.data import readers
 from distill.data.readers import Unreadable
 from distill.data.tables import Split, TableConfig, counted, describe, find_split, find_unlabelled
 from distill.data.tables._rows import Row, kind_of, read_files, read_rows
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet")

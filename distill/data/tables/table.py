@@ -10,7 +10,7 @@ import numpy as np
 from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split, find_unlabelled
 from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
 from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
-from distill.errors import SettingError
+from distill.runtime.errors import SettingError
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.kernels.precision import at_least_fp32
+from distill.models.kernels.precision import at_least_fp32
 from distill.models.language_model import Outputs, OutputSpec
 from distill.models.shapes import hidden_widths
 from distill.objective.terms._pairs import PairsTerm, layer_pairs, projected, projections, sides

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.kernels.precision import at_least_fp32
+from distill.models.kernels.precision import at_least_fp32
 from distill.models.language_model import Outputs, OutputSpec
 from distill.models.recorded_attention import QKV, visible_to_both
 from distill.models.shapes import attention_shapes

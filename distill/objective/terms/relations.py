@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.kernels.precision import at_least_fp32
+from distill.models.kernels.precision import at_least_fp32
 from distill.models.language_model import LAST, Outputs, OutputSpec
 from distill.models.recorded_attention import visible_to_both
 from distill.models.shapes import attention_shapes

@@ -1,1 +1,0 @@
-"""Files for schedulers and container platforms; `python -m distill.backends.cluster` prints them."""

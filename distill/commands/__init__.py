@@ -1,0 +1,1 @@
+"""The commands beside the main one: each thin, arguments in, one call, text out."""

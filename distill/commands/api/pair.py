@@ -1,0 +1,261 @@
+"""A teacher and a student in memory: their objective on texts, and their scores, for a training loop of your own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distill.commands.api.texts import text_collator, text_rows
+from distill.config.compose import objective_config
+from distill.config.ramp import Ramp
+from distill.config.settings import (
+    BackendConfig,
+    EvaluateConfig,
+    MaskingConfig,
+    ObjectiveConfig,
+    PrecisionConfig,
+    PseudoPerplexityConfig,
+    StudentConfig,
+    TeacherConfig,
+)
+from distill.config.teacher import EMBEDDED
+from distill.data.batch import Batch
+from distill.distributed.single import Single
+from distill.evaluation.evaluator import Evaluator, Scores
+from distill.evaluation.measures import Scoring
+from distill.evaluation.sets import MASKING, EvaluationSet
+from distill.models.check import check_vocabulary, longest_row
+from distill.models.kind import CAUSAL, MASKED
+from distill.models.language_model import LanguageModel
+from distill.models.layer_choice import AUTO
+from distill.models.loaded import LoadedModel, device_of, kind_of, without_bars
+from distill.models.student import make_student
+from distill.models.teacher import load_teacher, teacher_path
+from distill.objective.build import fit_terms, make_terms
+from distill.objective.objective import Objective
+from distill.objective.trainable import Trainable
+from distill.runtime.errors import SettingError
+from distill.runtime.seed import key
+from distill.tasks import find_task
+from distill.teacher.live import LiveTeacher
+from distill.teacher.signal import NoTeacher, Teacher
+
+USUAL_LENGTH = 128  # tokens of a row
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The loss of one batch of texts.
+
+    Attributes:
+        total: scalar with a gradient, the sum over the terms of weight * mean.
+        terms: the mean of each term over its positions, without its weight.
+        counts: how many positions each term has.
+    """
+
+    total: Tensor
+    terms: dict[str, float]
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Pair:
+    """A frozen teacher and a student in training mode, which read with the teacher's tokenizer.
+
+    Attributes:
+        sequence_length: tokens of a row; longer texts fill several.
+        seed: of the masks.
+    """
+
+    teacher: LoadedModel
+    student: LoadedModel
+    sequence_length: int
+    seed: int = 0
+
+    def batch(self, texts: Sequence[str], step: int = 0, masking: MaskingConfig | None = None) -> Batch:
+        """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step."""
+        tokenizer, kind = self.student.tokenizer, self.student.kind
+        rows = text_rows(texts, tokenizer, kind, self.sequence_length)
+        collator = text_collator(tokenizer, kind, replace(masking or MaskingConfig(), smoothing=0.0))
+        numbers = np.arange(len(rows))
+        return collator.collate(rows, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
+
+    def objective(
+        self,
+        terms: Mapping[str, float | Mapping[str, Any]],
+        temperature: float = 2.0,
+        masking: MaskingConfig | None = None,
+    ) -> "PairObjective":
+        """The weighted sum of these terms, for texts.
+
+        Args:
+            terms: by the name of a file of `distill/objective/terms/`, or a name of yours with a `_target_`: a weight,
+                or `weight` with further settings, as under `objective` on the command line.
+            temperature: of the terms that have one.
+            masking: how words are masked; None: 15 % of them.
+
+        Raises:
+            SettingError: a term that is not known, does not fit this pair, or follows a schedule.
+        """
+        given = {
+            name: {"weight": each} if isinstance(each, int | float) else dict(each) for name, each in terms.items()
+        }
+        settings = objective_config({"temperature": temperature, **given})
+        _refuse_schedules(settings)
+        made = make_terms(settings)
+        labels = find_task("clm" if self.student.kind.causal else "mlm").labels
+        for name, term in made.items():
+            if term.task and term.task not in labels:
+                raise SettingError(
+                    f"objective.{name} predicts {term.task}, and the pair are {self.student.kind.noun}s: leave it out"
+                )
+        fit_terms(made, self.student.model, self.teacher.model)
+        weights = {name: term.weight for name, term in settings.terms.items()}
+        return PairObjective(self, Objective(made, weights, len(self.student.tokenizer)), masking)
+
+    def evaluate(
+        self, texts: Mapping[str, Sequence[str]], batch_size: int = 32, pseudo_perplexity_share: float = 1.0
+    ) -> dict[str, Scores]:
+        """Both models on sets of texts, by the measures of a run's report.
+
+        Args:
+            texts: by the name of the set.
+            pseudo_perplexity_share: seeded share of the positions that are masked one by one; 0: none.
+
+        Returns:
+            Of `teacher` and `student` each measure by set; of `agreement` by set `top1`, the share of equal first
+            choices, and `kl`, the mean KL(teacher || student) in nats.
+
+        Raises:
+            SettingError: a set without a token.
+        """
+        tokenizer, kind = self.student.tokenizer, self.student.kind
+        sets = [
+            EvaluationSet(name, name, text_rows(some, tokenizer, kind, self.sequence_length), len(some))
+            for name, some in texts.items()
+        ]
+        pseudo = PseudoPerplexityConfig(share=pseudo_perplexity_share, batch_size=batch_size)
+        settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=pseudo)
+        device = self.student.device
+        # The backend makes its device the current one; here that is so within the call alone.
+        current: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with current, Single(BackendConfig(device=str(device)), alone=True) as backend:
+            scoring = Scoring(text_collator(tokenizer, kind, MASKING), len(tokenizer), batch_size, backend)
+            measures = find_task("clm" if kind.causal else "mlm").measures(scoring, settings, tokenizer, sets)
+            evaluator = Evaluator(settings, scoring, measures, PrecisionConfig())
+            scores = {name: evaluator.score(each.model, name, sets, keep=name) for name, each in self._models()}
+            return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
+
+    def _models(self) -> Iterator[tuple[str, LoadedModel]]:
+        yield from (("teacher", self.teacher), ("student", self.student))
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {each!r}" for name, each in self._models())
+
+
+def _refuse_schedules(settings: ObjectiveConfig) -> None:
+    """Raises SettingError for numbers that change over a run, whose length nothing here knows."""
+    scheduled: dict[str, float | Ramp] = {"objective.temperature": settings.temperature}
+    for name, term in settings.terms.items():
+        scheduled |= {f"objective.{name}.weight": term.weight, f"objective.{name}.temperature": term.temperature or 0.0}
+    for setting, value in scheduled.items():
+        if isinstance(value, Ramp):
+            raise SettingError(
+                f"{setting} is a schedule from {value.start} to {value.end}, which needs the length of a run, and that "
+                "of a loop of your own is not known here: give a number, and make a new objective where it changes"
+            )
+
+
+class PairObjective:
+    """The objective of a pair on texts: call it, call `backward` on the total, and step an optimizer of yours.
+
+    Attributes:
+        objective: what a run uses, on batches.
+    """
+
+    def __init__(self, pair: Pair, objective: Objective, masking: MaskingConfig | None) -> None:
+        self.pair, self.objective, self.masking = pair, objective, masking
+        self.trainable = Trainable(LanguageModel(pair.student.model), objective.modules()).to(pair.student.device)
+        self.teacher: Teacher = (
+            LiveTeacher(LanguageModel(pair.teacher.model)) if objective.needs_teacher else NoTeacher()
+        )
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What is trained: the student, and projections of terms that have one."""
+        return self.trainable.parameters()
+
+    def __call__(self, texts: Sequence[str], step: int = 0) -> Losses:
+        """The loss of these texts as one batch; `step` draws other masks."""
+        batch, objective = self.pair.batch(texts, step, self.masking), self.objective
+        counts = objective.count([batch])
+        (signal,) = self.teacher.signals([batch], objective.teacher_spec)
+        total, sums = objective(self.trainable, signal, batch, objective.scales(counts, self.pair.student.device))
+        means = sums.double().cpu() / counts[: len(sums)].clamp(min=1)
+        numbers = {name: int(count) for name, count in objective.by_name(counts.tolist()).items()}
+        return Losses(total, objective.by_name(means.tolist()), {name: numbers[name] for name in objective.names})
+
+
+def load_pair(
+    teacher: str | Path,
+    student: str | Path | StudentConfig | None = None,
+    *,
+    layers: str | Sequence[int] | None = None,
+    num_layers: int | None = None,
+    sequence_length: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+) -> Pair:
+    """A teacher and a student, masked or causal, for a training loop of your own.
+
+    Args:
+        teacher: a run folder, a model folder or a name on the Hub; or `embedded` or `embedded_deep`, which come with
+            the package.
+        student: the same of a saved student; None: a copy of some of the teacher's layers; or a `StudentConfig`.
+        layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
+            rows to score on; None: every second.
+        num_layers: how many a rule takes; None: half of them.
+        sequence_length: tokens of a row; None: 128, or all that the teacher reads where that is less.
+        seed: of what is random in the student, and of the masks. torch's own generator is left as it was.
+        device: as `distill.load_model` takes it.
+
+    Raises:
+        SettingError: a model that does not load, or that does not fit the other.
+    """
+    if student is not None and (layers is not None or num_layers is not None):
+        raise SettingError(
+            "layers and num_layers are for a student from the teacher's layers: leave them or student out"
+        )
+    name, place = str(teacher), device_of(device)
+    settings = TeacherConfig(kind=name) if name in EMBEDDED else TeacherConfig(kind="pretrained", path=name)
+    kind = kind_of("teacher", teacher_path(settings))
+    if kind not in (MASKED, CAUSAL):
+        raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")
+    with without_bars():
+        model, tokenizer, _ = load_teacher(settings, kind)
+    assert tokenizer is not None
+    if student is None:
+        chosen = layers if layers is None or isinstance(layers, str) else list(layers)
+        student = StudentConfig(kind="layers", layers=chosen, num_layers=num_layers)
+    elif not isinstance(student, StudentConfig):
+        student = StudentConfig(kind="pretrained", path=str(student))
+    if student.layers == AUTO or student.start == "fitted":
+        raise SettingError(
+            "layers=auto and start=fitted look at the rows of a corpus, and there is none here: give numbers or a rule"
+        )
+    length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)
+    with torch.random.fork_rng([]), without_bars():
+        torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
+        made = make_student(student, model, tokenizer, length, kind)
+    check_vocabulary(model, made, tokenizer)
+    path = student.path or ""
+    return Pair(
+        LoadedModel(model.to(place), tokenizer, kind, str(teacher)),
+        LoadedModel(made.to(place), tokenizer, kind, path),
+        length,
+        seed,
+    )

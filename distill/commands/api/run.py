@@ -1,0 +1,146 @@
+"""Runs from a script or a notebook, with the same settings, folders and results as those of the command."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from distill.__main__ import config_dir
+from distill.commands.api.process import in_notebook, process_as_before, raise_expected
+from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
+
+if TYPE_CHECKING:
+    from distill.commands.api.run_results import RunResults
+    from distill.config.composed_run import ComposedRun
+
+# By its exit status, what has ended a run that was started as a command. A chain's stage has a status of its own.
+ENDINGS = {each.status: each for each in (SettingError, Diverged, RankLost, StorageFailed)}
+
+
+def run(overrides: Sequence[str] = ()) -> "RunResults":
+    """Distil as `python -m distill` with these arguments does, and give the results; the run folder is the same.
+
+    One process trains here. For several ranks (`backend=ddp backend.processes=2`) the command itself is started, and
+    what it prints appears here. Called again with the same overrides it goes on where it stopped, or
+    gives the results of the finished run. Relative paths are relative to the working directory. The states of torch's
+    and Hydra's own that this needs are as before afterwards; an interrupt saves a checkpoint first.
+
+    Args:
+        overrides: one string for each argument, such as `["+recipe=distilbert_gutenberg", "corpus.path=BOOKS",
+            "hydra.run.dir=runs/first"]`; also `--config-dir=DIR`, a folder with recipes of yours.
+
+    Returns:
+        The results, which show themselves as a table.
+
+    Raises:
+        SettingError: bad input, in one line that names the setting, its value and the cure; also a sweep or a chain,
+            which are several runs.
+        Diverged, RankLost, StorageFailed: as the command's exit statuses 3, 4 and 74 say.
+        Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call goes on.
+    """
+    from distill.config.composed_run import composed_run, run_dir
+
+    if isinstance(overrides, str):
+        raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
+    arguments, folder = [str(each) for each in overrides], ""
+    try:
+        job = composed_run(arguments)
+        folder = str(job.folder)
+        if _has_several_ranks(job):
+            options = config_dir(arguments)
+            others = [each for each in arguments if each not in options]
+            # The folder by its name, which may hold the time. Hydra wants all that is no option to stand together.
+            _run_command([*others, run_dir(job.folder), *options])
+            return open_run(job.folder)
+        return _run_here(job)
+    except Exception as error:
+        raise_expected(error, folder)
+
+
+def open_run(folder: str | Path) -> "RunResults":
+    """The results of a finished run, from its folder. Raises SettingError where there is none."""
+    from distill.commands.api.run_results import RunResults
+    from distill.report import results
+
+    return RunResults(Path(folder).expanduser(), results.read(Path(folder), "folder"))
+
+
+def _has_several_ranks(job: "ComposedRun") -> bool:
+    """Whether ranks have to be started for it; of those that a launcher has started this process is one."""
+    from distill.checks import check
+    from distill.distributed import launch
+
+    if job.config.backend.name == "single":
+        return False
+    check(job.config)
+    return launch.should_launch(job.config.backend)
+
+
+def _run_here(job: "ComposedRun") -> "RunResults":
+    from distill.commands.api.run_results import RunResults
+    from distill.config.settings import OnUsr1
+    from distill.job import run as run_job
+    from distill.runtime.signals import handled
+
+    with ExitStack() as held:
+        signals = held.enter_context(handled(owns_process=False))
+        signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
+        held.enter_context(process_as_before())
+        job.folder.mkdir(parents=True, exist_ok=True)
+        content = run_job(*job)
+    # A run that ends with its profile leaves no results.json.
+    return open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, content)
+
+
+def _run_command(arguments: list[str]) -> None:
+    """Run the command as a process of its own, which has no terminal: what it prints is printed here, line by line."""
+    from distill.runtime.children import dying_with
+
+    command = [sys.executable, "-m", "distill", *arguments]
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": _import_path()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        preexec_fn=dying_with(os.getpid()),
+    )
+    last, stream = "", sys.stdout if in_notebook(sys.stderr) else sys.stderr
+    assert process.stdout is not None
+    status: int | None = None
+    try:
+        while status is None:
+            try:
+                for line in process.stdout:
+                    stream.write(line)
+                    stream.flush()
+                    last = line.removeprefix("distill: ").strip() if line.startswith("distill: ") else last
+                status = process.wait()
+            except KeyboardInterrupt:  # the command gets it too, saves, and says in its last line how it has ended
+                process.send_signal(signal.SIGINT)
+    finally:
+        if status is None:  # what it prints cannot be shown any more
+            process.terminate()
+    if status:
+        _raise(status if status > 0 else 128 - status, last)
+
+
+def _raise(status: int, message: str) -> NoReturn:
+    """The error that a command with this exit status and last line has ended with."""
+    message = message or f"the command has ended with status {status}; what it printed says why"
+    if status in ENDINGS:
+        raise ENDINGS[status](message)
+    if 128 < status <= 128 + signal.NSIG:
+        raise Interrupted(message, status - 128)
+    raise RuntimeError(message)
+
+
+def _import_path() -> str:
+    """Where this process finds modules, for one that is to find the same ones."""
+    own = str(Path(__file__).resolve().parent.parent.parent.parent)
+    return os.pathsep.join(dict.fromkeys([own, *(os.path.abspath(each) for each in sys.path)]))

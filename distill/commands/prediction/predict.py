@@ -1,0 +1,156 @@
+"""One function for what a trained model answers, whatever kind of model it is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from distill.commands.prediction.continuations import continue_texts
+from distill.commands.prediction.masks import fill_masks
+from distill.commands.prediction.settings import PredictConfig
+from distill.commands.prediction.span_answers import answer_questions
+from distill.commands.prediction.text_classes import classify
+from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
+from distill.models.loaded import LoadedModel, loaded
+from distill.runtime.errors import SettingError
+
+Input = str | tuple[str, str] | Mapping[str, Any]
+Answering = Callable[[LoadedModel, Sequence[dict[str, Any]], PredictConfig], list[dict[str, Any]]]
+# By the noun of a kind of model: what answers, and which texts it wants of a record.
+ANSWERS: dict[str, tuple[Answering, tuple[str, ...]]] = {
+    MASKED.noun: (fill_masks, ("text",)),
+    CAUSAL.noun: (continue_texts, ("text",)),
+    CLASSES.noun: (classify, ("text",)),
+    SPANS.noun: (answer_questions, ("question", "context")),
+}
+
+
+@overload
+def predict(
+    model: str | Path | LoadedModel,
+    inputs: Input,
+    *,
+    top_k: int | None = ...,
+    max_new_tokens: int | None = ...,
+    sample: bool | None = ...,
+    temperature: float | None = ...,
+    top_p: float | None = ...,
+    seed: int | None = ...,
+    sequence_length: int | None = ...,
+    no_answer: bool | None = ...,
+    max_answer_tokens: int | None = ...,
+    batch_size: int = ...,
+    device: str = ...,
+) -> dict[str, Any]: ...
+@overload
+def predict(
+    model: str | Path | LoadedModel,
+    inputs: list[Any],
+    *,
+    top_k: int | None = ...,
+    max_new_tokens: int | None = ...,
+    sample: bool | None = ...,
+    temperature: float | None = ...,
+    top_p: float | None = ...,
+    seed: int | None = ...,
+    sequence_length: int | None = ...,
+    no_answer: bool | None = ...,
+    max_answer_tokens: int | None = ...,
+    batch_size: int = ...,
+    device: str = ...,
+) -> list[dict[str, Any]]: ...
+def predict(
+    model: str | Path | LoadedModel,
+    inputs: Input | Sequence[Input],
+    *,
+    top_k: int | None = None,
+    max_new_tokens: int | None = None,
+    sample: bool | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    sequence_length: int | None = None,
+    no_answer: bool | None = None,
+    max_answer_tokens: int | None = None,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> Any:
+    """What a model answers to an input, or to each of a list of inputs.
+
+    A masked model fills masks (`[MASK]`, whatever its own mask token is), a causal model continues texts, a fine-tuned
+    one gives classes with probabilities or values, or finds the answers to questions in their contexts. Models compute
+    in fp32, and code that comes with a model is never run.
+
+    Args:
+        model: a run folder, a milestone, a model folder, a name on the Hub, or what `distill.load_model` gave.
+        inputs: a text; for pairs of texts a tuple of both, or a dict with `text` and `second`; for answers a dict with
+            `question` and `context`. Further entries of a dict, such as `id`, are kept in its outcome. Or a list.
+        top_k: words for a mask (5), classes (all) or answers (1) that are given, or tokens to draw from (all).
+        max_new_tokens: of a continuation (30).
+        sample: draw the tokens of a continuation, by `temperature` (1), `top_k`, `top_p` (1) and `seed` (0); else the
+            most probable ones are taken.
+        sequence_length: tokens of a row of a fine-tuned model; None: as in the run that trained it, else all it reads.
+        no_answer: whether a question may stay without an answer; None: as in the run that trained the model.
+        max_answer_tokens: of an answer (30).
+        batch_size, device: rows that are computed at once; as `distill.load_model` takes it, where that is to be done.
+
+    Returns:
+        A dict for one input, a list of them for a list: the input's own entries, and `filled` and `masks`;
+        `continuation` and `ended`; `class`, `probability` and `probabilities`, or `value`; or `answer` with its place.
+
+    Raises:
+        SettingError: no such model, an input that it does not read, or an option that does not fit.
+    """
+    settings = PredictConfig(
+        top_k,
+        max_new_tokens,
+        sample,
+        temperature,
+        top_p,
+        seed,
+        sequence_length,
+        no_answer,
+        max_answer_tokens,
+        batch_size,
+    )
+    found = loaded(model, device)
+    settings.check(found.kind)
+    several = isinstance(inputs, Sequence) and not isinstance(inputs, str | tuple)
+    given = list(inputs) if several else [inputs]
+    outcome = predict_records(found, [as_record(each, n, found.kind) for n, each in enumerate(given, 1)], settings)
+    return outcome if several else outcome[0]
+
+
+def predict_records(
+    found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
+) -> list[dict[str, Any]]:
+    """What the model answers to records of `as_record`; each outcome begins with the record's own entries."""
+    with found.evaluating():
+        answers = ANSWERS[found.kind.noun][0](found, records, settings)
+    return [{**record, **answer} for record, answer in zip(records, answers, strict=True)]
+
+
+def as_record(given: Any, number: int, kind: ModelKind, what: str = "input") -> dict[str, Any]:
+    """An input as a dict with the texts that this kind of model reads.
+
+    Args:
+        number: which of the inputs it is, for messages, in which `what` stands before it.
+
+    Raises:
+        SettingError: it lacks one of them, or is something else.
+    """
+    wanted = ANSWERS[kind.noun][1]
+    record: Any = given
+    if isinstance(given, str) and wanted == ("text",):
+        record = {"text": given}
+    elif isinstance(given, tuple | list) and len(given) == 2 and kind is CLASSES:
+        record = {"text": given[0], "second": given[1]}
+    if not isinstance(record, Mapping):
+        raise SettingError(f"{what} {number} is no record: a {kind.noun} wants {' and '.join(wanted)}")
+    if kind is not CLASSES and "second" in record and wanted == ("text",):
+        raise SettingError(f"{what} {number} has a second text, which a {kind.noun} does not read: leave it out")
+    for name in (*wanted, *(["second"] if "second" in record else [])):
+        if not isinstance(record.get(name), str):
+            raise SettingError(
+                f"{what} {number} has no {name} that is text: a {kind.noun} wants {' and '.join(wanted)}"
+            )
+    return dict(record)

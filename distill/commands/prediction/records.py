@@ -1,0 +1,137 @@
+"""Inputs of predictions from files and pipes, and their outcomes as files: JSON lines, tables, plain text, SQuAD."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from distill.data import readers
+from distill.data.lines import LONGEST, Unreadable
+from distill.data.tables._rows import kind_of, read_files
+from distill.runtime.errors import SettingError, first_line
+from distill.runtime.files import atomic
+from distill.runtime.storage import storage_failure
+
+Place = tuple[str, Any]  # where an input stands, for messages, and the input: a text or an object
+
+
+def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
+    """The inputs of a file: JSON lines, CSV or TSV with a header, Parquet, plain text of one a line, or SQuAD's JSON.
+
+    Args:
+        columns: of a Parquet file, those that are read; of other files all are.
+
+    Raises:
+        SettingError: it cannot be read, or lacks a column; the message names `input`.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise SettingError(f"input={path}: no such file; correct the path")
+    kind = kind_of(file)
+    try:
+        if kind == "json":
+            yield from _of_squad(file)
+        elif kind == "jsonl":
+            yield from _of_lines(readers.lines(file, limit=LONGEST, whole=True), file.name, json_lines=True)
+        elif kind in ("csv", "tsv", "parquet"):
+            fields = {f"input={path}: {name}": name for name in columns} if kind == "parquet" else {}
+            for row in read_files([file], "input", fields):
+                if row.values is None:
+                    raise SettingError(f"input={path}: {row.place} has another number of fields than the header")
+                yield row.place, {name: value for name, value in row.values.items() if value is not None}
+        elif kind == "txt":
+            yield from _of_lines(readers.lines(file, limit=LONGEST, whole=True), file.name, json_lines=False)
+        else:
+            raise SettingError(
+                f"input={path}: its name does not say what it is: *.jsonl, *.csv, *.tsv, *.parquet, *.txt"
+            )
+    except Unreadable as error:
+        raise SettingError(f"input={path}: {error}; mend or remove that") from error
+
+
+def read_pipe(stream: IO[str]) -> Iterator[Place]:
+    """The inputs of standard input: JSON lines where the first line begins as an object does, else a text a line."""
+    lines = iter(stream)
+    first = next((line for line in lines if line.strip()), "")
+    yield from _of_lines(_with_first(first, lines), "standard input", first.lstrip().startswith(("{", '"')))
+
+
+def _with_first(first: str, others: Iterable[str]) -> Iterator[str]:
+    if first:
+        yield first
+    yield from others
+
+
+def _of_lines(lines: Iterable[str], name: str, json_lines: bool) -> Iterator[Place]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place = f"{name}, line {number}"
+        if not json_lines:
+            yield place, line.rstrip("\r\n")
+            continue
+        try:
+            yield place, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SettingError(f"{place} is no JSON ({first_line(error)}); mend that line") from None
+
+
+def _of_squad(file: Path) -> Iterator[Place]:
+    """The questions of SQuAD's own JSON, data > paragraphs > qas, with their ids."""
+    try:
+        articles = json.loads("".join(readers.lines(file, limit=LONGEST, whole=True)))["data"]
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    record = {"id": question["id"], "question": question["question"], "context": paragraph["context"]}
+                    yield f"{file.name}, question {record['id']}", record
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SettingError(
+            f"input={file}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {first_line(error)})"
+            "; give one object a line as *.jsonl"
+        ) from None
+
+
+def write_outcomes(outcomes: Iterable[dict[str, Any]], path: str | None) -> int:
+    """Write outcomes as JSON lines, to standard output as they come, or to a file that appears once it is whole.
+
+    Into a file called *.json goes SQuAD's form of predictions, the answer by the question's id.
+
+    Returns:
+        How many there were.
+
+    Raises:
+        SettingError: the file cannot be written, or an outcome lacks the id that it needs.
+    """
+    if path is None:
+        return _write_lines(outcomes, sys.stdout)
+    file = Path(path).expanduser()
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise SettingError(f"output={path}: give a file in a folder that is there")
+    try:
+        with atomic(file) as new, new.open("w", encoding="utf-8") as stream:
+            if kind_of(file) == "json":
+                return _write_answers(outcomes, stream)
+            return _write_lines(outcomes, stream)
+    except OSError as error:
+        raise storage_failure(error, str(file)) or error from error
+
+
+def _write_lines(outcomes: Iterable[dict[str, Any]], stream: IO[str]) -> int:
+    count = 0
+    for outcome in outcomes:
+        stream.write(json.dumps(outcome, ensure_ascii=False, default=str) + "\n")
+        stream.flush()
+        count += 1
+    return count
+
+
+def _write_answers(outcomes: Iterable[dict[str, Any]], stream: IO[str]) -> int:
+    answers: dict[str, str] = {}
+    for number, outcome in enumerate(outcomes, 1):
+        if "id" not in outcome or "answer" not in outcome:
+            raise SettingError(f"output=*.json is for answers by the id of their question, and input {number} has none")
+        answers[str(outcome["id"])] = outcome["answer"]
+    json.dump(answers, stream, ensure_ascii=False, indent=1)
+    return len(answers)

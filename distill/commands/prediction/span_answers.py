@@ -1,0 +1,106 @@
+"""Answers to questions as stretches of a context, from a model that was fine-tuned for them.
+
+Shapes: W windows, S positions of a row, B rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from distill.commands.prediction.batches import in_batches
+from distill.commands.prediction.settings import PredictConfig
+from distill.commands.prediction.text_classes import row_length
+from distill.data.collate.spans import Spans
+from distill.data.span_rows import SpanConfig, SpanRows, span_rows
+from distill.data.tables.squad import Question, Questions
+from distill.evaluation.answers import AnswerConfig, Answered, find_answers
+from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.loaded import LoadedModel
+from distill.runtime.errors import SettingError
+
+USUAL = SpanConfig()
+THRESHOLD = 0.0  # by how much "no answer" has to beat the best answer
+
+
+def answer_questions(
+    found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
+) -> list[dict[str, Any]]:
+    """The answer to each record's `question` in its `context`, by the rule that scores a run on SQuAD.
+
+    Contexts that are longer than a row are read in windows, of the length and stride of the run that trained the model
+    where these are known.
+
+    Returns:
+        Of each record `answer` (empty where it has none), `start` and `end` of it as characters of the context, `score`
+        (the sum of the logits of its first and last token), `no_answer_score` (the same of having no answer, minus
+        `score`) and, with `top_k` above 1, `answers`: the best ones with `probability`, their softmax.
+    """
+    if not records:
+        return []
+    best = settings.top_k or 1
+    allowed = str(found.corpus.get("version")) == "2.0" if settings.no_answer is None else settings.no_answer
+    questions = Questions(
+        "input",
+        "2.0" if allowed else "1.1",
+        tuple(Question(str(n), record["context"], record["question"], ()) for n, record in enumerate(records)),
+    )
+    rows = _windows(found, questions, settings)
+    logits = _logits(found, rows, settings.batch_size)
+    usual = AnswerConfig()
+    limits = AnswerConfig(max(best, usual.n_best), settings.max_answer_tokens or usual.max_tokens)
+    answered = find_answers(questions, rows, logits[..., 0], logits[..., 1], limits)
+    return [_outcome(each, best, allowed) for each in answered]
+
+
+def _windows(found: LoadedModel, questions: Questions, settings: PredictConfig) -> SpanRows:
+    """The windows of the questions, as in the run that trained the model, else of BERT's sizes where these fit."""
+    corpus, length = found.corpus, row_length(found, settings)
+    if settings.sequence_length is None and "sequence_length" not in corpus:
+        length = min(length, USUAL.sequence_length)
+    windows = SpanConfig(
+        length,
+        int(corpus.get("stride") or min(USUAL.stride, length // 3)),
+        int(corpus.get("max_query") or min(USUAL.max_query, max(length // 2 - 4, 1))),
+    )
+    try:
+        return span_rows(questions, found.tokenizer, windows, "rows", scoring=True)
+    except SettingError as error:
+        raise SettingError(str(error).replace("rows.", "")) from None
+
+
+@torch.inference_mode()
+def _logits(found: LoadedModel, rows: SpanRows, batch_size: int) -> np.ndarray:
+    """Those of an answer's first and last token, float32 [W, S, 2]; 0 at padding, which no answer touches."""
+    model, collator = LanguageModel(found.model), Spans(rows, segments=True)
+    logits = np.zeros((*rows.rows.shape, 2), np.float32)
+    for numbers in in_batches((rows.rows != rows.pad_id).sum(1).tolist(), batch_size):
+        ids = rows.rows[numbers].astype(np.int64)
+        batch = collator.collate(ids, np.zeros(len(ids), np.uint64), np.array(numbers)).to(found.device)
+        given = model(batch.inputs, batch.documents, OutputSpec(extra=("span",))).extra["span"]
+        logits[numbers, : given.shape[1]] = given.float().cpu().numpy()
+    return logits
+
+
+def _outcome(answered: Answered, best: int, may_lack: bool) -> dict[str, Any]:
+    candidates = answered.candidates
+    first = candidates[0] if candidates else None
+    # A context without a single word has no stretch to answer with, whatever the question may lack.
+    lacks = first is None or (may_lack and answered.null_odds > THRESHOLD)
+    given = None if lacks else first
+    found: dict[str, Any] = {
+        "answer": "" if given is None else given.text,
+        "start": None if given is None else given.place[0],
+        "end": None if given is None else given.place[1],
+        "score": None if first is None else first.score,
+        "no_answer_score": None if first is None else float(answered.null_odds),
+    }
+    if best > 1:
+        scores = torch.tensor([each.score for each in candidates], dtype=torch.float64)
+        shares = scores.softmax(0).tolist() if candidates else []
+        found["answers"] = [
+            {"answer": each.text, "start": each.place[0], "end": each.place[1], "score": each.score, "probability": p}
+            for each, p in list(zip(candidates, shares, strict=True))[:best]
+        ]
+    return found

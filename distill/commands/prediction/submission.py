@@ -1,0 +1,134 @@
+"""The files that GLUE's server takes: the prediction for every row of a test set, by the row's index.
+
+The names of the files and the way labels are written are those of the server's instructions: whole words for MNLI, QNLI
+and RTE, numbers of classes for the others, values for STS-B.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill.commands.prediction.settings import PredictConfig
+from distill.commands.prediction.text_classes import class_names, class_outputs
+from distill.data.tables._rows import SUFFIXES, kind_of, read_files
+from distill.data.tables.glue import TASKS, GlueTask
+from distill.models.kind import CLASSES
+from distill.models.loaded import LoadedModel
+from distill.runtime.errors import SettingError
+from distill.runtime.files import atomic
+from distill.runtime.nearest import choose
+from distill.runtime.storage import storage_failure
+
+IN_WORDS = ("mnli", "qnli", "rte")  # whose labels are written as words
+LARGEST = 5.0  # value of STS-B; the least is 0
+
+
+def write_submissions(
+    found: LoadedModel, task: str | None, path: str, output: str, settings: PredictConfig
+) -> list[tuple[Path, int]]:
+    """Write the predictions for the test set of a task of GLUE.
+
+    Args:
+        task: one of GLUE's here; None: that of the run that trained the model.
+        path: the file of a test set, or the folder of a task or of all tasks, whose files called `test*` are taken.
+        output: a file `*.tsv`, or a folder, in which files are called as the server wants them.
+
+    Returns:
+        The files that were written, and how many predictions each has.
+
+    Raises:
+        SettingError: another kind of model, a task that is not known, or a test set that cannot be read.
+    """
+    name = task or (str(found.corpus.get("task")) if found.corpus.get("kind") == "glue" else None)
+    if name is None:
+        raise SettingError("task=null: output=*.tsv is GLUE's form of predictions; name the task, such as task=sst2")
+    choose("task", name, TASKS)
+    if found.kind is not CLASSES:
+        raise SettingError(f"model={found.path} is a {found.kind.noun}: a task of GLUE wants a {CLASSES.noun}")
+    folder, files = Path(output).expanduser(), test_files(path, TASKS[name])
+    if not folder.is_dir() and len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise SettingError(f"output={output}: {path} has several test sets ({names}); give a folder that is there")
+    order = class_order(found, name)
+    written = []
+    for file in files:
+        target = folder / submission_name(name, file) if folder.is_dir() else folder
+        written.append((target, _write(found, name, file, target, order, settings)))
+    return written
+
+
+def test_files(path: str, task: GlueTask) -> list[Path]:
+    """The test sets of a task at this path, sorted by name. Raises SettingError where there is none."""
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    folder = place / task.folder if (place / task.folder).is_dir() else place
+    found = sorted(folder.glob("test*")) if folder.is_dir() else []
+    found = [file for file in found if file.name.lower().endswith(SUFFIXES)]
+    if not found:
+        raise SettingError(f"input={path}: no test set of {task.folder} there (test*.tsv); correct the path")
+    return found
+
+
+def submission_name(task: str, file: Path) -> str:
+    """What the server wants the predictions for a test set to be called."""
+    if task != "mnli":
+        return f"{TASKS[task].folder}.tsv"
+    if "diagnostic" in file.name.lower() or file.name.lower().startswith("ax"):
+        return "AX.tsv"
+    return "MNLI-mm.tsv" if "mismatched" in file.name.lower() else "MNLI-m.tsv"
+
+
+def class_order(found: LoadedModel, task: str) -> list[int]:
+    """The task's class for each class of the model, by their names; as they stand where the model's have no names.
+
+    Raises:
+        SettingError: the model has other classes, or gives values where classes are wanted.
+    """
+    names, wanted = [name.lower() for name in class_names(found)], list(TASKS[task].classes)
+    if names and all(name.startswith("label_") for name in names) and len(names) == len(wanted):
+        return list(range(len(names)))
+    if sorted(names) != sorted(wanted):
+        given, needed = ", ".join(names) or "values", ", ".join(wanted) or "values"
+        raise SettingError(f"model={found.path} gives {given}, and task={task} has {needed}: choose another model")
+    return [wanted.index(name) for name in names]
+
+
+def _write(found: LoadedModel, task: str, file: Path, target: Path, order: list[int], settings: PredictConfig) -> int:
+    rows = list(_rows(file, TASKS[task]))
+    outputs = class_outputs(found, [record for _, record in rows], settings)
+    if order:
+        numbers = np.array(order)[outputs.argmax(-1)]
+        labels = [TASKS[task].classes[n] if task in IN_WORDS else str(n) for n in numbers.tolist()]
+    else:
+        labels = [f"{value:.3f}" for value in np.clip(outputs[:, 0], 0.0, LARGEST)]
+    if not target.absolute().parent.is_dir():
+        raise SettingError(f"output={target}: there is no folder {target.parent}; make it first")
+    try:
+        with atomic(target) as new, new.open("w", encoding="utf-8") as stream:
+            stream.write("index\tprediction\n")
+            stream.writelines(f"{index}\t{label}\n" for (index, _), label in zip(rows, labels, strict=True))
+    except OSError as error:
+        raise storage_failure(error, str(target)) or error from error
+    return len(rows)
+
+
+def _rows(file: Path, task: GlueTask) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Index and texts of every row of a test set.
+
+    Raises:
+        SettingError: a row without them, since the server wants a prediction for each.
+    """
+    plain = kind_of(file) in ("tsv", "txt")
+    texts = (task.tsv_texts or task.texts) if plain else task.texts
+    fields = {f"input={file}: {name}": name for name in texts}
+    for number, row in enumerate(read_files([file], "input", fields)):
+        if row.values is None:
+            raise SettingError(f"input={file}: {row.place} has another number of fields than the header; mend it")
+        values = [row.values[name] for name in texts]
+        if not all(isinstance(value, str) for value in values):
+            raise SettingError(f"input={file}: {row.place} has no text; the server wants a prediction for every row")
+        index = next((row.values[name] for name in ("index", "id", "idx") if name in row.values), number)
+        yield index, dict(zip(("text", "second"), values, strict=False))

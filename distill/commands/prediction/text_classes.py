@@ -1,0 +1,102 @@
+"""Classes or values of texts, from a model that was fine-tuned for them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from distill.commands.prediction.batches import in_batches
+from distill.commands.prediction.settings import PredictConfig
+from distill.data.class_rows import ClassRows, class_rows
+from distill.data.collate.classes import Classes
+from distill.data.tables import LabelledTexts
+from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.loaded import LoadedModel
+from distill.runtime.errors import SettingError
+
+LONGEST = 512  # tokens of a row, of a model that sets no limit
+
+
+def classify(found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> list[dict[str, Any]]:
+    """The class of each record's `text`, or of its pair `text` and `second`, or its value.
+
+    Texts are cut as in training: what does not fit into a row is taken off the end of the longer one.
+
+    Returns:
+        Of each record `class`, `probability` and `probabilities` by class, the largest first; of a model that gives
+        values `value`.
+
+    Raises:
+        SettingError: some records are pairs and others are not, or a text has several classes at once.
+    """
+    names, outputs = class_names(found), class_outputs(found, records, settings)
+    if not names:
+        return [{"value": float(row[0])} for row in outputs]
+    shares = torch.from_numpy(outputs).softmax(-1).numpy()
+    outcome = []
+    for row in shares:
+        order = np.argsort(-row, kind="stable")[: settings.top_k]
+        probabilities = {names[number]: float(row[number]) for number in order}
+        outcome.append({"class": names[order[0]], "probability": float(row[order[0]]), "probabilities": probabilities})
+    return outcome
+
+
+def class_names(found: LoadedModel) -> list[str]:
+    """The name of each class by its number; none where the model gives values.
+
+    Raises:
+        SettingError: the model was trained to give a text several classes at once, each with a probability of its own.
+    """
+    config = found.model.config
+    if config.problem_type == "multi_label_classification":
+        raise SettingError(
+            f"model={found.path} gives a text several classes at once (problem_type={config.problem_type}), which "
+            "predictions do not: choose a model of one class for each text, or of values"
+        )
+    if config.problem_type == "regression" or config.num_labels == 1:
+        return []
+    return [str(config.id2label[number]) for number in range(config.num_labels)]
+
+
+def class_outputs(found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> np.ndarray:
+    """What the model gives for each record, float64 [records, classes]: logits, or one value."""
+    if not records:
+        return np.zeros((0, found.model.config.num_labels))
+    pairs = ["second" in record for record in records]
+    if any(pairs) != all(pairs):
+        odd = pairs.index(not pairs[0]) + 1
+        raise SettingError(f"record {odd}: some records are pairs of texts and others are not; give one kind at a time")
+    seconds = [str(record["second"]) for record in records] if pairs[0] else None
+    texts = LabelledTexts("input", [record["text"] for record in records], seconds, np.empty(0), ())
+    rows = class_rows(texts, found.tokenizer, row_length(found, settings), "sequence_length")
+    outputs: list[tuple[list[int], np.ndarray]] = list(_outputs(found, rows, settings.batch_size))
+    gathered = np.zeros((len(records), outputs[0][1].shape[1]))
+    for numbers, values in outputs:
+        gathered[numbers] = values
+    return gathered
+
+
+def row_length(found: LoadedModel, settings: PredictConfig) -> int:
+    """Tokens of a row: as set, else as in the run that trained the model, else all that the model reads.
+
+    Raises:
+        SettingError: more than it reads.
+    """
+    longest = found.longest or LONGEST
+    wanted = settings.sequence_length
+    if wanted is not None and wanted > longest:
+        raise SettingError(f"sequence_length={wanted}: model={found.path} reads {longest:,} tokens; lower it")
+    trained = found.corpus.get("sequence_length")
+    return wanted or min(trained if isinstance(trained, int) else LONGEST, longest)
+
+
+@torch.inference_mode()
+def _outputs(found: LoadedModel, rows: ClassRows, batch_size: int) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Numbers of rows, and the model's outputs for them."""
+    model, collator = LanguageModel(found.model), Classes(rows, segments=True)
+    for numbers in in_batches((rows.rows != rows.pad_id).sum(1).tolist(), batch_size):
+        ids = rows.rows[numbers].astype(np.int64)
+        batch = collator.collate(ids, np.zeros(len(ids), np.uint64), np.array(numbers)).to(found.device)
+        logits = model(batch.inputs, batch.documents, OutputSpec(extra=("class",))).extra["class"]
+        yield numbers, logits.double().cpu().numpy()

@@ -1,0 +1,120 @@
+"""Finds the models that are to be scored: run folders, milestones, student folders, model folders, names on the Hub."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from distill.checks.paths import looks_local, refuse_missing
+from distill.config.teacher import EMBEDDED
+from distill.models.kind import ORDERED
+from distill.models.load import model_folder, refuse_own_class
+from distill.models.teacher import embedded_folder
+from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, use_of
+from distill.runtime.errors import SettingError, first_line
+from distill.runtime.nearest import did_you_mean
+
+TASKS = {MASKED.task: "mlm", CAUSAL.task: "clm", SPANS.task: "spans", CLASSES.task: "classes"}
+SETTING = "model"  # what names a model on the command line
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model that is there, before it is loaded."""
+
+    name: str  # as it was given
+    path: str  # of its folder, or its name on the Hub
+    run: Path | None  # the folder of the run that made it, where its settings still lie
+    model_class: str  # as its configuration says; empty where it does not
+
+    @property
+    def has_order(self) -> bool:
+        """Whether it was saved with a head for the order of two segments."""
+        return any(self.model_class == name for name in ORDERED.mapping.values())
+
+    @property
+    def task(self) -> str:
+        """What it predicts, as `objective.task` calls it: what its run says, else what models of its class are for."""
+        recorded = None if self.run is None else settings_of_run(self.run).get("objective", {}).get("task")
+        return str(recorded or TASKS[use_of(self.model_class).task])
+
+
+def locate(names: Sequence[str]) -> list[Located]:
+    """The models of these names.
+
+    Raises:
+        SettingError: there is none, one is named twice, or one is not there or of a class of the user's own.
+    """
+    if not names:
+        raise SettingError("model: none is named; give model=FOLDER for each: a run, a student or a name on the Hub")
+    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise SettingError(f"model={twice[0]} is named twice: name each model once")
+    return [_locate(name) for name in names]
+
+
+def _locate(name: str) -> Located:
+    if not name.strip():
+        raise SettingError("model= is empty (a shell variable that is not set?): give a folder or a name on the Hub")
+    given = Path(name).expanduser()
+    if name in EMBEDDED and not given.exists():
+        return Located(name, embedded_folder(name), None, _class_of(embedded_folder(name), name))
+    if looks_local(name):
+        refuse_missing(SETTING, name)
+    if (given / "config.yaml").is_file() and not ((given / "student").is_dir() or (given / "config.json").is_file()):
+        raise SettingError(
+            f"model={name} is a run that has no student yet: run its command again to finish it, or give one of its "
+            "milestones"
+        )
+    try:
+        refuse_own_class(SETTING, name)
+    except SettingError as error:
+        raise SettingError(
+            f"model={name} holds the weights of a module of your own, and this command scores models of transformers: "
+            "the report of its run has its scores"
+        ) from error
+    return Located(name, name, _run_of(given), _class_of(name, name))
+
+
+def _run_of(folder: Path) -> Path | None:
+    """The run folder that a model lies in: it is given itself, or its student, or one of its milestones."""
+    inner = [folder.parent] if folder.name == "student" else []
+    inner += [folder.parent.parent] if folder.parent.name == "milestones" else []
+    return next((each for each in [folder, *inner] if (each / "config.yaml").is_file()), None)
+
+
+def _class_of(path: str, name: str) -> str:
+    try:
+        config = AutoConfig.from_pretrained(model_folder(path), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingError(
+            f"model={name} is neither a run folder, nor a model folder, nor a name on the Hub that can be reached"
+            f"{did_you_mean(name, EMBEDDED)}: {first_line(error)}"
+        ) from error
+    return str((getattr(config, "architectures", None) or [""])[0])
+
+
+def settings_of_run(folder: Path) -> dict[str, Any]:
+    """The settings that a run was made with, nested by the names of the command line.
+
+    Raises:
+        SettingError: its config.yaml cannot be read.
+    """
+    from omegaconf import OmegaConf
+
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
+    except Exception as error:  # of the file system, of YAML and of OmegaConf, which have no class in common
+        raise SettingError(f"model={folder}: its config.yaml cannot be read: {first_line(error)}") from error
+    return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
+
+
+def formats_of_run(folder: Path) -> dict[str, str]:
+    """The number formats that a finished run has recorded, in which it was scored; none where there is no record."""
+    try:
+        recorded = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("precision")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return recorded if isinstance(recorded, dict) else {}

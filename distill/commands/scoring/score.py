@@ -1,0 +1,250 @@
+"""Loads models one after the other and scores them on evaluation sets, by the measures of the task they are for."""
+
+import logging
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from distill import distributed as backends
+from distill.commands.scoring.located import SETTING, Located, locate
+from distill.commands.scoring.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
+from distill.commands.scoring.settings import settings_of
+from distill.config.settings import Config
+from distill.distributed import Backend
+from distill.evaluation.bootstrap import compare_models
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.mixture import MeanModel
+from distill.evaluation.row_losses import RowLosses
+from distill.evaluation.scorable import require_positions
+from distill.evaluation.sets import EvaluationSet
+from distill.models.check import check_packing, check_vocabulary, longest_row
+from distill.models.kind import ORDERED, ModelKind
+from distill.models.load import load_pretrained, load_tokenizer, size
+from distill.report.results import environment, measures_block
+from distill.runs.setup import choose_precision
+from distill.runtime.errors import SettingError
+from distill.runtime.progress import configure_logging
+from distill.runtime.redaction import redact
+from distill.tasks import Task, find_task
+from distill.teacher.members import Member, errors_of, load_members, title_of
+
+TEACHER = "the teacher"  # the name of its column
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Group:
+    """Models of one vocabulary: they are scored at the same positions, and their perplexities can be compared."""
+
+    tokenizer: PreTrainedTokenizerBase
+    models: list[Located]
+    teacher: Any | None = None  # where it has this vocabulary
+    teacher_name: str = ""
+    found: list[ModelScores] = field(default_factory=list)
+    losses: dict[str, dict[tuple[str, str], RowLosses]] = field(default_factory=dict)  # by model
+
+
+def evaluate_models(
+    models: Sequence[str | Path], settings: Sequence[str] = (), output: str | Path | None = None
+) -> Scores:
+    """Score models on evaluation sets.
+
+    Args:
+        models: run folders, students, milestones or other model folders, names on the Hub, `embedded` or
+            `embedded_deep`.
+        settings: as on the command line of a run, of the groups corpus, evaluate, precision, teacher and backend. What
+            is not given is as in the run that made the first model; of a model from elsewhere the books, WikiText-2 and
+            IMDB under $DISTILL_DATA are scored, or, with a corpus, what is held out of it.
+        output: folder that gets scores.json and scores.md; None: nothing is written.
+
+    Raises:
+        SettingError: bad input: models that do not load or are of different tasks, settings or sets that cannot be, or
+            an output that cannot be written.
+    """
+    configure_logging(0)
+    transformers_logging.disable_progress_bar()
+    located = locate([str(each) for each in models])
+    if output is not None:
+        check_folder(output)  # before hours of scoring rather than after them
+    config, task_name = settings_of(located, settings)
+    with ExitStack() as held:
+        backend = held.enter_context(backends.build(config.backend))
+        config.precision = choose_precision(config.precision, {}, backend)
+        scores = _score(config, _task(task_name, located, config), located, backend)
+    given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
+    command = shlex.join(["python", "-m", "distill.evaluate", *given, *map(redact, settings)])
+    scores = replace(scores, command=command)
+    if output is not None:
+        scores.write(Path(output).expanduser())
+    return scores
+
+
+def _task(name: str, models: Sequence[Located], config: Config) -> Task:
+    task = find_task(name)
+    if name == "mlm_sop" and all(model.has_order for model in models):
+        task.kind = ORDERED
+    task.read(config, training=False)
+    return task
+
+
+def _score(config: Config, task: Task, models: Sequence[Located], backend: Backend) -> Scores:
+    groups = _groups(config, task, models, backend)
+    vocabularies, notes = [], list[str]()
+    measures: dict[str, dict[str, Any]] = {}
+    comparisons: list[Comparison] = []
+    for number, group in enumerate(groups):
+        sets, left_out = task.evaluation_sets(config, group.tokenizer)
+        if not sets:
+            raise SettingError(
+                "evaluate.sets: none of the sets is there to be scored; set DISTILL_DATA, hold text out of a corpus "
+                "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] '+evaluate.sources.mine={kind: text, "
+                "path: FILE}'"
+            )
+        evaluator = _evaluator(config, task, group, sets, backend)
+        notes += [line for line in left_out if line not in notes]
+        measures |= measures_block(evaluator.measures)
+        _score_group(config, task, group, number, evaluator, sets, backend)
+        comparisons += _compare(group, evaluator, sets)
+        names = tuple(each.name for each in group.found)
+        described = {data.name: evaluator.describe(data) for data in sets}
+        vocabularies.append(Vocabulary(len(group.tokenizer), names, described))
+    notes += _notes(groups, measures, config)
+    order = [TEACHER, *(model.name for model in models)]
+    found = sorted((each for group in groups for each in group.found), key=lambda each: order.index(each.name))
+    about = environment(backend.device)
+    return Scores(
+        config.objective.task, tuple(found), tuple(vocabularies), measures, tuple(comparisons), tuple(notes), "", about
+    )
+
+
+def _groups(config: Config, task: Task, models: Sequence[Located], backend: Backend) -> list[Group]:
+    """The models by their vocabularies; the teacher, where there is one, belongs to the group with its own."""
+    groups: list[Group] = []
+    for model in models:
+        tokenizer = load_tokenizer(SETTING, model.path, task.kind)
+        same = [group for group in groups if group.tokenizer.get_vocab() == tokenizer.get_vocab()]
+        if same:
+            same[0].models.append(model)
+        else:
+            groups.append(Group(tokenizer, [model]))
+    if config.teacher.kind != "none":
+        members, shared = load_members(config, task.kind, backend.device)
+        assert shared is not None
+        _check_members(config, task.kind, members, shared)
+        same = [group for group in groups if group.tokenizer.get_vocab() == shared.get_vocab()]
+        own = same[0] if same else Group(shared, [])
+        groups += [] if same else [own]
+        frozen = [member.model.to(backend.device) for member in members]
+        own.teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
+        own.teacher_name = title_of(members)
+    return groups
+
+
+def _check_members(
+    config: Config, kind: ModelKind, members: Sequence[Member], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse teachers as a run does: they have to know the vocabulary, and to take and keep apart what a row holds."""
+    for member in members:
+        with errors_of(member.name):
+            check_vocabulary(member.model, None, tokenizer)
+        _check_rows(config, kind, member.model, member.setting)
+
+
+def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> None:
+    """Refuse a model that is too short for the rows, or mixes up documents that share one.
+
+    Raises:
+        SettingError: so it is; it names `setting`.
+    """
+    length = config.corpus.tokens.sequence_length
+    if (limit := longest_row(model)) is not None and length > limit:
+        raise SettingError(f"corpus.sequence_length={length} exceeds the {limit} positions of {setting}: lower it")
+    if kind.causal and config.corpus.tokens.cross_documents:
+        check_packing(model, setting)
+
+
+def _evaluator(config: Config, task: Task, group: Group, sets: list[EvaluationSet], backend: Backend) -> Evaluator:
+    scoring = replace(task.scoring(config, group.tokenizer, sets, backend), row_losses={})
+    measures = task.measures(scoring, config.evaluate, group.tokenizer, sets)
+    require_positions(measures, sets)
+    return Evaluator(config.evaluate, scoring, measures, config.precision)
+
+
+def _score_group(
+    config: Config,
+    task: Task,
+    group: Group,
+    number: int,
+    evaluator: Evaluator,
+    sets: list[EvaluationSet],
+    backend: Backend,
+) -> None:
+    """Fill in what each model of the group scored; besides the teacher one model at a time is in memory."""
+    for name, model in _loaded(config, task.kind, group, backend):
+        evaluator.rehearse([model], sets)
+        scores = evaluator.score(model, name, sets, keep="teacher" if model is group.teacher else "student")
+        group.losses[name] = dict(evaluator.scoring.row_losses or {})
+        agreement = None
+        if group.teacher is not None and model is not group.teacher and task.kind.vocabulary:
+            agreement = evaluator.agree(model, group.teacher, sets)
+        title = group.teacher_name if model is group.teacher else type(model).__name__
+        group.found.append(ModelScores(name, title, *size(model), number, scores, agreement))
+        del model  # before the next one is loaded
+
+
+def _loaded(config: Config, kind: ModelKind, group: Group, backend: Backend) -> Iterator[tuple[str, Any]]:
+    """Name and model, the teacher first.
+
+    Raises:
+        SettingError: one does not load, does not know all tokens of its tokenizer, takes no rows of this length, or
+            does not keep the documents of a row apart.
+    """
+    if group.teacher is not None:
+        yield TEACHER, group.teacher
+    for located in group.models:
+        model = load_pretrained(SETTING, located.path, kind).requires_grad_(False).eval()
+        known = model.get_input_embeddings().weight.shape[0]
+        if known < len(group.tokenizer):
+            raise SettingError(
+                f"model={located.name} knows {known:,} tokens, but its tokenizer has {len(group.tokenizer):,}: save "
+                "the tokenizer that it was trained with beside it"
+            )
+        _check_rows(config, kind, model, f"{SETTING}={located.name}")
+        logger.info(f"model={located.name}: {type(model).__name__}, {size(model)[0]:,} parameters")
+        yield located.name, model.to(backend.device)
+        del model
+
+
+def _compare(group: Group, evaluator: Evaluator, sets: list[EvaluationSet]) -> list[Comparison]:
+    """Every model of the group that was named against the first of them."""
+    first, *others = [model.name for model in group.models] or [""]
+    return [
+        Comparison(other, first, measure, name, found)
+        for other in others
+        for measure, by_set in compare_models(group.losses[other], group.losses[first], sets, evaluator.scoring).items()
+        for name, found in by_set.items()
+    ]
+
+
+def _notes(groups: Sequence[Group], measures: dict[str, Any], config: Config) -> list[str]:
+    """What a reader has to know where vocabularies differ."""
+    if len(groups) < 2 or "perplexity" not in measures:
+        return []
+    listed = "; ".join(
+        f"{len(group.tokenizer):,} tokens: {', '.join(each.name for each in group.found)}" for group in groups
+    )
+    cure = "bits per byte can" if "bits_per_byte" in measures else "score models of one vocabulary to compare them"
+    lines = [
+        f"These models have different vocabularies ({listed}). A perplexity is one of tokens, so perplexities cannot "
+        f"be compared between them, and no test is made: {cure}."
+    ]
+    if config.teacher.kind != "none":
+        lines.append("Agreement with the teacher is given for models of its vocabulary alone.")
+    return lines

@@ -1,0 +1,200 @@
+"""The scores of several models as an object that shows itself: as a table, as Markdown, and as JSON."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distill.evaluation.bootstrap import Bootstrap
+from distill.report.page import number, percent
+from distill.report.significance import interval
+from distill.runtime.errors import SettingError
+from distill.runtime.files import atomic, set_aside
+from distill.runtime.jsonl import without_nan
+
+FILES = ("scores.json", "scores.md")
+AGREEMENT = {"top1": "Same first choice as the teacher", "kl": "KL divergence from the teacher (nats)"}
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """One model and what it scored."""
+
+    name: str  # as it was given
+    model_class: str
+    parameters: int
+    bytes: int
+    vocabulary: int  # which one of `Scores.vocabularies` it has
+    scores: dict[str, dict[str, float]]  # by measure, then by evaluation set
+    agreement: dict[str, dict[str, float]] | None = None  # with the teacher, by set: `top1` and `kl`
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A vocabulary and the sets as it cuts them up: positions of two vocabularies are not the same ones."""
+
+    tokens: int
+    models: tuple[str, ...]
+    sets: dict[str, dict[str, Any]]  # by name: description, documents, rows, tokens and scored positions
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One model against another on a set, by paired bootstrap resampling."""
+
+    model: str
+    against: str
+    measure: str
+    set: str
+    bootstrap: Bootstrap
+
+
+@dataclass(frozen=True, repr=False)
+class Scores:
+    """What `distill.evaluate` gives; `print(scores)`, an interpreter and a notebook show it as a table."""
+
+    task: str
+    models: tuple[ModelScores, ...]
+    vocabularies: tuple[Vocabulary, ...]
+    measures: dict[str, dict[str, Any]]  # by name: title, explanation and direction
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
+    command: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sets(self) -> list[str]:
+        """The names of the evaluation sets."""
+        return list(dict.fromkeys(name for each in self.vocabularies for name in each.sets))
+
+    def __getitem__(self, model: str) -> ModelScores:
+        """The scores of a model by the name that it was given. Raises KeyError."""
+        for each in self.models:
+            if each.name == model:
+                return each
+        raise KeyError(model)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What scores.json holds; numbers that are not finite are null there."""
+        content: dict[str, Any] = without_nan(asdict(self))
+        return content
+
+    def markdown(self) -> str:
+        """The page: the table of all scores, what was scored, comparisons and notes."""
+        parts = ["# Scores", _table(self._rows()), _explained(self.measures)]
+        parts += ["\n".join(f"- {_plain(note)}" for note in self.notes)] if self.notes else []
+        if self.comparisons:
+            parts += ["## One model against another", _table(self._compared()), COMPARED]
+        parts += ["## What was scored", _table(self._scored())]
+        parts += [f"```sh\n{self.command}\n```"] if self.command else []
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def __str__(self) -> str:
+        parts = [_table(self._rows()), *self.notes]
+        parts += [_table(self._compared()), COMPARED] if self.comparisons else []
+        return "\n\n".join(parts)
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
+    def write(self, folder: Path) -> Path:
+        """Write scores.json and scores.md; those of an earlier call are set aside as earlier-scores.*; the folder.
+
+        Raises:
+            SettingError: the folder cannot be written.
+        """
+        check_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(f"output={folder} is no folder that can be made: {error.strerror}") from error
+        texts = (json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", self.markdown())
+        for name, text in zip(FILES, texts, strict=True):
+            if (folder / name).exists():
+                set_aside(folder / name, "earlier")
+            with atomic(folder / name) as new:
+                new.write_text(text, encoding="utf-8")
+        return folder
+
+    def _rows(self) -> Iterator[list[str]]:
+        """Measures and sets down, models across."""
+        yield ["", *(each.name for each in self.models)]
+        yield ["Parameters", *(number(each.parameters) for each in self.models)]
+        yield ["Vocabulary (tokens)", *(number(self.vocabularies[each.vocabulary].tokens) for each in self.models)]
+        for measure, described in self.measures.items():
+            for name in self.sets:
+                values = [each.scores.get(measure, {}).get(name) for each in self.models]
+                if any(value is not None for value in values):
+                    yield [f"{described['title']}, {name}", *map(number, values)]
+        for key, title in AGREEMENT.items():
+            for name in self.sets:
+                values = [(each.agreement or {}).get(name, {}).get(key) for each in self.models]
+                if any(value is not None for value in values):
+                    shown = (percent(v, 1) if key == "top1" and v is not None else number(v) for v in values)
+                    yield [f"{title}, {name}", *shown]
+
+    def _compared(self) -> Iterator[list[str]]:
+        yield ["", "against", "measure and set", "ratio", "95 % interval", "better in", "drawn"]
+        for each in self.comparisons:
+            found = each.bootstrap
+            title = self.measures[each.measure]["title"]
+            cells = [f"{title}, {each.set}", f"{found.ratio:.3f}", interval(found.as_dict()), percent(found.better, 1)]
+            yield [each.model, each.against, *cells, f"{number(found.num_units)} {found.units}"]
+
+    def _scored(self) -> Iterator[list[str]]:
+        yield ["", "text", "documents", "rows", "tokens", "scored positions", "masked singly"]
+        for each in self.vocabularies:
+            of = f" ({number(each.tokens)} tokens)" if len(self.vocabularies) > 1 else ""
+            for name, found in each.sets.items():
+                keys = ("documents", "rows", "tokens", "positions", "pseudo_positions")
+                yield [f"{name}{of}", str(found["description"]), *(number(found[key]) for key in keys)]
+
+
+def check_folder(output: str | Path) -> None:
+    """Refuse an output in which no scores can be written; nothing is made.
+
+    Raises:
+        SettingError: it is empty, a file is in the way, or the folder or the one that it would be made in is read-only.
+    """
+    if not str(output).strip():
+        raise SettingError("output= is empty (a shell variable that is not set?): give a folder")
+    folder = Path(output).expanduser().absolute()
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    if not there.is_dir():
+        raise SettingError(f"output={output} is no folder that can be made: {there} is a file; give another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SettingError(f"output={output} cannot be written: {there} is read-only; give another folder")
+
+
+COMPARED = (
+    "A ratio of perplexities below 1 is in favour of the model in the first column. Both models were scored on the "
+    "same 10,000 draws of the set, unit by unit and with replacement (Koehn 2004): the interval holds 95 % of the "
+    "ratios, and the next column says in how many draws the model is the better one; a tie counts half."
+)
+
+
+def _explained(measures: dict[str, dict[str, Any]]) -> str:
+    return " ".join(
+        f"{each['title']} is {each['explanation']}; {'lower' if each['lower_is_better'] else 'higher'} is better."
+        for each in measures.values()
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _table(rows: Iterator[list[str]] | Sequence[list[str]]) -> str:
+    """A Markdown table whose columns stand below each other, so that it reads well on a console too."""
+    cells = [[_plain(cell) for cell in row] for row in rows]
+    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
+    lines = [
+        "| " + " | ".join((str.rjust if n else str.ljust)(cell, widths[n]) for n, cell in enumerate(row)) + " |"
+        for row in cells
+    ]
+    rule = "|" + "|".join("-" * (width + 1) + (":" if n else "-") for n, width in enumerate(widths)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])

@@ -1,0 +1,161 @@
+"""The settings that models are scored with: those of the run that made the first of them, then what is given."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from distill.checks.evaluation import check_corpus, check_evaluation
+from distill.checks.paths import check_paths
+from distill.checks.ranges import check_ranges
+from distill.checks.unread import check_unread
+from distill.commands.scoring.located import Located, formats_of_run, settings_of_run
+from distill.config.command_line import composed
+from distill.config.compose import add_recipe
+from distill.config.settings import CONF, Config
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
+from distill.runtime.redaction import redact
+from distill.tasks import find_task
+
+OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans", "classes": "classes"}
+# The groups of settings that scoring reads; of the rest none would change anything.
+READ = ("corpus", "evaluate", "precision", "teacher", "backend", "recipe", "scale")
+TASK = ("objective", "objective.task")
+OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
+TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
+USUAL = "[books,wikitext2,imdb]"  # sets that need no corpus, as far as they lie on this machine
+
+
+def settings_of(models: Sequence[Located], given: Sequence[str]) -> tuple[Config, str]:
+    """The settings to score these models with, and the task whose measures they have, as `objective.task` has it.
+
+    Args:
+        given: as on the command line of a run, such as `evaluate.sets=[books]`.
+
+    Raises:
+        SettingError: settings that scoring does not read or that cannot be, or models of different tasks.
+    """
+    names = [each.partition("=")[0].lstrip("+~") for each in given if not each.startswith("-") and "=" in each]
+    for name in names:
+        if name.split(".")[0].split("/")[0] not in READ and name not in TASK:
+            raise SettingError(
+                f"{name} is not read where models are only scored{did_you_mean(name, (*READ, 'model', 'output'))}: "
+                f"leave it out; what is read are {', '.join(READ)}, model and output"
+            )
+    task = models[0].task if set(TASK) & set(names) else _task(models)
+    arguments = [*_defaults(models[0], task, names), *_teacher(given)]
+    config = composed(arguments)
+    if set(TASK) & set(names):
+        task = config.objective.task
+    _check_teacher(config, given)
+    _check(config)
+    return config, task
+
+
+def _task(models: Sequence[Located]) -> str:
+    first, *others = models
+    for other in others:
+        if other.task != first.task:
+            raise SettingError(
+                f"model={other.name} predicts something else ({other.task}) than model={first.name} ({first.task}), "
+                "and their scores cannot be compared: score them in two commands"
+            )
+    return first.task
+
+
+def _defaults(first: Located, task: str, names: Sequence[str]) -> Iterator[str]:
+    """What comes before the settings that are given; an option of a group only where none is given."""
+    if not set(TASK) & set(names):
+        if task not in OBJECTIVES:
+            raise SettingError(f"model={first.name} was trained for objective.task={task}, which is not scored here")
+        yield f"objective={OBJECTIVES[task]}"
+    if "teacher" not in names:
+        yield "teacher=none"
+    if {"recipe", "scale"} & set(names):
+        return
+    yield "scale=custom"  # the others say how much of a set is scored
+    if first.run is not None:
+        add_recipe(OF_RUN, _of_run(first, names))
+        yield f"+recipe={OF_RUN}"
+    elif not find_task(task).kind.vocabulary:
+        if task == "classes" and "evaluate.sets" not in names:
+            raise SettingError(
+                f"model={first.name} gives classes or values of texts: name the labelled ones, as +recipe=glue "
+                "corpus.task=sst2, or +recipe=table corpus.path=FOLDER"
+            )
+        yield "+recipe=squad" if task == "spans" else "evaluate=local"
+    else:
+        if "evaluate" not in names:
+            yield "evaluate=local"
+        if "evaluate.sets" not in names:
+            yield "evaluate.sets=" + ("[heldout]" if TEXTS & set(names) else USUAL)
+
+
+def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
+    """The settings of a run by which its student was scored, but for groups of which another option is given.
+
+    Raises:
+        SettingError: they name code, which the folder of a stranger could have run here.
+    """
+    assert first.run is not None
+    settings = settings_of_run(first.run)
+    kept = {name: settings.get(name) or {} for name in ("corpus", "evaluate") if name not in names}
+    if "evaluate" in kept:
+        kept["evaluate"] = {**kept["evaluate"], "twin": None}
+    if "precision" not in names:
+        precision = {**(settings.get("precision") or {}), **formats_of_run(first.run)}
+        kept["precision"] = {name: precision[name] for name in ("evaluate", "kernels") if name in precision}
+    for name, code in _code_in(kept, ""):
+        raise SettingError(
+            f"model={first.name}: the settings of its run name code ({name}={code}), which is not run because a run "
+            "folder asks for it: choose other options of the groups corpus and evaluate, such as evaluate=local, and "
+            f"give {name}={code} yourself if you trust it"
+        )
+    return kept
+
+
+def _code_in(settings: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The settings that name a callable."""
+    if isinstance(settings, dict):
+        for key, value in settings.items():
+            if key == "_target_" and value is not None:
+                yield f"{name}.{key}".lstrip("."), value
+            yield from _code_in(value, f"{name}.{key}")
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _code_in(value, name)
+
+
+def _teacher(given: Sequence[str]) -> Iterator[str]:
+    """The settings that are given; of `teacher=` the folder or the name on the Hub will do, too."""
+    options = {file.stem for file in (CONF / "teacher").glob("*.yaml")}
+    for each in given:
+        name, _, value = each.partition("=")
+        if name == "teacher" and value not in options and value and value[0] not in "{[":
+            yield from ("teacher=pretrained", f"teacher.path={value}")
+        else:
+            yield each
+
+
+def _check_teacher(config: Config, given: Sequence[str]) -> None:
+    """Refuse settings of a teacher where there is none: the scores would lack the column that was asked for."""
+    for each in given if config.teacher.kind == "none" else ():
+        name = each.partition("=")[0].lstrip("+~")
+        if name.startswith("teacher.") and name != "teacher.kind":
+            raise SettingError(f"{redact(each)} is not read without a teacher: give teacher=FOLDER")
+
+
+def _check(config: Config) -> None:
+    """As before a run, but for what concerns training."""
+    check_ranges(config)
+    check_evaluation(config)
+    check_corpus(config)
+    check_unread(config)
+    check_paths(config)
+    if config.backend.name != "single":
+        raise SettingError(f"backend.name={config.backend.name}: models are scored by one process; leave it out")
+    if config.evaluate.twin is not None:
+        raise SettingError(
+            f"evaluate.twin={config.evaluate.twin} is for runs: name it as another model=, which is compared too"
+        )
+    if config.evaluate.stride is not None and not find_task(config.objective.task).kind.causal:
+        raise SettingError(f"evaluate.stride={config.evaluate.stride} is for causal models: set it to null")

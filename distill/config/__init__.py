@@ -1,0 +1,1 @@
+"""The door: Hydra, recipes, overrides, and rules that concern several sections of the settings."""

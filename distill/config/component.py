@@ -1,0 +1,164 @@
+"""Objects that settings name: a built-in one by `kind`, which is a file of the package, a user's own by `_target_`.
+
+`_target_` is Hydra's word for the import path of a callable. The settings beside it are its keyword arguments; the
+callable's signature is their schema, types included.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, make_dataclass
+from typing import Any, get_type_hints
+
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
+
+# The packages that hold what settings name by `kind`.
+SOURCES = "distill.data.sources"
+TABLES = "distill.data.tables"
+TERMS = "distill.objective.terms"
+OPTIMIZERS = "distill.optim.optimizers"
+SCHEDULES = "distill.optim.schedules"
+
+
+@dataclass(frozen=True)
+class Component:
+    """A callable by its import path, and the settings to call it with."""
+
+    setting: str  # what error lines call it, such as objective.soft
+    path: str  # package.module.Name
+    arguments: dict[str, Any] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()  # settings of the whole group: passed on where they have a value and are taken
+
+    def __call__(self, **context: Any) -> Any:
+        """Call it with the settings and those values of `context` that its signature takes.
+
+        Raises:
+            SettingError: it cannot be imported, the settings do not fit its signature, or it refuses their values with
+                a ValueError.
+        """
+        target, arguments = self.bind(**context)
+        try:
+            return target(**arguments)
+        except TypeError as error:
+            if "abstract" not in str(error):
+                raise
+            raise SettingError(f"{self.setting}._target_={self.path}: {error}") from error
+        except ValueError as error:
+            if isinstance(error, SettingError):
+                raise
+            begin = re.match(r"(\w+)[=:]", str(error))
+            names_setting = begin is not None and begin[1] in inspect.signature(target).parameters
+            raise SettingError(f"{self.setting}{'.' if names_setting else ': '}{error}") from error
+
+    def bind(self, **context: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """What a call would call, and with which arguments; SettingError as there, but for values it refuses."""
+        target = self._import()
+        try:
+            parameters = inspect.signature(target).parameters
+        except ValueError as error:
+            raise SettingError(
+                f"{self.setting}._target_={self.path} does not say what it takes: wrap it in a function of your own"
+            ) from error
+        known = {name: value for name, value in context.items() if name in parameters or _takes_all(parameters)}
+        return target, {**known, **self._typed(target, parameters, set(known))}
+
+    def takes(self) -> set[str]:
+        """The names that the callable's signature has."""
+        return set(inspect.signature(self._import()).parameters)
+
+    def _import(self) -> Callable[..., Any]:
+        module, _, name = self.path.rpartition(".")
+        try:
+            target = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SettingError(f"{self.setting}._target_={self.path} cannot be imported: {error}") from error
+        if not callable(target):
+            raise SettingError(f"{self.setting}._target_={self.path} is not callable: name a class or a function")
+        return target
+
+    def _typed(self, target: Any, parameters: Mapping[str, inspect.Parameter], context: set[str]) -> dict[str, Any]:
+        """The settings, converted to the types that the signature names where OmegaConf knows such a type."""
+        given = {
+            name: value
+            for name, value in self.arguments.items()
+            if name not in self.optional or (name in parameters and value is not None)
+        }
+        for name in given:
+            if name in context or (name not in parameters and not _takes_all(parameters)):
+                names = sorted(set(parameters) - context)
+                takes, nearest = ", ".join(names) or "none", did_you_mean(name, names)
+                raise SettingError(
+                    f"{self.setting}.{name} is no setting of {self.path}{nearest} (it takes {takes}): remove it"
+                )
+        for name, each in parameters.items():
+            required = each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            if required and name not in {*given, *context}:
+                raise SettingError(f"{self.setting}.{name} is missing: {self.path} needs it")
+        try:
+            hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        except NameError:  # types that are imported for a type checker alone
+            hints = {}
+        return {name: convert(value, hints.get(name, Any), f"{self.setting}.{name}") for name, value in given.items()}
+
+
+def _takes_all(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def convert(value: Any, kind: Any, setting: str) -> Any:
+    """`value` as the type `kind`; as it is where OmegaConf has no such type."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException, ValidationError
+
+    try:
+        schema = OmegaConf.structured(make_dataclass("Argument", [("value", kind, MISSING)]))
+    except (OmegaConfBaseException, ValueError, TypeError):
+        return value
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(schema, {"value": value})).value  # type: ignore[union-attr]
+    except ValidationError as error:
+        raise SettingError(f"{setting}: {str(error).splitlines()[0]}") from error
+
+
+def component(
+    setting: str, given: dict[str, Any], wing: str, kind: str | None = None, optional: tuple[str, ...] = ()
+) -> Component:
+    """What `given` names: a callable of the user's by `_target_`, else the class of a file of the package `wing`.
+
+    Args:
+        given: the settings as they were written.
+        kind: the built-in one to take where `given` names none.
+        optional: as in Component.
+
+    Raises:
+        SettingError: no file of `wing` has that name.
+    """
+    arguments = {name: value for name, value in given.items() if name not in ("_target_", "kind")}
+    if given.get("_target_") is not None:
+        return Component(setting, str(given["_target_"]), arguments, optional)
+    kind = str(given.get("kind", kind))
+    if kind not in (known := kinds(wing)):
+        raise SettingError(
+            f"{setting}.kind={kind} is not known{did_you_mean(kind, known)}: choose one of {', '.join(known)}, or name "
+            f"a callable of your own as {setting}._target_"
+        )
+    return Component(setting, built_in(wing, kind), arguments, optional)
+
+
+def kinds(wing: str) -> list[str]:
+    """The built-in choices of a package: its modules, sorted; those that begin with an underscore are none."""
+    folder = importlib.import_module(wing).__path__
+    return sorted(module.name for module in pkgutil.iter_modules(folder) if not module.name.startswith("_"))
+
+
+def built_in(wing: str, kind: str) -> str:
+    """The import path of a built-in choice."""
+    return f"{wing}.{kind}.{class_name(kind)}"
+
+
+def class_name(kind: str) -> str:
+    """The class that a file holds: `hidden_mse` -> `HiddenMse`."""
+    return "".join(part.capitalize() for part in kind.split("_"))

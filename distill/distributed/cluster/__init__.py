@@ -1,0 +1,1 @@
+"""Files for schedulers and container platforms; `python -m distill.distributed.cluster` prints them."""

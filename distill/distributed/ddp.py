@@ -1,0 +1,142 @@
+"""torch.distributed: Gloo on processors, NCCL on NVIDIA GPUs, or a plug-in on either."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distill.config.settings import BackendConfig
+from distill.distributed.collective import load_collective, parse_collective, try_out
+from distill.distributed.devices import choose_device
+from distill.distributed.interface import WIRE, Backend
+from distill.distributed.rank import RankInfo, rank_from_env
+from distill.distributed.rendezvous import open_store, wait_for_all
+from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
+from distill.distributed.roll_call import RollCall
+from distill.runtime.errors import SettingError
+
+POLL = 0.05  # seconds between two looks at a barrier
+
+
+class Ddp(Backend):
+    """The interface on torch.distributed.
+
+    On the CPU each ring is a process group with connections of its own. On GPUs rings are channels of NCCL, which
+    chooses their number itself unless `backend.rings` is above 1. A plug-in (`backend.collective`) carries everything,
+    on one ring: SMDDP, for one, allows neither a second group nor another engine beside it, and serves GPUs alone. So
+    what lies on the processor takes the way over the GPU there.
+    """
+
+    name = "ddp"
+
+    def __init__(self, settings: BackendConfig) -> None:
+        info = rank_from_env() or RankInfo("", 0, 1, 0, 1)
+        device = choose_device(settings, info.local_rank, info.local_size)
+        super().__init__(settings, info, device)
+        self._barriers = 0
+        if self.size == 1:
+            self.engine, self.rings = "none", 1
+            return
+        requested = parse_rings(settings.rings)
+        plug_in = settings.collective is not None
+        nccl = self._nccl = device.type == "cuda" and not plug_in
+        if nccl and requested is not None and requested > 1:
+            os.environ["NCCL_MIN_NCHANNELS"] = str(requested)  # read when the first communicator is made
+        self._store = open_store(info, settings.timeout, "distill")
+        # A connection of its own: a wait in the other one would hold it up.
+        self._roll_call = RollCall(dist.PrefixStore("roll call", self._store.clone()), self.rank, self.size)  # type: ignore[attr-defined]
+        with self._called():
+            wait_for_all(self._store, self.size, settings.timeout)
+            self._join(self._choose_engine(), device if nccl else None)
+        self._rings = TorchRings(1 if nccl or plug_in else requested or max(CANDIDATES), settings.timeout)
+        if settings.collective is not None:
+            self.rings, self._measure_rings = 1, False
+            wire = [WIRE[settings.compression][0]] if settings.compression in WIRE else []
+            with self._called():
+                try_out(settings.collective, self.rank, device, wire, settings.timeout)
+        self._describe()
+
+    def _choose_engine(self) -> str:
+        """What torch.distributed is to use, in its own words. Raises SettingError for a plug-in that is not there."""
+        if self.settings.collective is not None:
+            return load_collective(self.settings.collective, self.device)
+        return "cpu:gloo,cuda:nccl" if self._nccl else "gloo"
+
+    def _join(self, engine: str, bound: torch.device | None) -> None:
+        """Make the group of all ranks; NCCL connects at once where `bound` names the device."""
+        try:
+            dist.init_process_group(
+                engine,
+                store=dist.PrefixStore("groups", self._store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=self.settings.timeout),
+                device_id=bound,
+            )
+        except Exception as error:
+            if self.settings.collective is None:
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise SettingError(f"backend.collective={self.settings.collective} does not start: {reason}") from error
+
+    def _barrier(self) -> None:
+        # Through the store and without a limit of time: some ranks may be preparing data for hours. When one dies its
+        # launcher ends the others.
+        self._barriers += 1
+        name = f"barrier/{self._barriers}"
+        self._store.add(name, 1)
+        while self._store.add(name, 0) < self.size:
+            time.sleep(POLL)
+
+    def close(self) -> None:
+        if self.size > 1:
+            self.barrier()
+            # Rank 0 may hold the store, which the others read until they have seen that all are there.
+            self._store.add("left", 1)
+            while self.rank == 0 and self._store.add("left", 0) < self.size:
+                time.sleep(POLL)
+            if self._roll_call is not None:
+                self._roll_call.close()
+            dist.destroy_process_group()
+
+    def _choose_rings(self) -> None:
+        if self._nccl:
+            return  # it measures and chooses its channels itself
+        super()._choose_rings()
+
+    def _settle_rings(self) -> None:
+        self._rings.keep(self.rings)
+        self._describe()
+
+    def _sum(self, tensor: Tensor) -> None:
+        self._on_device(dist.all_reduce, tensor)
+
+    def _begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
+        return self._rings.begin_sum(parts)
+
+    def _broadcast(self, data: Tensor) -> None:
+        self._on_device(partial(dist.broadcast, src=0), data)
+
+    def _on_device(self, collective: Callable[[Tensor], Any], tensor: Tensor) -> None:
+        """Call it in place, by way of the run's device where a plug-in has to carry a tensor that lies elsewhere."""
+        if self.settings.collective is None or tensor.device.type == self.device.type:
+            collective(tensor)
+            return
+        moved = tensor.to(self.device)
+        collective(moved)
+        tensor.copy_(moved)
+
+    def _describe(self) -> None:
+        if self.settings.collective is not None:
+            self.engine = f"torch.distributed on {parse_collective(self.settings.collective)[1]}"
+        elif self._nccl:
+            channels = f"at least {self.rings} channels" if self.rings > 1 else "its own choice of channels"
+            self.engine = f"torch.distributed on NCCL, {channels}"
+        else:
+            self.engine = f"torch.distributed on Gloo, {self.rings} process group{'s' * (self.rings > 1)}"

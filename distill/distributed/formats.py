@@ -1,0 +1,75 @@
+"""Lets a divided model compute in another number format for a while, as scoring does that is not in training's.
+
+`fully_shard` takes the format once. What is changed here afterwards are attributes that torch keeps to itself, the same
+in torch 2.11 to 2.13; `tests/sharding` fails where another release has others.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from distill.distributed.shard import reshard, sharded_modules
+
+
+@contextmanager
+def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """While it is open the weights of a divided model are of this format when they are whole; other models are left.
+
+    No gradients may be under way, and what is whole is given up before and after.
+    """
+    before = _formats(model)
+    compute_in(model, dtype)
+    try:
+        yield
+    finally:
+        _set_formats(model, before)
+
+
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """From now on the weights of a divided model are of this format when they are whole.
+
+    So are the vectors of an embedding that is cut into slices.
+    """
+    _set_formats(model, dict.fromkeys(_formats(model), dtype))
+
+
+def _formats(model: nn.Module) -> dict[Any, torch.dtype | None]:
+    found: dict[Any, torch.dtype | None] = {module: module.computes_in for module in _sliced(model)}
+    return found | {module: module._get_fsdp_state()._mp_policy.param_dtype for module in sharded_modules(model)}
+
+
+def _set_formats(model: nn.Module, formats: dict[Any, torch.dtype | None]) -> None:
+    reshard(model)
+    for module, dtype in formats.items():
+        if hasattr(module, "computes_in"):
+            module.computes_in = dtype
+        if not isinstance(module, FSDPModule):
+            continue
+        state: Any = module._get_fsdp_state()
+        if state._mp_policy.param_dtype == dtype:
+            continue
+        state._mp_policy = policy = replace(state._mp_policy, param_dtype=dtype)
+        for group in _groups(state):
+            group.mp_policy = policy
+            for parameter in group.fsdp_params:
+                parameter.mp_policy = policy
+                parameter.all_gather_outputs = []  # of the other format; they are made anew
+                with suppress(AttributeError):
+                    del parameter._unsharded_param
+            group._init_mp_dtypes()
+
+
+def _sliced(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "computes_in")]
+
+
+def _groups(state: Any) -> list[Any]:
+    """The groups of parameters of a divided module; older releases of torch have one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]

@@ -1,0 +1,161 @@
+"""torch.distributed with models that are divided between the ranks (`fully_shard`, FSDP2)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from distill.config.settings import BackendConfig
+from distill.distributed.bucket import Bucket
+from distill.distributed.counted import count_exchanges
+from distill.distributed.ddp import Ddp
+from distill.distributed.interface import naming_lost_rank_inside
+from distill.distributed.lockstep import Lockstep, roots
+from distill.distributed.shard import local, reshard, shard, sharded_modules
+from distill.distributed.sliced_vocabulary import REPLICAS, SLICED, VOCABULARY, divide_vocabulary
+from distill.runtime.errors import SettingError
+
+HEAD = "get_output_embeddings"
+
+
+class Fsdp(Ddp):
+    """The interface where parameters, gradients and the optimizer's state are divided between the ranks.
+
+    Gradients of the divided parameters are added up whole on each rank until the last micro-batch of a window, whose
+    backward pass reduces and divides them, once for each divided module. With `sync=every` each micro-batch does so:
+    more exchanges, and no whole gradients in memory. Parameters that are not divided (projections of loss terms, a
+    student that stays whole) lie in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
+    """
+
+    name = "fsdp"
+
+    def __init__(self, settings: BackendConfig) -> None:
+        self._lockstep: Lockstep | None = None
+        super().__init__(settings)
+        if settings.offload_teacher and self.device.type == "cpu":
+            raise SettingError(
+                "backend.offload_teacher=true with backend.device=cpu: the parts of a teacher lie in the memory of the "
+                "host already; leave it out"
+            )
+        if self.size == 1:
+            self._join_alone()
+        self.mesh = init_device_mesh(self.device.type, (self.size,))
+        divided = {"student": settings.shard_student, "teacher": settings.shard_teacher}
+        self.divides = frozenset(name for name, wanted in divided.items() if wanted is not False)
+        self._offloads = settings.offload_teacher
+        self._axes = self._make_axes(settings.vocabulary_parallel)
+        self.vocabulary_group = None if self._axes is None else self._axes[VOCABULARY].get_group()
+        self.equal_windows = bool(self.divides)
+        self._roots: list[FSDPModule] = []
+        self._divided: list[nn.Parameter] = []
+
+    def _make_axes(self, slices: int) -> DeviceMesh | None:
+        """The ranks as a table: those of one line hold the slices of the vocabulary, those of one column the same."""
+        if slices == 1:
+            return None
+        if self.size % slices:
+            raise SettingError(
+                f"backend.vocabulary_parallel={slices} does not divide the {self.size} ranks: give a number that does"
+            )
+        shape, names = (self.size // slices, slices), (REPLICAS, VOCABULARY)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+
+    def _join_alone(self) -> None:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
+        )
+
+    def divide(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
+        # What is trained is stored in fp32, what is frozen as it was saved.
+        storage = torch.float32 if trained else None
+        sliced: list[nn.Parameter] = []
+        if self._axes is not None:
+            sliced = divide_vocabulary(model, self._axes, storage)
+        shard(model, blocks, calls, self.mesh, storage, not trained and self._offloads, sliced)
+
+    def prepare(self, model: nn.Module) -> None:
+        """As in every backend; parameters that are divided have to be the same model's on all ranks already."""
+        reshard(model)  # what checks have made whole
+        plain = [tensor for tensor in model.parameters() if not isinstance(tensor, DTensor)]
+        self._broadcast_all([tensor.detach() for tensor in [*plain, *model.buffers()]])
+        self._divided = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]
+        self._roots = roots(model)  # type: ignore[assignment]
+        for module in sharded_modules(model):
+            count_exchanges(module, self._count)
+        self._bucket, self._under_way = Bucket([each for each in plain if each.requires_grad], self.device), []
+        self.gradients = self._bucket.gradients
+        if self._measure_rings:
+            self._choose_rings()
+            self._measure_rings = False
+
+    def zero_gradients(self) -> None:
+        super().zero_gradients()
+        for parameter in self._divided:
+            parameter.grad = None
+
+    @contextmanager
+    def sync(self, last: bool, overlap: bool = True) -> Iterator[None]:
+        if not self._roots:  # a student that stays whole, whose gradients all lie in the bucket
+            with super().sync(last, overlap):
+                yield
+            return
+        every = self.settings.sync == "every"
+        for root in self._roots:
+            root.set_requires_gradient_sync(last or every)
+        self._bucket.on_completion(None)
+        yield
+        self.num_syncs += every and not last
+
+    def sum_gradients(self, stats: Tensor | None = None) -> Tensor | None:
+        """As in every backend: what is divided was summed by the last backward, all else is summed here."""
+        for parameter in self._divided:
+            if parameter.grad is None:  # of a part that no micro-batch touched
+                parameter.grad = torch.zeros_like(parameter)
+        return super().sum_gradients(stats)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with naming_lost_rank_inside():
+            yield
+
+    def scale_gradients(self, factor: float) -> None:
+        super().scale_gradients(factor)
+        for parameter in self._divided:
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(factor)
+
+    @contextmanager
+    def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
+        divided = [root for model in models for root in roots(model)]
+        if not divided or self.size == 1 or self._lockstep is not None:
+            yield
+            return
+        heads = [getattr(root, HEAD)() for root in divided if hasattr(root, HEAD)]
+        sliced = [getattr(head, SLICED) for head in heads if hasattr(head, SLICED)]
+        self._lockstep = Lockstep([*divided, *sliced], idle)
+        try:
+            with self.computing(), self._lockstep:
+                yield
+        finally:
+            self._lockstep = None
+            for model in divided:
+                reshard(model)
+
+    @contextmanager
+    def _called(self, barrier: bool = False) -> Iterator[None]:
+        if self._lockstep is not None:
+            self._lockstep.drain()
+        with super()._called(barrier) if self.size > 1 else nullcontext():
+            yield
+
+    def close(self) -> None:
+        if self.size > 1:
+            super().close()
+        else:
+            dist.destroy_process_group()

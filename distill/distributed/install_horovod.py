@@ -1,0 +1,224 @@
+"""Build Horovod from PyPI's source for the torch that is installed here: `python -m distill.distributed.install_horovod`.
+
+Horovod 0.28.1 wants C++14 or C++17, which the headers of torch >= 2.13 (C++20) refuse. Its sources stay
+as they are: CMake learns through a toolchain file that all three mean C++20. Where there is a GPU it gets NCCL;
+HOROVOD_BUILD_CUDA_CC_LIST=80,90 builds for these GPUs where there is none, as in a container image.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+VERSION = "0.28.1"
+NEEDED = ["setuptools", "wheel", "packaging", "psutil", "pyyaml", "cloudpickle"]
+CAPABILITIES = "HOROVOD_BUILD_CUDA_CC_LIST"
+CMAKE_MINIMUM = (3, 15)  # the first to include a file after every project() call
+TOOLCHAIN = """\
+set(CMAKE_PROJECT_INCLUDE "{folder}/standard.cmake")
+set(CMAKE_POLICY_VERSION_MINIMUM 3.5)
+"""
+STANDARD = """\
+foreach(version 11 14 17)
+  set(CMAKE_CXX${version}_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CXX${version}_EXTENSION_COMPILE_OPTION "-std=gnu++20")
+  set(CMAKE_CUDA${version}_STANDARD_COMPILE_OPTION "-std=c++17")
+  set(CMAKE_CUDA${version}_EXTENSION_COMPILE_OPTION "-std=c++17")
+endforeach()
+"""
+CHECK = """\
+import horovod.torch as hvd, torch
+hvd.init(); assert float(hvd.allreduce(torch.ones(1), op=hvd.Sum)) == 1
+print("nccl" if hvd.nccl_built() else "cpu")
+"""
+
+
+class CannotBuild(RuntimeError):
+    """Something that the build needs is not here; the message is one line."""
+
+
+def main() -> int:
+    """Install Horovod unless a working one is here. Returns the exit status."""
+    try:
+        import torch
+    except ImportError:
+        print("Horovod is built against torch, which is not installed: pip install torch", file=sys.stderr)
+        return 1
+    gpu = torch.cuda.is_available() or bool(os.environ.get(CAPABILITIES))
+    wanted = f"for torch {torch.__version__}, {'NCCL and Gloo' if gpu else 'Gloo'}"
+    if _problem(gpu) is None:
+        print(f"Horovod is here, {wanted}.")
+        return 0
+    try:
+        wheel = _built_wheel(gpu, torch.__version__ + str(torch.version.git_version))
+        _pip("install", "--force-reinstall", "--no-deps", str(wheel))
+    except CannotBuild as error:
+        print(error, file=sys.stderr)
+        return 1
+    if (problem := _problem(gpu)) is not None:
+        cure = f"mend that, or remove {wheel.parent}, and try again"
+        print(f"Horovod was built but does not work ({problem}): {cure}", file=sys.stderr)
+        return 1
+    print(f"Horovod {VERSION} is installed, {wanted}.")
+    return 0
+
+
+def _problem(gpu: bool) -> str | None:
+    """Why Horovod does not import and sum here, or has no NCCL where that is wanted; None when it does all of it."""
+    if importlib.util.find_spec("horovod") is None:
+        return "it is not installed"
+    # Gloo alone suffices for one process; without this an MPI build would look for its launcher.
+    environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"status {done.returncode}"
+    return None if not gpu or "nccl" in done.stdout else "it has no NCCL"
+
+
+def _built_wheel(gpu: bool, torch_version: str) -> Path:
+    """The wheel for this Python and torch, from the cache or built now (about 3 minutes on two cores)."""
+    gpus = f"{gpu}{os.environ.get(CAPABILITIES, '')}"
+    what = f"{VERSION} {sys.version} {platform.machine()} {torch_version} {gpus} {_has_mpi()}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "distill" / "horovod"
+    folder = cache / hashlib.sha256(what.encode()).hexdigest()[:16]
+    if not any(folder.glob("*.whl")):
+        environment = {**os.environ, **_build_settings(gpu)}
+        _pip("install", *NEEDED)
+        print(f"building Horovod {VERSION} (minutes, not hours) ...", flush=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            toolchain = Path(scratch, "toolchain.cmake")
+            toolchain.write_text(TOOLCHAIN.format(folder=scratch))
+            Path(scratch, "standard.cmake").write_text(STANDARD)
+            environment["CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
+            if gpu:
+                environment |= _nccl_settings(Path(scratch))
+            wheels = Path(scratch, "wheels")
+            # pip's own cache of wheels knows nothing of the torch that a wheel was built against.
+            options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
+            _pip("wheel", *options, "--wheel-dir", str(wheels), f"horovod=={VERSION}", environment=environment)
+            folder.mkdir(parents=True, exist_ok=True)
+            for wheel in wheels.glob("*.whl"):
+                shutil.copy(wheel, folder)
+    _pip("install", *NEEDED)
+    return next(folder.glob("*.whl"))
+
+
+def _build_settings(gpu: bool) -> dict[str, str]:
+    """Environment of the build. Raises CannotBuild when a tool is missing."""
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ["c++", "g++", "clang++"]), None)
+    if compiler is None or shutil.which(compiler.split()[0]) is None:
+        raise CannotBuild("Horovod needs a C++ compiler: install one (Debian: apt-get install g++) or set CXX")
+    probe = subprocess.run(
+        [*compiler.split(), "-std=c++20", "-x", "c++", "-fsyntax-only", "-"],
+        input="#include <concepts>\n",
+        capture_output=True,
+        text=True,
+    )
+    if probe.returncode != 0:
+        raise CannotBuild(f"Horovod needs a compiler for C++20, which {compiler} is not: take g++ >= 10 or set CXX")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        raise CannotBuild("Horovod needs the headers of Python (Debian: apt-get install python3-dev)")
+    if shutil.which("make") is None:
+        raise CannotBuild("Horovod needs make (Debian: apt-get install make)")
+    settings = {
+        "HOROVOD_CMAKE": _cmake(),
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_MPI" if _has_mpi() else "HOROVOD_WITHOUT_MPI": "1",
+        "MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}",
+    }
+    return {**settings, **_cuda_settings()} if gpu else settings
+
+
+def _cuda_settings() -> dict[str, str]:
+    """Where the CUDA toolkit is, and for which GPUs to build."""
+    import torch
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    homes = [folder for folder in (CUDA_HOME, "/usr/local/cuda") if folder]
+    home = next((folder for folder in homes if Path(folder, "include", "cuda_runtime.h").exists()), None)
+    if home is None or not Path(home, "bin", "nvcc").exists():
+        raise CannotBuild(
+            f"for GPUs Horovod needs the CUDA toolkit (nvcc; torch has version {torch.version.cuda}): install it or "
+            "set CUDA_HOME; CUDA_VISIBLE_DEVICES= builds without"
+        )
+    here = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        CAPABILITIES: os.environ.get(CAPABILITIES) or ",".join(f"{major}{minor}" for major, minor in sorted(here)),
+        # Horovod, torch and CMake each look somewhere else.
+        **dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDAToolkit_ROOT"), home),
+        "PATH": f"{home}/bin{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def _nccl_settings(scratch: Path) -> dict[str, str]:
+    """The NCCL that torch loads, so that there are not two of them; the machine's own where torch brought none."""
+    for folder in map(Path, sys.path):
+        library = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+        if library.exists():
+            link = scratch / "nccl" / "libnccl.so"
+            link.parent.mkdir()
+            link.symlink_to(library)
+            include = str(library.parent.parent / "include")
+            return {
+                "HOROVOD_NCCL_LIB": str(link.parent),
+                "HOROVOD_NCCL_INCLUDE": include,
+                "HOROVOD_NCCL_LINK": "SHARED",
+            }
+    return {}
+
+
+def _cmake() -> str:
+    """Path of a CMake that is new enough, taken from PyPI when the machine has none."""
+    found = _new_enough(shutil.which("cmake"))
+    if found is None:
+        try:
+            _pip("install", "cmake")
+        except CannotBuild:
+            raise CannotBuild(
+                f"Horovod needs CMake >= {CMAKE_MINIMUM[0]}.{CMAKE_MINIMUM[1]}: pip install cmake (that failed here)"
+            ) from None
+        found = _new_enough(str(Path(sysconfig.get_paths()["scripts"], "cmake")))
+    if found is None:
+        raise CannotBuild("Horovod needs CMake, and the one that pip installed does not run")
+    return found
+
+
+def _new_enough(cmake: str | None) -> str | None:
+    if cmake is None or not Path(cmake).exists():
+        return None
+    words = subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout.split()
+    version = tuple(int(part) for part in words[2].split("-")[0].split(".")[:2]) if len(words) > 2 else (0, 0)
+    return cmake if version >= CMAKE_MINIMUM else None
+
+
+def _has_mpi() -> bool:
+    """Whether MPI programs compile here: Debian's openmpi-bin alone has the compiler without its headers."""
+    if shutil.which("mpicxx") is None:
+        return False
+    probe = ["mpicxx", "-fsyntax-only", "-x", "c++", "-"]
+    return subprocess.run(probe, input="#include <mpi.h>\n", capture_output=True, text=True).returncode == 0
+
+
+def _pip(*arguments: str, environment: dict[str, str] | None = None) -> None:
+    """Run pip quietly. Raises CannotBuild with the path of its output when it fails."""
+    command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    if done.returncode != 0:
+        with tempfile.NamedTemporaryFile("w", prefix="distill-horovod-", suffix=".log", delete=False) as log:
+            log.write(done.stdout)
+        raise CannotBuild(f"pip {arguments[0]} failed; its output is in {log.name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Refuses a rank that would train something else than the others: other settings, data, teacher or code."""
+
+import hashlib
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+from distill.config.flat_settings import flatten
+from distill.distributed import Backend
+from distill.runtime.errors import SettingError
+
+LIBRARIES = ("torch", "transformers", "numpy")
+NAMED = 3  # differences in the message
+# Last parts of the names of settings that a host may have its own values of.
+OF_A_HOST = ("path", "cache", "unlabelled", "tokenizer", "twin", "device", "threads", "workers")
+
+
+def refuse_differing_settings(given: dict[str, Any], backend: Backend) -> None:
+    """Compare the settings of every rank before anything is read; all ranks call it together.
+
+    Ranks that score at different steps, say, would wait for each other in different places.
+
+    Args:
+        given: the settings, nested by their names. Where a host has its files, and how many threads, is left to it.
+
+    Raises:
+        SettingError: on all ranks, naming the ranks that differ from rank 0, and in what.
+    """
+    settings = flatten(given)
+    compared = {name: str(value) for name, value in settings.items() if name.rpartition(".")[2] not in OF_A_HOST}
+    refuse_differing_ranks(compared | versions(), backend)
+
+
+def refuse_differing_ranks(identity: dict[str, Any], backend: Backend) -> None:
+    """Compare what every rank is about to train; all ranks call it together.
+
+    Args:
+        identity: what the trained student depends on, with the digests of corpus, teachers and student.
+
+    Raises:
+        SettingError: on all ranks, naming the ranks that differ from rank 0, and in what.
+    """
+    if backend.size == 1:
+        return
+    first, *others = backend.gather(identity)
+    differing = {rank: _differences(first, other) for rank, other in enumerate(others, 1) if other != first}
+    if not differing:
+        return
+    rank, found = next(iter(differing.items()))
+    more = f" (and {len(differing) - 1} more ranks differ)" if len(differing) > 1 else ""
+    raise SettingError(
+        f"rank {rank} would train something else than rank 0{more}: {'; '.join(found[:NAMED])}"
+        f"{f' and {len(found) - NAMED} more' if len(found) > NAMED else ''}: start all ranks by the same command, with "
+        "the same code and the same data"
+    )
+
+
+def versions() -> dict[str, str]:
+    """What this rank runs: the code of this package by its content, and the libraries that it computes with."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    libraries = {f"the version of {name}": importlib.metadata.version(name) for name in LIBRARIES}
+    return {
+        "the code of distill": digest.hexdigest()[:12],
+        "the version of Python": platform.python_version(),
+        **libraries,
+    }
+
+
+def _differences(first: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    names = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
+    return [f"{name} is {_short(other.get(name))} there and {_short(first.get(name))} on rank 0" for name in names]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

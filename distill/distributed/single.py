@@ -1,0 +1,37 @@
+"""One process: nothing to exchange."""
+
+from distill.config.settings import BackendConfig
+from distill.distributed.devices import choose_device
+from distill.distributed.interface import Backend
+from distill.distributed.rank import RankInfo, rank_from_env
+from distill.runtime.errors import SettingError
+
+
+class Single(Backend):
+    """The interface for a run of one process; it never communicates."""
+
+    name = "single"
+    engine = "none"
+
+    def __init__(self, settings: BackendConfig, alone: bool = False) -> None:
+        """`alone`: for work that each process does for itself, also where a launcher has started several."""
+        info = None if alone else rank_from_env()
+        if info and info.size > 1:
+            raise SettingError(
+                f"backend.name=single: {info.launcher} started {info.size} processes; choose backend=ddp or horovod"
+            )
+        for name, value in (
+            ("processes", settings.processes),
+            ("hosts", settings.hosts),
+            ("elastic", settings.elastic),
+        ):
+            if value not in (None, 1):
+                raise SettingError(f"backend.{name}={value}: `single` is one process; choose backend=ddp or horovod")
+        for name, value, plain in (
+            ("rings", settings.rings, ("1", "auto")),
+            ("compression", settings.compression, ("none",)),
+            ("sync", settings.sync, ("window",)),
+        ):
+            if value not in plain:
+                raise SettingError(f"backend.{name}={value}: one process exchanges nothing; leave it at {plain[0]}")
+        super().__init__(settings, RankInfo("", 0, 1, 0, 1), choose_device(settings, 0, 1))

@@ -1,0 +1,93 @@
+"""How many threads compute on a processor that other programs may use, too: measured before anything else runs.
+
+The threads of a product wait for each other. Where another program has taken the core of one of them all wait, so that
+two threads may be slower than one; a run that is to be as fast as it can be takes fewer then.
+"""
+
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from distill.config.settings import BackendConfig
+
+WINDOW = 0.05  # seconds of each measurement: longer than the turn that a system gives to a program
+ROUNDS = 3
+QUIET = 0.7  # share of so many times the speed of one thread at which nobody else seems to be at work
+CLEARLY = 1.15  # times as fast, for fewer threads to be taken: what is measured varies
+ROWS, WIDTH = 256, 384  # of the product that a thread computes, a few milliseconds as in the layers of small models
+
+logger = logging.getLogger(__name__)
+
+
+def use_quickest_threads() -> None:
+    """Take as many of torch's threads as are quickest just now; all where `OMP_NUM_THREADS` says how many these are."""
+    most = torch.get_num_threads()
+    if most == 1 or "OMP_NUM_THREADS" in os.environ:
+        return
+    chosen = quickest(most, _rate)
+    torch.set_num_threads(chosen)
+    if chosen < most:
+        logger.info(
+            f"backend.threads={chosen}: other programs are at work here, and {most} threads would be slower; "
+            f"backend.threads={most} takes all"
+        )
+
+
+def keep_threads(settings: BackendConfig, recorded: dict[str, Any]) -> dict[str, int]:
+    """Go on with as many threads as a run began with, since its last bits may hang on them; for its checkpoints.
+
+    Args:
+        recorded: of the checkpoint to resume from, as this function gave it; empty where there is none.
+    """
+    begun, now = recorded.get("threads"), torch.get_num_threads()
+    chosen = settings.threads is None and "OMP_NUM_THREADS" not in os.environ
+    if chosen and isinstance(begun, int) and begun != now and 0 < begun <= len(os.sched_getaffinity(0)):
+        torch.set_num_threads(begun)
+        logger.info(f"backend.threads={begun}, as this run began; now it would be {now}")
+    return {"threads": torch.get_num_threads()}
+
+
+def quickest(most: int, rate: Callable[[int], float]) -> int:
+    """The number of threads, from `most` down by halves to one, that no smaller one of them clearly beats.
+
+    Args:
+        rate: the work done in a second by so many threads.
+    """
+    counts = [most]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    rates: dict[int, list[float]] = {}
+
+    def measure(wanted: list[int]) -> None:
+        for _ in range(ROUNDS):  # in turns, as others may come and go
+            for count in wanted:
+                rates.setdefault(count, []).append(rate(count))
+
+    measure([most, 1])
+    middle = {count: statistics.median(found) for count, found in rates.items()}
+    if middle[most] >= QUIET * most * middle[1]:
+        return most
+    measure(counts[1:-1])
+    middle = {count: statistics.median(found) for count, found in rates.items()}
+    best = most
+    for count in counts[1:]:
+        if middle[count] >= CLEARLY * middle[best]:
+            best = count
+    return best
+
+
+def _rate(threads: int) -> float:
+    """Products of the same size a second, each divided between so many threads."""
+    torch.set_num_threads(threads)
+    rows, weight = torch.ones(ROWS * threads, WIDTH), torch.ones(WIDTH, 4 * WIDTH)
+    out = torch.mm(rows, weight)  # starts the threads
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < WINDOW:
+        torch.mm(rows, weight, out=out)
+        count += threads
+    return count / (time.perf_counter() - began)

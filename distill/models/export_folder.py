@@ -1,0 +1,142 @@
+"""The student as a folder that other programs load: transformers 5, and the 4.57 that many installations still have.
+
+What differs between the two, in what transformers 5 writes:
+
+* `tokenizer_class` is `TokenizersBackend`, which 4.57 does not know. `PreTrainedTokenizerFast` is the same in both:
+  tokenizer.json as it stands.
+* A tokenizer of that class also gives `token_type_ids` in 4.57, which most models refuse; so the inputs are named.
+* `extra_special_tokens` is a list, where 4.57 expects a dict; `additional_special_tokens` is a list in both.
+* Rotary embeddings lie in `rope_parameters`; 4.57 reads `rope_theta`, `rope_scaling` and names of single families, and
+  would silently go on with its defaults. transformers 5 reads those names too, to the same effect.
+* Which layers of ModernBERT look at whole rows is a list, `layer_types`; 4.57 knows only every n-th layer.
+* A head of BERT whose output embedding is not tied has two biases, of which 4.57 reads the one that the other ignores.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from transformers import AutoTokenizer, PreTrainedModel
+
+from distill.runtime.files import atomic
+
+logger = logging.getLogger(__name__)
+
+Fields = dict[str, Any]
+# Families with one base for layers that look at whole rows and one for those with a window: the names in 4.57.
+THETAS = {
+    "modernbert": ("global_rope_theta", "local_rope_theta"),
+    "modernbert-decoder": ("global_rope_theta", "local_rope_theta"),
+    "gemma3_text": ("rope_theta", "rope_local_base_freq"),
+}
+# Families whose one base and whose share of rotated dimensions have names of their own.
+RENAMED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
+LARGEST_FILE = "2GB"
+GLOBAL, WINDOW = "full_attention", "sliding_attention"
+
+
+def export(student: Any, tokenizer: Any, folder: Path, card: str, durable: bool = False) -> None:
+    """Write the student so that the Auto classes of transformers 5 and 4.57 load it, model card inside.
+
+    Args:
+        student: a transformers model of any class, or any other module, of which the weights alone are written.
+        tokenizer: its tokenizer; a warning is logged where AutoTokenizer would not give it back.
+        folder: appears whole or not at all; what stood there is replaced.
+        card: the content of its README.md.
+        durable: also flush everything to the disk, for what is not written again after a crash of the machine.
+    """
+    with atomic(folder, durable) as new:
+        if isinstance(student, PreTrainedModel):
+            # Files are made in memory before they are written: of a large model one after the other.
+            student.save_pretrained(new, state_dict=_weights(student), max_shard_size=LARGEST_FILE)
+            _rewrite(new / "config.json", fields_for_both)
+        else:
+            new.mkdir()
+            save_model(student, str(new / "model.safetensors"))
+        tokenizer.save_pretrained(new)
+        if (new / "tokenizer.json").is_file():
+            _rewrite(new / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
+        (new / "README.md").write_text(card, encoding="utf-8")
+    _check_tokenizer(tokenizer, folder)
+
+
+def _weights(student: Any) -> dict[str, torch.Tensor]:
+    """The student's weights; a head's own bias is that of its output embedding, which is the one that was trained."""
+    state = student.state_dict()
+    layer = student.get_output_embeddings()
+    bias = getattr(layer, "bias", None)
+    name = next((name for name, module in student.named_modules() if module is layer), "")
+    other = state.get(f"{name.rpartition('.')[0]}.bias")
+    if bias is not None and other is not None and other.shape == bias.shape and other.data_ptr() != bias.data_ptr():
+        state[f"{name.rpartition('.')[0]}.bias"] = bias.detach().clone()  # a shared tensor would be saved once
+    return state
+
+
+def _rewrite(path: Path, change: Callable[[Fields], Fields]) -> None:
+    fields = change(json.loads(path.read_text(encoding="utf-8")))
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def fields_for_both(config: Fields) -> Fields:
+    """The content of config.json with what transformers 4.57 reads beside what transformers 5 does."""
+    family, rope = config.get("model_type", ""), config.get("rope_parameters") or {}
+    added: Fields = {}
+    if family in THETAS and rope:
+        added = {name: rope[kind]["rope_theta"] for name, kind in zip(THETAS[family], (GLOBAL, WINDOW), strict=True)}
+        rope = rope[GLOBAL] if family == "gemma3_text" else {}  # ModernBERT of 4.57 knows no scaling
+    elif "rope_theta" in rope:
+        names = RENAMED.get(family, {})
+        both = ("rope_theta", "partial_rotary_factor")
+        added = {names.get(name, name): rope[name] for name in both if name in rope}
+    if rope.get("rope_type", "default") != "default":
+        apart = ("rope_theta", "partial_rotary_factor")
+        added["rope_scaling"] = {name: value for name, value in rope.items() if name not in apart}
+    if family in ("modernbert", "modernbert-decoder") and config.get("layer_types"):
+        added["global_attn_every_n_layers"] = _every_nth(config["layer_types"])
+    return config | added
+
+
+def _every_nth(layer_types: list[str]) -> int | None:
+    """The n for which every n-th layer from the first on looks at the whole row, and no other.
+
+    None where there is none, as for a student of a teacher's second layer alone: 4.57 then refuses to make the model,
+    which is better than another one.
+    """
+    numbers = range(1, len(layer_types) + 1)
+    kinds = {n: [WINDOW if layer % n else GLOBAL for layer in range(len(layer_types))] for n in numbers}
+    return next((n for n in numbers if kinds[n] == layer_types), None)
+
+
+def _generic_tokenizer(fields: Fields, tokenizer: Any, student: Any) -> Fields:
+    """The content of tokenizer_config.json, for a class that both know and that changes nothing of tokenizer.json."""
+    fields = {name: value for name, value in fields.items() if name != "backend"}
+    if isinstance(fields.get("extra_special_tokens"), list):
+        fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
+    segments = getattr(getattr(student, "config", None), "type_vocab_size", None) or 0
+    inputs = [name for name in tokenizer.model_input_names if name != "token_type_ids" or segments > 1]
+    return fields | {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+
+
+def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Say where AutoTokenizer prefers the family's own tokenizer to the one in the folder, as it does for Qwen 2."""
+    if not (folder / "config.json").is_file():  # without which AutoTokenizer reads nothing
+        return
+    vocab = tokenizer.get_vocab()
+    text = " ".join(list(vocab)[:1000])
+    try:
+        again = AutoTokenizer.from_pretrained(folder)
+        same = (
+            again.get_vocab() == vocab
+            and again(text, verbose=False).input_ids == tokenizer(text, verbose=False).input_ids
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        same = False
+    if not same:
+        logger.warning(
+            f"{folder}: AutoTokenizer does not give this student's tokenizer back; "
+            "load it with transformers.PreTrainedTokenizerFast.from_pretrained"
+        )

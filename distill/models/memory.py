@@ -1,0 +1,71 @@
+"""Memory that does not suffice: recognised whatever library asks for it, foreseen where that is possible."""
+
+import errno
+from typing import Any
+
+from distill.distributed import Backend
+from distill.models.kernels.precision import dtype_of
+from distill.models.protocol import depth_of
+from distill.runtime.errors import SettingError, first_line
+from distill.runtime.host import free_memory
+
+# Parts of the messages of torch and of the system where an allocation has failed.
+SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable to allocate")
+# Numbers that each block with attention keeps for the backward pass, in multiples of the width of a position: its own
+# input, the inputs of its two norms, the queries and what attention makes of them, and most blocks twice as many and
+# more (34 bytes in 16-bit formats with the usual inner layer, https://arxiv.org/abs/2205.05198, section 4.1).
+LEAST_KEPT = 4
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation has failed.
+
+    Torch's own error for that is a RuntimeError, numpy's a MemoryError, that of a call to the system an OSError.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    )
+
+
+def memory_failure(error: BaseException) -> SettingError | None:
+    """The error as one that the settings can mend, if memory is what it lacks; else None."""
+    if not is_out_of_memory(error):
+        return None
+    return SettingError(
+        f"there is not enough memory ({first_line(error)[:200]}): lower train.batch_size and raise train.accumulate in "
+        "proportion, lower evaluate.batch_size and evaluate.pseudo_perplexity.batch_size where models are scored, or "
+        "take a smaller model; the same command then goes on"
+    )
+
+
+def available(backend: Backend) -> int | None:
+    """Bytes of memory that each rank of this host may still take; None for a GPU, which says itself when it is full."""
+    if backend.device.type != "cpu":
+        return None
+    free = free_memory()
+    return None if free is None else free // backend.local_size
+
+
+def require_memory_for_step(student: Any, precision: str, rows: int, length: int, backend: Backend) -> None:
+    """Raises SettingError for a micro-batch that is sure to be too much.
+
+    A processor's memory is promised before it is there, and a process that then takes it is killed without a word. What
+    is less than sure shows in the first micro-batch.
+
+    Args:
+        student: a model; nothing is known of one without a width and heads of attention in its configuration.
+        precision: the format of its forward.
+        rows, length: of the micro-batch.
+    """
+    config, free = getattr(student, "config", None), available(backend)
+    width = getattr(config, "hidden_size", None)
+    if free is None or not isinstance(width, int) or not hasattr(config, "num_attention_heads"):
+        return
+    least = dtype_of(precision).itemsize * LEAST_KEPT * width * (depth_of(student) or 1) * rows * length
+    if least > free:
+        raise SettingError(
+            f"train.batch_size={rows}: a micro-batch of {length} positions a row takes {least / 1e9:.3g} GB at least, "
+            f"and {free / 1e9:.3g} GB are free for each rank; lower it, and raise train.accumulate in proportion"
+        )

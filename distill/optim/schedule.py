@@ -1,0 +1,72 @@
+"""How long a run is, how far it is, and the schedule that its learning rate follows."""
+
+import math
+from collections.abc import Callable
+
+from distill.config.component import Component
+from distill.config.settings import TrainConfig
+from distill.runtime.errors import SettingError
+
+ENDLESS = 10**9  # steps of a run that only the clock ends
+
+Schedule = Callable[[float], float]  # progress from 0 to 1 -> share of the learning rate
+
+
+def total_steps(settings: TrainConfig, steps_per_epoch: int) -> int:
+    """The number of steps after which the run ends, wall-clock aside: the first limit that is reached."""
+    limits = []
+    if settings.epochs is not None:
+        limits.append(settings.epochs * steps_per_epoch)
+    if settings.steps is not None:
+        limits.append(settings.steps)
+    return min(limits, default=ENDLESS)
+
+
+def length_in_steps(settings: TrainConfig, steps_per_epoch: int) -> int | None:
+    """The number of steps of the run; None where the clock may end it."""
+    return None if settings.minutes is not None else total_steps(settings, steps_per_epoch)
+
+
+def progress_of(step: int, steps: int, seconds: float, minutes: float) -> float:
+    """How far the middle of a step is in the run, from 0 to 1, by steps or by the clock: whichever ends it first.
+
+    Args:
+        step: how many were done before it.
+        steps, minutes: after which the run ends.
+    """
+    return min(max((step + 0.5) / steps, seconds / (60 * minutes)), 1.0)
+
+
+def make_schedule(settings: Component, total_steps: int | None, peak_lr: float) -> Schedule:
+    """The schedule that the settings name.
+
+    Args:
+        total_steps: the length of the run, as `length_in_steps` gives it.
+        peak_lr: the learning rate of which it gives the share.
+
+    Raises:
+        SettingError: settings that it does not take, or something that gives no share of a learning rate.
+    """
+    schedule = settings(total_steps=total_steps, peak_lr=peak_lr)
+    where = f"schedule._target_={settings.path}"
+    if not callable(schedule):
+        raise SettingError(
+            f"{where} gives a {type(schedule).__name__}, which cannot be called with the progress of the run: name a "
+            "class with __call__(self, progress), or a function that gives a function of it"
+        )
+    for hundredth in range(101):
+        try:
+            share(schedule, hundredth / 100)
+        except SettingError as error:
+            raise SettingError(f"{where}: {error}") from error
+        except Exception as error:
+            raise SettingError(f"{where} fails at progress {hundredth / 100}: {error}") from error
+    return schedule
+
+
+def share(schedule: Schedule, progress: float) -> float:
+    """The share of the learning rate in force at `progress`. Raises SettingError where that is no share."""
+    value = float(schedule(progress))
+    if not 0 <= value < math.inf:
+        raise SettingError(f"the schedule gives {value} at progress {progress:g}: give a number that is at least 0")
+    return value

@@ -1,0 +1,119 @@
+"""The optimizer of a run from its settings, its groups of parameters, and clipping."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from distill.config.settings import OptimizerConfig, OptimizerFlags
+from distill.distributed.shard import local
+from distill.optim.optimizer_state import PART_OF
+from distill.runtime.errors import SettingError
+
+
+def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer of everything in `model` that is trained.
+
+    Weight decay, and the adaptation of a step to the size of its parameter, are for matrices (embeddings included);
+    biases and the gains of norms are left alone.
+
+    Raises:
+        SettingError: settings that the optimizer does not take, or a callable that gives none.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2]},
+        # An optimizer that knows no weight decay, or adapts no step to its parameter, does not look at these.
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
+    ]
+    optimizer = settings.make(params=_by_mesh(groups), lr=settings.lr)
+    where = f"optimizer._target_={settings.make.path}"
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SettingError(f"{where} gives a {type(optimizer).__name__}, but a torch.optim.Optimizer is needed")
+    if not all("lr" in group for group in optimizer.param_groups):
+        raise SettingError(f"{where} has no lr in its groups of parameters, so no schedule could set it: pass it on")
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if moved != {id(p) for p in parameters}:
+        raise SettingError(f"{where} does not train the parameters that it is given as params: pass them all on")
+    return optimizer
+
+
+def _by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups, each cut up by the ranks between which its parameters are divided: torch's operators mix none.
+
+    The first part of each group comes first and in order; a further one says in `part_of` which group it belongs to.
+    """
+    first, more = [], []
+    for number, group in enumerate(groups):
+        by_mesh: dict[Any, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        parts = list(by_mesh.values()) or [[]]
+        first.append({**group, "params": parts[0]})
+        more += [{**group, "params": part, PART_OF: number} for part in parts[1:]]
+    return first + more
+
+
+def try_out(settings: OptimizerConfig) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """One step of the optimizer on a matrix and a vector, which shows whether a run can use it; gives both.
+
+    Raises:
+        SettingError: the optimizer cannot be made, or fails when it is called as in a run.
+    """
+    model = nn.ParameterDict({"matrix": torch.ones(4, 4), "vector": torch.ones(4)})
+    optimizer = build(model, settings)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    try:
+        set_learning_rate(optimizer, settings.lr)
+        optimizer.step()
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise SettingError(f"optimizer._target_={settings.make.path} fails in a step of its own: {text}") from error
+    return model, optimizer
+
+
+def peak_lr(settings: OptimizerFlags, rows_per_step: int) -> float:
+    """The learning rate of which the schedule takes a share: `optimizer.lr` as `scale_lr` changes it for so many rows.
+
+    "linear" is the rule of Goyal et al., "Accurate, Large Minibatch SGD" (2017), "sqrt" that of LAMB's paper.
+    """
+    if settings.scale_lr == "none" or settings.base_batch is None:
+        return settings.lr
+    growth = rows_per_step / settings.base_batch
+    return settings.lr * (growth if settings.scale_lr == "linear" else math.sqrt(growth))
+
+
+def bound_of_rank(settings: OptimizerFlags, ranks: int) -> float | None:
+    """The largest norm of a rank's own gradient with `clip_each_rank`; None: the whole gradient alone is clipped.
+
+    Where ranks clip, they usually clip the mean over their own positions at `clip`, and then take the mean over the
+    ranks. Here a rank's gradient is a sum over its positions, divided by the number of those of all ranks: that mean
+    divided by `ranks`, and so is its bound. What the ranks sum up to is then within `clip`, too.
+    """
+    if not settings.clip_each_rank or settings.clip is None or ranks == 1:
+        return None
+    return settings.clip / ranks
+
+
+def clip(model: nn.Module, largest: float | None) -> torch.Tensor:
+    """The norm of the whole gradient, which is scaled down to `largest` where that is given and exceeded."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    divided = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
+    norm = torch.nn.utils.get_total_norm([each for each in gradients if not isinstance(each, DTensor)])
+    if divided:  # every element of these lies on one rank: one small exchange
+        squares = torch.nn.utils.get_total_norm(divided).square()
+        dist.all_reduce(squares)
+        norm = (norm.to(squares).square() + squares).sqrt()
+    if largest is not None:
+        share = (largest / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([local(gradient) for gradient in gradients], share)
+    return norm
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

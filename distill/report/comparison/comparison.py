@@ -1,0 +1,134 @@
+"""Groups of runs against columns of numbers, and which of these numbers can be compared with each other."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from distill.report.comparison.columns import COSTS, OF_VOCABULARY, Column, column_named, columns_of, scores_of
+from distill.report.comparison.groups import Group, group_runs
+from distill.report.comparison.runs import Run
+from distill.report.lookup import value_at
+
+MARKS = (
+    "",
+    "†",
+    "‡",
+    "§",
+    "¶",
+)  # of numbers that cannot be compared with those of another mark; the last: of any others
+OF_TEACHER = ("top1", "kl")
+
+
+@dataclass
+class Comparison:
+    """What is to be shown.
+
+    Attributes:
+        columns: of scores.
+        marks: by name of a column: the mark of each run, by its folder, whose number cannot be compared with the
+            unmarked ones.
+        reasons: why there are marks.
+    """
+
+    runs: list[Run]
+    groups: list[Group]
+    columns: list[Column]
+    costs: list[Column]
+    marks: dict[str, dict[str, str]] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> list[Run]:
+        return [run for run in self.runs if run.results is not None]
+
+    def values(self, group: Group, column: Column, mark: str | None = "") -> list[float]:
+        """The numbers of a group's runs, in the order of their seeds; of those with this mark alone (None: of all)."""
+        marks = self.marks.get(column.name, {})
+        found = [
+            column.value(run.results)
+            for run in group.runs
+            if run.results is not None and (mark is None or marks.get(str(run.folder), "") == mark)
+        ]
+        return [value for value in found if value is not None]
+
+    def mark(self, group: Group, column: Column) -> str:
+        """The mark of a group's numbers; groups have the same settings, and so nearly always one mark."""
+        marks = self.marks.get(column.name, {})
+        return next((found for run in group.finished if (found := marks.get(str(run.folder), ""))), "")
+
+    def best(self, column: Column) -> list[tuple[Group, list[float]]]:
+        """The groups with numbers that can be compared, best mean first."""
+        found = [(group, values) for group in self.groups if (values := self.values(group, column))]
+        return sorted(found, key=lambda pair: fmean(pair[1]), reverse=not column.lower_is_better)
+
+
+def compare(runs: Sequence[Run], first: str | None = None, setting: str = "--by") -> Comparison:
+    """Lay runs side by side.
+
+    Args:
+        first: name of the number to begin with, and to order the groups by, best first.
+        setting: what an error line calls it.
+
+    Raises:
+        SettingError: no number has that name.
+    """
+    finished = [run for run in runs if run.results is not None]
+    columns: dict[str, Column] = {}
+    for run in finished:
+        for column in scores_of(run.results or {}):
+            columns.setdefault(column.name, column)
+    # Measures in the order of their first run, and the sets of each together.
+    groups = list(dict.fromkeys(column.group for column in columns.values()))
+    ordered = sorted(columns.values(), key=lambda column: groups.index(column.group))
+    costs = [column for column in COSTS if any(column.value(run.results or {}) is not None for run in finished)]
+    comparison = Comparison(list(runs), group_runs(runs), ordered, costs)
+    for column in ordered:
+        _mark(comparison, column)
+    if first is not None and finished:
+        known = {column.name: column for run in finished for column in columns_of(run.results or {})} | columns
+        column = column_named(first, list(known.values()), setting)
+        ordered.sort(key=lambda other: other.name != column.name)
+        ranked = [group for group, _ in comparison.best(column)]
+        comparison.groups.sort(key=lambda group: ranked.index(group) if group in ranked else len(ranked))
+    return comparison
+
+
+def _mark(comparison: Comparison, column: Column) -> None:
+    """Give marks to the runs whose number of this column was measured on something else than most runs' was."""
+    bases = {
+        str(run.folder): basis_of(run, column)
+        for run in comparison.finished
+        if column.value(run.results or {}) is not None
+    }
+    counts = Counter(bases.values())
+    if len(counts) < 2:
+        return
+    ranked = [basis for basis, _ in counts.most_common()]
+    comparison.marks[column.name] = {
+        folder: MARKS[min(ranked.index(basis), len(MARKS) - 1)] for folder, basis in bases.items()
+    }
+    for number, reason in enumerate(("the vocabulary of the student", "the evaluation set", "the teacher")):
+        if len({basis[number] for basis in counts}) > 1 and reason not in comparison.reasons:
+            comparison.reasons.append(reason)
+
+
+def basis_of(run: Run, column: Column) -> tuple[str, str, str]:
+    """What a number rests on besides the model: vocabulary, scored text, and the teacher that it agrees with."""
+    results = run.results or {}
+    of_words = column.measure in (*OF_VOCABULARY, *OF_TEACHER)
+    vocabulary = str(run.vocabulary) if of_words else ""
+    teacher = str(value_at(results, "identity", "teacher.digest")) if column.measure in OF_TEACHER else ""
+    return vocabulary, repr(_scored(results, column, of_words)), teacher
+
+
+def _scored(results: dict[str, Any], column: Column, of_words: bool) -> list[Any]:
+    """What is known of the evaluation set; its tokens are those of one vocabulary."""
+    keys = ["description", "documents"]
+    if of_words:
+        keys += ["rows", "tokens", "pseudo_positions" if column.measure == "pseudo_perplexity" else "positions"]
+    found = [value_at(results, "evaluation", column.data, key) for key in keys]
+    if column.data == "heldout":  # documents of the corpus
+        found += [value_at(results, "corpus", key) for key in ("name", "documents", *["tokens"] * of_words)]
+    return found

@@ -1,0 +1,51 @@
+"""Comparisons from scripts and notebooks: `distill.compare("runs/first", "runs/second")` shows itself."""
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from distill.report.comparison.comparison import compare
+from distill.report.comparison.runs import Run, find_runs
+from distill.report.comparison.write import HTML, header_of, records_of, text_of, write
+
+
+class ComparedRuns:
+    """Runs side by side, as a table of text (`print`), as records, or as the files of `python -m distill.compare`."""
+
+    def __init__(self, runs: list[Run], by: str | None, setting: str = "by") -> None:
+        """`setting`: what an error line calls `by`."""
+        self.runs, self.by = runs, by
+        self.comparison = compare(runs, by, setting)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One dict for each run: `run`, `status`, `seed`, the settings that differ, and every number by its name."""
+        header = header_of(self.comparison)
+        return [dict(zip(header, record, strict=True)) for record in records_of(self.comparison)]
+
+    def write(self, folder: str | Path, title: str = "Comparison of runs") -> Path:
+        """Write compare.html, compare.md, compare.csv and plots/ into `folder`; gives the first."""
+        write(Path(folder), self.runs, title, self.by)
+        return Path(folder) / HTML
+
+    def __str__(self) -> str:
+        return text_of(self.comparison)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def compare_runs(*runs: str | Path, by: str | None = None) -> ComparedRuns:
+    """Lay runs side by side: the settings in which they differ against their results.
+
+    Args:
+        runs: run folders, folders of runs, sweeps or chains, or globs.
+        by: name of the number to begin with and to order by, such as `perplexity` or `heldout.perplexity`.
+
+    Raises:
+        SettingError: there are no such runs, or no number has that name.
+    """
+    return ComparedRuns(find_runs([str(each) for each in runs]), by)

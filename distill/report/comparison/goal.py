@@ -1,0 +1,79 @@
+"""`optimize=NAME`: the number of a run's results that a sweep or a search looks at."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from distill.report.comparison.columns import Column, column_named, columns_of
+from distill.runtime.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number by its name, and what a search does with it: `minimize`, `maximize`, or nothing is known of it."""
+
+    name: str
+    direction: str | None = None
+
+    @classmethod
+    def of(cls, optimize: Any, direction: Any = None) -> "Goal | None":
+        """The goal that the setting names, or is already; None where it names none.
+
+        Args:
+            direction: of the search, a name or a member of an enum.
+
+        Raises:
+            SettingError: it is no name, or there are several directions.
+        """
+        if optimize is None or isinstance(optimize, cls):
+            return optimize
+        if not isinstance(optimize, str) or not optimize:
+            raise SettingError(f"optimize={optimize} is no name of a number: give one, such as optimize=perplexity")
+        if isinstance(direction, list | tuple):
+            raise SettingError(
+                f"hydra.sweeper.direction={list(direction)}, but optimize={optimize} is one number: give minimize or "
+                "maximize"
+            )
+        return cls(optimize, None if direction is None else str(getattr(direction, "name", direction)))
+
+    def check(self, measures: Iterable[Any], sets: Iterable[str], terms: Iterable[str], compares: bool) -> None:
+        """Refuse a name that the results of a run will not have, before it is trained.
+
+        Args:
+            measures: with `name`, `title` and `lower_is_better`.
+            sets: names of the evaluation sets.
+            terms: names of the loss terms.
+            compares: whether the student is compared with its teacher.
+
+        Raises:
+            SettingError: no number has that name, or the search goes the wrong way.
+        """
+        measures, sets = list(measures), list(sets)
+        agreement = {name: {"top1": 0.0, "kl": 0.0} for name in sets} if compares else {}
+        expected = {
+            "measures": {of.name: {"title": of.title, "lower_is_better": of.lower_is_better} for of in measures},
+            "student": {of.name: dict.fromkeys(sets, 0.0) for of in measures},
+            "agreement": agreement,
+            "training": {"final_loss": dict.fromkeys(["total", *terms], 0.0)},
+        }
+        self._column(expected)
+
+    def value(self, results: dict[str, Any]) -> float | None:
+        """The number in results.json; None where this run has none, as of a perplexity that is infinite.
+
+        A run that ended with its profile has no results yet.
+
+        Raises:
+            SettingError: no number has that name, or the search goes the wrong way.
+        """
+        return self._column(results).value(results) if results.get("finished") else None
+
+    def _column(self, results: dict[str, Any]) -> Column:
+        column = column_named(self.name, columns_of(results), "optimize")
+        wanted = "minimize" if column.lower_is_better else "maximize"
+        if self.direction not in (None, wanted):
+            raise SettingError(
+                f"hydra.sweeper.direction={self.direction}, but of optimize={self.name} the "
+                f"{'lowest' if column.lower_is_better else 'highest'} is best: set hydra.sweeper.direction={wanted}"
+            )
+        return column

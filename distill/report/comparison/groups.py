@@ -1,0 +1,113 @@
+"""Which settings differ between runs, and which runs differ in their seed alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distill.report.comparison.runs import Run, natural
+
+# Settings, or groups of them, that leave the student as it is and say nothing of a run.
+OF_TRAIN = ("workers", "log_every", "keep", "save_every", "on_usr1")
+OF_CORPUS = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes", "compression")
+IGNORED = ["resume", "optimize", "tracker", "profile", "report", "trust", "evaluate.twin"]
+IGNORED += [*(f"train.{name}" for name in OF_TRAIN), *(f"corpus.{name}" for name in OF_CORPUS)]
+DIGESTS = ("corpus.digest", "teacher.digest")  # of results.json: two runs may name the same path and read other content
+SEED = "seed"
+ABSENT = "\u2013"  # stands for a setting that a run does not have
+
+
+@dataclass
+class Group:
+    """Runs with the same settings but for their seed.
+
+    Attributes:
+        values: of the settings that differ between groups, by name.
+    """
+
+    runs: list[Run]
+    values: dict[str, Any]
+
+    @property
+    def finished(self) -> list[Run]:
+        return [run for run in self.runs if run.results is not None]
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others."""
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.values.items()) or self.runs[0].name
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in a table, and nearly as it is written on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "null" if value is None else str(value)
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """The runs whose settings are known by those settings, ordered by the values of those that differ."""
+    known = [run for run in runs if run.settings]
+    names = differing(known)
+    by_values: dict[tuple[str, ...], Group] = {}
+    for run in known:
+        values = {name: value_of(run, name) for name in names}
+        key = tuple(map(repr, values.values()))
+        by_values.setdefault(key, Group([], values)).runs.append(run)
+    for group in by_values.values():
+        group.runs.sort(key=lambda run: (natural(run.seed), natural(run.name)))
+    return sorted(by_values.values(), key=lambda group: [_order(value) for value in group.values.values()])
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The names of the settings that are not the same in all these runs, besides the seed.
+
+    A setting that takes its value from another of the same name, as objective.soft.temperature does, is none of them,
+    and a digest only where it tells runs apart that no setting does.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.settings if name != SEED and not _is_ignored(name))
+    found = [name for name in names if len({repr(value_of(run, name)) for run in runs}) > 1]
+    found = [name for name in found if not any(_follows(name, other, runs) for other in found)]
+    finished = [run for run in runs if run.results is not None]
+    for digest in DIGESTS:
+        by_settings: dict[tuple[str, ...], set[str]] = {}
+        for run in finished:
+            key = tuple(repr(value_of(run, name)) for name in found)
+            by_settings.setdefault(key, set()).add(repr(value_of(run, digest)))
+        if any(len(digests) > 1 for digests in by_settings.values()):
+            found.append(digest)
+    return found
+
+
+def _follows(name: str, other: str, runs: Sequence[Run]) -> bool:
+    """Whether a setting has the value of another one further up that is called the same, in every run."""
+    (*within, own), (*above, same) = name.split("."), other.split(".")
+    if own != same or len(above) >= len(within):
+        return False
+    return all(repr(value_of(run, name)) == repr(value_of(run, other)) for run in runs)
+
+
+def value_of(run: Run, name: str) -> Any:
+    """A setting of a run, or one of `DIGESTS` in short; a dash where it has none."""
+    if name in DIGESTS:
+        digest = ((run.results or {}).get("identity") or {}).get(name)
+        return ABSENT if digest is None else str(digest)[:8]
+    return run.settings.get(name, ABSENT)
+
+
+def _is_ignored(name: str) -> bool:
+    return any(name == ignored or name.startswith(f"{ignored}.") for ignored in IGNORED)
+
+
+def _order(value: Any) -> tuple[int, float, list[Any]]:
+    """To sort by: no value, numbers, then everything else as text."""
+    if value is None or value == ABSENT:
+        return 0, 0.0, []
+    if isinstance(value, int | float):
+        return 1, float(value), []
+    return 2, 0.0, natural(value)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

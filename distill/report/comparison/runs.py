@@ -1,0 +1,178 @@
+"""Finds the runs that a command names, and reads of each what there is: settings, results, and how far it came."""
+
+import glob
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distill.config.flat_settings import flatten
+from distill.config.sweep.index import FAILED, INDEX, SweepIndex
+from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.jsonl import read_lines
+from distill.runtime.results_file import STUDENT_FILES, read_results
+
+FINISHED = "finished"
+READS_TEXT = ("model", "normalizer", "pre_tokenizer")  # the parts of tokenizer.json that make tokens of text
+
+
+@dataclass
+class Run:
+    """One run.
+
+    Attributes:
+        name: its folder, from the one that all compared runs lie in.
+        status: `finished`, or what it is instead.
+        settings: by their dotted names, as config.yaml has them; none of a run that did not begin.
+        results: results.json; None where the run is not finished.
+        vocabulary: a digest of what its student's tokenizer does; None where that is not known.
+    """
+
+    folder: Path
+    name: str = ""
+    status: str = FINISHED
+    settings: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] | None = None
+    vocabulary: str | None = None
+
+    @property
+    def seed(self) -> Any:
+        return self.settings.get("seed")
+
+
+def find_runs(arguments: list[str]) -> list[Run]:
+    """The runs in these folders: of runs, of sweeps and chains, or any that hold runs; globs stand for what they match.
+
+    Raises:
+        SettingError: one of them is no folder, or none of its folders is a run.
+    """
+    if not arguments:
+        raise SettingError("RUNS is empty: name folders of runs or of a sweep")
+    found: dict[Path, Run] = {}
+    for argument in arguments:
+        paths = [Path(argument).expanduser()]
+        if not paths[0].exists():
+            paths = [Path(each) for each in sorted(glob.glob(os.path.expanduser(argument)), key=natural)]
+        if not paths:
+            raise SettingError(f"RUNS: {argument} is no folder, and matches none: correct the path")
+        runs = [run for path in paths for run in _runs_below(path)]
+        if not runs:
+            raise SettingError(f"RUNS: {argument} holds no run: name a run folder, one of a sweep, or a glob of them")
+        for run in runs:
+            found.setdefault(run.folder.resolve(), run)
+    above = Path(os.path.commonpath([path.parent for path in found]))
+    for path, run in found.items():
+        run.name = str(path.relative_to(above))
+    return list(found.values())
+
+
+def natural(name: Any) -> list[Any]:
+    """To sort by: numbers in a name by their value."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", str(name))
+    return [(0, float(part), "") if number % 2 else (1, 0.0, part) for number, part in enumerate(parts)]
+
+
+def _runs_below(path: Path) -> list[Run]:
+    """The run of this folder, or those of the folders in it; a sweep's index also names runs that left nothing."""
+    if not path.is_dir():
+        return []
+    entries = _entries(path.parent)
+    if is_run(path):
+        return [read_run(path, entries.get(path.name, {}))]
+    entries = _entries(path)
+    found: list[Run] = []
+    for folder, below, _ in os.walk(path):
+        here = Path(folder)
+        if is_run(here):
+            entry = entries.get(os.path.relpath(here, path)) or _entries(here.parent).get(here.name, {})
+            found.append(read_run(here, entry))
+            below.clear()
+        below[:] = sorted((name for name in below if not name.startswith(".")), key=natural)
+    known = {run.folder for run in found}
+    found += [read_run(path / name, entry) for name, entry in entries.items() if path / name not in known]
+    return found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has begun or ended here."""
+    return (folder / "metrics.jsonl").is_file() or all(
+        (folder / name).is_file() for name in ("results.json", "config.yaml")
+    )
+
+
+def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """The index of a sweep, as far as it can be read: the runs themselves say the rest."""
+    try:
+        return SweepIndex(folder).read()
+    except Damaged:
+        return {}
+
+
+def read_run(folder: Path, entry: dict[str, Any]) -> Run:
+    """What there is of a run.
+
+    Args:
+        entry: of its sweep's index, where it has one.
+    """
+    run = Run(folder, settings=_settings(folder))
+    try:
+        run.results = read_results(folder / "results.json")
+        run.vocabulary = vocabulary_of(folder, run.results)
+    except FileNotFoundError:
+        run.status = _progress(folder, entry)
+    except Damaged as damage:
+        run.status = f"damaged: {damage.reason}"
+    return run
+
+
+def _progress(folder: Path, entry: dict[str, Any]) -> str:
+    """How far an unfinished run came."""
+    lines = read_lines(folder / "metrics.jsonl", only_good=True)
+    step = f"after step {lines[-1].get('step', 0):,}" if lines else "before its first step"
+    if is_at_work(folder):
+        return f"running, {step}"
+    if (folder / "chain.json").exists():
+        return "a chain: see chain.md in its folder"
+    if entry.get("status") == FAILED:
+        return f"failed {step}: {entry.get('problem') or 'see its log'}"
+    return f"not finished: it stopped {step}"
+
+
+def is_at_work(folder: Path) -> bool:
+    """Whether a process of this machine holds the lock of a run, which is only looked at."""
+    lock, table = folder / ".lock", Path("/proc/locks")
+    if not lock.is_file() or not table.is_file():
+        return False
+    inode = lock.stat().st_ino
+    return any("FLOCK" in line and f":{inode} " in line for line in table.read_text().splitlines())
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    file = folder / "config.yaml"
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return flatten(settings) if isinstance(settings, dict) else {}
+
+
+def vocabulary_of(folder: Path, results: dict[str, Any]) -> str | None:
+    """A digest of how the student's tokenizer makes tokens; of its file where that has another form."""
+    file = folder / "student" / "tokenizer.json"
+    try:
+        content = json.loads(file.read_bytes())
+        parts = json.dumps([content[part] for part in READS_TEXT], sort_keys=True)
+        return hashlib.sha256(parts.encode()).hexdigest()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        recorded: str | None = (results.get(STUDENT_FILES) or {}).get(file.name)
+        return recorded
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether this is the folder of a sweep, in which its comparison belongs."""
+    return (folder / INDEX).is_file()

@@ -1,0 +1,158 @@
+"""A comparison as tables and sentences: scores and costs of each group of runs, what differs, and every run."""
+
+from collections.abc import Callable
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from distill.report.comparison.columns import Column
+from distill.report.comparison.comparison import Comparison
+from distill.report.comparison.groups import Group, shown
+from distill.report.lookup import value_at
+from distill.report.page import NONE, Table
+
+MOST_SETTINGS = 5  # that are columns of the tables; more have a table of their own
+MOST_BEST = 8  # sentences on who is best
+
+
+def summary(comparison: Comparison) -> str:
+    """How many runs there are, and how many groups they make."""
+    finished, runs, groups = len(comparison.finished), len(comparison.runs), comparison.groups
+    sentences = ["1 run." if runs == 1 else f"{runs} runs, {finished} of them finished."]
+    if groups:
+        several = sum(len(group.runs) > 1 for group in groups)
+        text = f"{len(groups)} {_plural('combination', len(groups))} of settings"
+        sentences.append(text + (f", {several} of them with several seeds." if several else "."))
+    names = [name for group in groups[:1] for name in group.values]
+    if names:
+        sentences.append(f"What differs: {', '.join(names)}.")
+    return " ".join(sentences)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def best_lines(comparison: Comparison) -> list[str]:
+    """For each score who is best, and whether the spread of the seeds leaves that open."""
+    lines = []
+    for column in comparison.columns[:MOST_BEST]:
+        ranked = comparison.best(column)
+        if len(ranked) < 2:
+            continue
+        (group, values), (second, others) = ranked[:2]
+        line = f"{column.title}: best is {column.form(fmean(values))} with {group.label}"
+        line += f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
+        line += f"; next {column.form(fmean(others))} with {second.label}"
+        if len(values) > 1 and len(others) > 1 and max(min(values), min(others)) <= min(max(values), max(others)):
+            line += ", and the ranges of their seeds overlap"
+        lines.append(f"{line}.")
+    return lines
+
+
+def scores_table(comparison: Comparison) -> Table:
+    """A line for each group, then the teacher's and the twin's scores where they are the same for all."""
+    table = _table(comparison, comparison.columns)
+    width = len(table.head) - len(comparison.columns)
+    for model, title in (("teacher", "teacher"), ("twin", "twin without a teacher")):
+        cells = [_reference(comparison, column, model) for column in comparison.columns]
+        if set(cells) - {NONE}:
+            table.rows.append([title, *[""] * (width - 1), *cells])
+    notes = []
+    if any(len(group.finished) > 1 for group in comparison.groups):
+        notes.append("Of several seeds the mean, with the lowest and the highest.")
+    if comparison.reasons:
+        notes.append(
+            "Numbers with different marks (†, ‡, §, ¶, none) cannot be compared. What is not the same: "
+            f"{', '.join(comparison.reasons)}."
+        )
+    directions = {column.group: column.lower_is_better for column in comparison.columns}
+    for lower in (True, False):
+        if named := [group for group, is_lower in directions.items() if is_lower is lower]:
+            notes.append(f"{'Lower' if lower else 'Higher'} is better: {', '.join(named)}.")
+    table.note = " ".join(notes)
+    return table
+
+
+def costs_table(comparison: Comparison) -> Table:
+    """Size, speed and time of each group."""
+    table = _table(comparison, comparison.costs)
+    devices = {str(value_at(run.results, "environment", "device")) for run in comparison.finished}
+    if len(devices) > 1:
+        table.note = f"Speeds and times are of different devices ({'; '.join(sorted(devices))})."
+    return table
+
+
+def settings_table(comparison: Comparison) -> Table:
+    """The settings that differ, one a line, where they are too many for columns; else a table without rows."""
+    names = _names(comparison)
+    groups = comparison.groups
+    if len(names) <= MOST_SETTINGS:
+        return Table([])
+    head = ["", *(group.runs[0].name for group in groups)]
+    rows = [[name, *(shown(group.values[name]) for group in groups)] for name in names]
+    return Table(head, rows, text=True)
+
+
+def runs_table(comparison: Comparison) -> Table:
+    """Every run with its seed and what became of it."""
+    rows = [[run.name, shown(run.seed) if run.settings else NONE, run.status] for run in comparison.runs]
+    return Table(["Run", "Seed", "Status"], rows, text=True)
+
+
+def _names(comparison: Comparison) -> list[str]:
+    return [name for group in comparison.groups[:1] for name in group.values]
+
+
+def _table(comparison: Comparison, columns: list[Column]) -> Table:
+    names = _names(comparison)
+    of_settings = names if 0 < len(names) <= MOST_SETTINGS else []
+    head = [*(of_settings or ["Run"]), "Seeds", *(column.label or column.group for column in columns)]
+    groups: list[tuple[str, int]] = []
+    if any(column.label for column in columns):
+        groups = [("", len(head) - len(columns))]
+        groups += [(name, len(list(of))) for name, of in groupby(columns, key=lambda column: column.group)]
+    rows = []
+    for group in comparison.groups:
+        first = [shown(group.values[name]) for name in of_settings] or [group.runs[0].name]
+        rows.append([*first, _seeds(group), *(_cell(comparison, group, column) for column in columns)])
+    return Table(head, rows, groups=groups)
+
+
+def _seeds(group: Group) -> str:
+    """The seeds of the finished runs, and how many more there are."""
+    seeds = ", ".join(shown(run.seed) for run in group.finished)
+    missing = len(group.runs) - len(group.finished)
+    return f"{seeds or NONE} ({missing} not finished)" if missing else seeds
+
+
+def _cell(comparison: Comparison, group: Group, column: Column) -> str:
+    """The mean with the range, and the mark."""
+    mark = comparison.mark(group, column)
+    values = comparison.values(group, column, mark)
+    return f"{mean_and_range(values, column.form)}{mark and f' {mark}'}" if values else NONE
+
+
+def mean_and_range(values: list[float], form: Callable[[Any], str]) -> str:
+    """`44.1 (43.9 to 44.3)`; one number alone where there is one, or where they show as the same."""
+    mean, low, high = form(_like(values, fmean(values))), form(min(values)), form(max(values))
+    return mean if len(values) == 1 or low == high else f"{mean} ({low} to {high})"
+
+
+def _like(values: list[float], mean: float) -> float:
+    """A mean of counts that are all the same is that count."""
+    return values[0] if all(value == values[0] for value in values) else mean
+
+
+def _reference(comparison: Comparison, column: Column, model: str) -> str:
+    """The score of a model that is not the student, where it is the same in every run whose numbers can be compared."""
+    if column.path[0] != "student":
+        return NONE
+    marks = comparison.marks.get(column.name, {})
+    found = [
+        value_at(run.results, model, *column.path[1:])
+        for run in comparison.finished
+        if not marks.get(str(run.folder), "")
+    ]
+    texts = {column.form(value) for value in found if value is not None}
+    return texts.pop() if len(texts) == 1 and None not in found else NONE

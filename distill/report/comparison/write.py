@@ -1,0 +1,128 @@
+"""Writes a comparison: compare.html, compare.md and compare.csv, and the same tables as a text to print."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from distill.report import live, page
+from distill.report.comparison.columns import columns_of
+from distill.report.comparison.comparison import Comparison, compare
+from distill.report.comparison.figures import draw
+from distill.report.comparison.runs import Run
+from distill.report.comparison.tables import (
+    best_lines,
+    costs_table,
+    runs_table,
+    scores_table,
+    settings_table,
+    summary,
+)
+from distill.report.page import Section, Table
+from distill.runtime.files import atomic
+
+HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
+
+
+def write(folder: Path, runs: list[Run], title: str, first: str | None = None, renew: int | None = None) -> Comparison:
+    """Write the comparison of these runs into `folder`.
+
+    Args:
+        first: name of the number that comes first and orders the lines, best first.
+        renew: seconds after which a browser loads the page again, while runs go on.
+
+    Raises:
+        SettingError: no number has the name `first`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    comparison = compare(runs, first)
+    sections = sections_of(comparison, folder)
+    # Nothing new comes while a run goes on, so the page says nothing about its absence.
+    renewed = {} if renew is None else {"head": live.head(renew, watched=False)}
+    html = page.html(title, sections, **renewed)
+    for name, text in ((HTML, html), (MARKDOWN, page.markdown(title, sections))):
+        with atomic(folder / name) as new:
+            new.write_text(text, encoding="utf-8")
+    _write_csv(folder / TABLE, comparison)
+    return comparison
+
+
+def sections_of(comparison: Comparison, folder: Path) -> list[Section]:
+    """The page; its figures are drawn into `folder`/plots."""
+    scores = [table for table in (scores_table(comparison),) if comparison.columns]
+    costs = [table for table in (costs_table(comparison),) if comparison.costs]
+    sections = [
+        Section("", [summary(comparison), *([lines] if (lines := best_lines(comparison)) else [])]),
+        Section("Scores", [*draw(folder, comparison), *scores]),
+        Section("Size, speed and time", [*costs]),
+        Section("Settings that differ", [table for table in (settings_table(comparison),) if table.rows]),
+        Section("Runs", [runs_table(comparison)]),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def text_of(comparison: Comparison) -> str:
+    """The table of scores, and the runs that are not finished, for a terminal."""
+    parts = [summary(comparison)]
+    if comparison.columns:
+        table = scores_table(comparison)
+        parts += [aligned(table), table.note]
+    parts += [f"{run.name}: {run.status}" for run in comparison.runs if run.results is None]
+    return "\n".join(part for part in parts if part)
+
+
+def aligned(table: Table) -> str:
+    """A table in columns of spaces, for a terminal."""
+    widths = [max(len(line[at]) for line in [table.head, *table.rows]) for at in range(len(table.head))]
+    at = 0
+    for group, span in table.groups:  # a heading has the width of all its columns
+        widths[at] += max(0, len(group) - sum(widths[at : at + span]) - 2 * (span - 1))
+        at += span
+    headings = [_headings(table.groups, widths)] if table.groups else []
+    return "\n".join([*headings, *(_line(line, widths) for line in [table.head, *table.rows])])
+
+
+def _headings(groups: list[tuple[str, int]], widths: list[int]) -> str:
+    found, at = [], 0
+    for group, span in groups:
+        found.append(group.rjust(sum(widths[at : at + span]) + 2 * (span - 1)))
+        at += span
+    return "  ".join(found).rstrip()
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    first, *others = (
+        cell.ljust(width) if at == 0 else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join([first, *others]).rstrip()
+
+
+def header_of(comparison: Comparison) -> list[str]:
+    """The names of what `records_of` gives."""
+    numbers = dict.fromkeys(column.name for run in comparison.finished for column in columns_of(run.results or {}))
+    return ["run", "status", "seed", *_settings_of(comparison), *numbers]
+
+
+def records_of(comparison: Comparison) -> list[list[Any]]:
+    """For each run its folder, status and seed, the settings that differ, and every number; None for what it lacks."""
+    names = _settings_of(comparison)
+    settings = {str(run.folder): group.values for group in comparison.groups for run in group.runs}
+    numbers = header_of(comparison)[3 + len(names) :]
+    records = []
+    for run in comparison.runs:
+        results, values = run.results or {}, settings.get(str(run.folder), {})
+        found = {column.name: column.value(results) for column in columns_of(results)}
+        record = [run.name, run.status, run.seed, *(values.get(name) for name in names)]
+        records.append([*record, *(found.get(name) for name in numbers)])
+    return records
+
+
+def _settings_of(comparison: Comparison) -> list[str]:
+    return [name for group in comparison.groups[:1] for name in group.values]
+
+
+def _write_csv(path: Path, comparison: Comparison) -> None:
+    with atomic(path) as new, new.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header_of(comparison))
+        writer.writerows(["" if cell is None else cell for cell in record] for record in records_of(comparison))

@@ -1,0 +1,211 @@
+"""Checkpoints that are either whole or absent: saved atomically, verified when read, pruned to the newest few."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from distill.distributed.shard import is_sharded
+from distill.objective.tally import Tally
+from distill.optim.loss_scale import LossScale
+from distill.optim.optimizer_state import check_slots, optimizer_state, restore_optimizer
+from distill.runs.checkpoint_parts import read_parts
+from distill.runs.checkpoint_record import (
+    FORMAT,
+    IN_PARTS,
+    OLDER_FORMAT,
+    OPTIMIZER,
+    RECORD,
+    STEP,
+    WEIGHTS,
+    check_state,
+    check_weights,
+    layout,
+    load_tensors,
+    read_record,
+)
+from distill.runs.divergence import LossLevel, weights_are_finite
+from distill.runs.identity import refuse_other_settings
+from distill.runtime.files import atomic, remove, set_aside
+from distill.runtime.manifest import write_manifest
+from distill.runtime.storage import require_room
+
+
+@dataclass
+class State:
+    """What a run has done so far. Everything random is a function of seed and step, so no generator is kept."""
+
+    step: int = 0
+    tokens: int = 0  # positions seen, padding not counted, all ranks
+    seconds: float = 0.0  # of training; evaluation and saving not counted
+    syncs: int = 0  # exchanges of gradients
+    skipped: int = 0  # steps whose loss or gradient was not finite
+    skipped_in_a_row: int = 0
+    tally: Tally = field(default_factory=Tally)  # of the loss terms, since the last point of the history
+    overflows: int = 0  # further steps left out, whose gradient overflowed by the loss scale
+    loss_scale: LossScale = field(default_factory=LossScale)
+    level: LossLevel = field(default_factory=LossLevel)
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a run."""
+
+    by_all_ranks = False  # whether all ranks save together; else rank 0 does
+
+    def __init__(self, folder: Path, keep: int, identity: dict[str, Any]) -> None:
+        """`identity`: what must match to resume from a checkpoint (settings and corpus)."""
+        self.folder, self.keep, self.identity = folder, keep, identity
+        self.precision: dict[str, str] = {}  # number formats in force; kept with each checkpoint
+
+    def found(self) -> list[Path]:
+        """All that are there by their names, oldest first; those that were set aside have other names."""
+        named = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
+        return sorted(named, key=_step_of)
+
+    def newest(self) -> Path | None:
+        found = self.found()
+        return found[-1] if found else None
+
+    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+        """Write all that is trained, flush it to the disk, rename: a kill at any moment leaves the older ones whole.
+
+        The newest one that a later loss has shown to be good stays, however many others follow it.
+
+        Returns:
+            Whether it is there: weights that are not finite are not written, as nothing could go on from them.
+
+        Raises:
+            StorageFailed: there is no room for it.
+        """
+        weights = model_tensors(model)
+        if not weights_are_finite(weights):
+            return False
+        final = self.path_of(state)
+        if final.exists():  # written before an interrupted evaluation: nothing has changed since
+            return True
+        tensors, numbers = optimizer_state(model, optimizer)
+        self.make_room(state, {**weights, **tensors})
+        with atomic(final, durable=True) as new:
+            new.mkdir()
+            save_file(weights, new / WEIGHTS)
+            save_file(tensors, new / OPTIMIZER)
+            self.write_record(new, state, weights, tensors, numbers)
+            write_manifest(new)
+        self.prune(state)
+        return True
+
+    def path_of(self, state: State) -> Path:
+        return self.folder / f"step-{state.step:08d}"
+
+    def make_room(self, state: State, tensors: dict[str, torch.Tensor]) -> None:
+        """Remove what was left half-written. Raises StorageFailed where there is no room for a checkpoint of these."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(".step-*.new"):
+            remove(leftover)
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        require_room(self.folder, num_bytes, f"the checkpoint of step {state.step}")
+
+    def write_record(
+        self,
+        folder: Path,
+        state: State,
+        weights: dict[str, torch.Tensor],
+        tensors: dict[str, torch.Tensor],
+        numbers: dict[str, Any],
+        parts: int | None = None,
+    ) -> None:
+        """Write down what a checkpoint holds; `parts`: how many files each of its two is, where ranks write parts."""
+        record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.precision}
+        record |= {"optimizer": numbers, "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)}}
+        record |= {} if parts is None else {"format": IN_PARTS, "parts": parts}
+        (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+    def prune(self, state: State) -> None:
+        """Remove the older ones, but for the newest that is known to be good."""
+        good = [path for path in self.found() if _step_of(path) < state.level.sane_step]
+        for old in self.found()[: -self.keep]:
+            if old not in good[-1:]:
+                remove(old)
+
+    def set_ruined_aside(self, sane_step: int) -> None:
+        """Rename the checkpoints that may be ruined, of a training that has diverged, to `diverged-step-N`.
+
+        Args:
+            sane_step: the last step with a sane loss, which speaks for the checkpoints before it.
+        """
+        ruined = [path for path in self.found() if _step_of(path) >= sane_step]
+        for earlier in self.folder.glob("diverged-step-*") if ruined else []:
+            remove(earlier)
+        for path in ruined:
+            set_aside(path, "diverged")
+
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps, when a run resumes from an earlier one."""
+        for later in self.found():
+            if _step_of(later) > step:
+                remove(later)
+
+    def check(self, path: Path) -> None:
+        """Raises Damaged, or SettingError for a format of another release, unless `path` is whole in itself."""
+        record = read_record(path)
+        check_state(path, _state(record), asdict(State()))
+        if record["format"] != IN_PARTS:  # each part has the digest that its writer gave it
+            for name in (WEIGHTS, OPTIMIZER):
+                load_tensors(path, name, record)
+
+    def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+        """Put weights and optimizer back as they were saved.
+
+        Raises:
+            Damaged: no checkpoint there, or a damaged one.
+            SettingError: one of other settings or another student.
+        """
+        record = read_record(path)
+        state = _state(record)
+        check_state(path, state, asdict(State()))
+        refuse_other_settings(record["identity"], self.identity, f"resume={path}")
+        weights, slots = self.read_tensors(path, record, model, optimizer)
+        with torch.no_grad():
+            for name, tensor in model_tensors(model).items():
+                tensor.copy_(weights[name])
+        restore_optimizer(model, optimizer, slots, record["optimizer"])
+        parts = {"tally": Tally(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
+        parts["level"] = LossLevel(**state["level"])
+        return State(**{**state, **parts})
+
+    def read_tensors(
+        self, path: Path, record: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The weights of a checkpoint, and what the optimizer kept.
+
+        Raises:
+            Damaged, SettingError: as `load`.
+        """
+        if record["format"] == IN_PARTS or is_sharded(model):
+            return read_parts(path, record, model_tensors(model), partial(check_slots, path, model, optimizer))
+        weights, slots = (load_tensors(path, name, record) for name in (WEIGHTS, OPTIMIZER))
+        check_weights(path, layout(weights), model_tensors(model))
+        check_slots(path, model, optimizer, slots.keys() | record["optimizer"].keys())
+        return weights, slots
+
+
+def _state(record: dict[str, Any]) -> dict[str, Any]:
+    """The state of a record; the older format knows no level of the loss."""
+    older = {"level": asdict(LossLevel())} if record["format"] == OLDER_FORMAT else {}
+    return older | record["state"]
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters (tied ones once) and the buffers that belong to the state."""
+    persistent = model.state_dict(keep_vars=True)
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+    return {name: tensor.detach() for name, tensor in {**dict(model.named_parameters()), **buffers}.items()}

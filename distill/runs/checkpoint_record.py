@@ -1,0 +1,166 @@
+"""Reads the record and the tensors of a checkpoint, and checks digests, types, shapes and ranges before any use."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from distill.optim.loss_scale import LARGEST, SMALLEST
+from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.manifest import MANIFEST, check_digests, check_manifest
+
+FORMAT, OLDER_FORMAT = 5, 4  # the older one has no manifest: digests of the tensors stand in the record itself
+MOST_PARTS = 100_000
+IN_PARTS = 6  # the format where each rank has written its parts of the tensors
+RECORD, WEIGHTS, OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
+STEP = re.compile(r"step-(\d+)")
+# The parts of a record and the types of their values.
+PARTS: dict[str, tuple[type, ...]] = {
+    "state": (object,),
+    "identity": (object,),
+    "optimizer": (int, float, str, type(None)),
+    "precision": (bool, str, int, float, type(None)),
+}
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, after all of its files were compared with their digests.
+
+    Raises:
+        Damaged: a file is missing or not as it was written, or the record does not have the parts of one.
+        SettingError: it was written in a format of another release.
+    """
+    if not any((path / name).is_file() for name in (RECORD, WEIGHTS, MANIFEST)):
+        raise Damaged(path, "it holds no checkpoint: those are folders runs/NAME/checkpoints/step-N")
+    record = _parse(path)
+    if (path / MANIFEST).exists():
+        check_manifest(path, (RECORD, *tensor_files(record)))
+    if record.get("format") in (FORMAT, IN_PARTS) and not (path / MANIFEST).is_file():
+        raise Damaged(path, f"{MANIFEST} is missing")
+    if record.get("format") not in (FORMAT, OLDER_FORMAT, IN_PARTS):
+        raise _unknown_format(path, record)
+    _check_parts(path, record)
+    if record["format"] == OLDER_FORMAT:
+        check_digests(path, {name: record["sha256"].get(name, "") for name in (WEIGHTS, OPTIMIZER)})
+    return record
+
+
+def tensor_files(record: dict[str, Any]) -> list[str]:
+    """The files of a checkpoint that hold tensors."""
+    parts = record.get("parts")
+    if record.get("format") != IN_PARTS or not isinstance(parts, int) or not 0 < parts < MOST_PARTS:
+        return [WEIGHTS, OPTIMIZER]
+    return [part_name(stem, number, parts) for number in range(parts) for stem in (WEIGHTS, OPTIMIZER)]
+
+
+def part_name(file: str, number: int, parts: int) -> str:
+    """What the part of a file is called that the rank with this number writes."""
+    stem, suffix = file.rsplit(".", 1)
+    return f"{stem}-{number + 1:05d}-of-{parts:05d}.{suffix}"
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / RECORD).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(path, f"{RECORD}: {type(error).__name__}: {error}") from None
+    if not isinstance(record, dict):
+        raise Damaged(path, f"{RECORD} holds no JSON object")
+    return record
+
+
+def _unknown_format(path: Path, record: dict[str, Any]) -> SettingError:
+    """A number that no release before this one wrote is that of a later one, where the digests vouch for it."""
+    number = record.get("format")
+    if isinstance(number, int) and (number < OLDER_FORMAT or (path / MANIFEST).is_file()):
+        return SettingError(f"resume={path}: written in format {number}; it needs the release that wrote it")
+    return Damaged(path, f"{RECORD} names the format {str(number)[:20]!r}")
+
+
+def _check_parts(path: Path, record: dict[str, Any]) -> None:
+    later = {"tensors": (object,)} if record["format"] in (FORMAT, IN_PARTS) else {"sha256": (str,)}
+    for name, types in {**PARTS, **later}.items():
+        part = record.get(name)
+        if not isinstance(part, dict) or not all(isinstance(value, types) for value in part.values()):
+            raise Damaged(path, f"{RECORD} has no {name} as checkpoints have it")
+
+
+def check_state(path: Path, state: dict[str, Any], default: dict[str, Any]) -> None:
+    """Raises Damaged unless `state` has the fields of `default`, with values of the same types and in their range.
+
+    That is 0 or more for counts and seconds, any finite number in a mapping, and the step that the folder is named for.
+    """
+    if problem := _problem(state, default, "state"):
+        raise Damaged(path, f"{RECORD}: {problem}")
+    named = STEP.fullmatch(path.name)
+    if named and int(named[1]) != state["step"]:
+        raise Damaged(path, f"{RECORD}: state.step={state['step']} in the folder {path.name}")
+    scale = state["loss_scale"]["value"]
+    if scale is not None and not SMALLEST <= scale <= LARGEST:
+        raise Damaged(path, f"{RECORD}: state.loss_scale.value={scale}")
+
+
+def _problem(value: Any, default: Any, where: str) -> str | None:
+    """What is wrong with a value that should be like `default`; None where nothing is."""
+    if isinstance(default, dict):
+        if not isinstance(value, dict) or (default and value.keys() != default.keys()):
+            return f"{where} does not have the fields {', '.join(default) or 'of a mapping'}"
+        if not default:
+            good = all(_is_number(inner) for inner in value.values())
+            return None if good else f"{where} holds other things than finite numbers"
+        return next(filter(None, (_problem(value[name], default[name], f"{where}.{name}") for name in default)), None)
+    if default is None and value is None:
+        return None
+    if _is_number(value) and value >= 0 and (isinstance(value, int) or not isinstance(default, int)):
+        return None
+    return f"{where}={str(value)[:40]!r}"
+
+
+def _is_number(value: Any) -> bool:
+    """Finite, and within what a float or a 64-bit integer holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
+
+
+def layout(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Number format and shape of each tensor, for the record."""
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for name, tensor in tensors.items()
+    }
+
+
+def load_tensors(path: Path, name: str, record: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of one file of a checkpoint. Raises Damaged where they are others than the record lists."""
+    try:
+        # Copies: `load_file` gives windows on the file, which change with it, or end the process where it is cut.
+        tensors = {each: tensor.clone() for each, tensor in load_file(path / name).items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise Damaged(path, f"{name}: {type(error).__name__}: {error}") from None
+    if record["format"] == FORMAT and (different := _different(layout(tensors), record["tensors"].get(name))):
+        raise Damaged(path, f"{name} holds other tensors than {RECORD} lists: {different}")
+    return tensors
+
+
+def check_weights(path: Path, described: dict[str, str], model: dict[str, torch.Tensor]) -> None:
+    """Raises SettingError where a checkpoint holds weights, by `layout`, of another model than this one."""
+    if different := _different(described, layout(model)):
+        raise SettingError(
+            f"resume={path} holds other weights than this student has ({different}): take the release and the settings "
+            "that wrote it, or start another run with hydra.run.dir=DIR"
+        )
+
+
+def _different(found: dict[str, str], expected: Any) -> str:
+    """The first tensor in which two layouts differ, in words; empty where they agree."""
+    if not isinstance(expected, dict):
+        return "none are listed"
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            return f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'missing')}"
+    return ""

@@ -1,0 +1,96 @@
+"""Scores the student on a few rows before it trains and at some points on the way: how long for how good."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from distill.config.evaluate import CurveConfig
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.sets import EvaluationSet
+from distill.optim.schedule import ENDLESS
+from distill.runs.checkpoint import State
+from distill.runs.run_folder import RunFolder
+from distill.runtime.progress import duration
+
+logger = logging.getLogger(__name__)
+
+
+class Curve:
+    """Perplexity on the first rows of the first evaluation set, by step. All ranks score."""
+
+    def __init__(
+        self,
+        settings: CurveConfig,
+        folder: RunFolder,
+        evaluator: Evaluator,
+        models: tuple[Any, Any | None],
+        sets: list[EvaluationSet],
+        steps: int,
+    ) -> None:
+        """
+        Args:
+            models: the student, and the teacher where it has a score on the same rows.
+            steps: after which the run ends; a run of so many minutes has no points on the way.
+        """
+        self.folder, self.evaluator, self.measure = folder, evaluator, evaluator.measures[0]
+        self.student, self.teacher = models
+        self.data = _first_rows(sets[0], settings.rows) if sets else None
+        # Only perplexity is known to be one of any rows of a set; a run that the clock ends has no known steps.
+        usable = self.data is not None and self.measure.name == "perplexity" and steps != ENDLESS
+        count = settings.points if usable else 0
+        self.steps = frozenset(round(number * steps / count) for number in range(count + 1)) if count else frozenset()
+        self.teacher_score: float | None = None
+
+    def begin(self, state: State) -> None:
+        """Score the teacher, and a student that has not learned yet."""
+        if self.steps and self.teacher is not None:
+            self.teacher_score = self._scored(self.teacher)
+        self.after(state)
+
+    def after(self, state: State) -> None:
+        """Score the student where the step done last is one of the points and was not scored before."""
+        if state.step not in self.steps:
+            return
+        backend = self.folder.backend
+        if backend.broadcast(any(line["step"] == state.step for line in self.lines())):
+            return
+        score = self._scored(self.student)
+        if backend.rank == 0 and score is not None:
+            self.folder.curve.append(
+                {"step": state.step, "tokens": state.tokens, "seconds": state.seconds, "score": score}
+            )
+            logger.info(self._said(state, score))
+
+    def lines(self) -> list[dict[str, float]]:
+        """The points so far, on rank 0; on others nothing."""
+        return self.folder.curve_lines() if self.folder.writes else []
+
+    def found(self) -> dict[str, Any] | None:
+        """What results.json keeps of it; None where nothing was scored."""
+        lines = self.lines()
+        if not lines or self.data is None:
+            return None
+        return {
+            "measure": self.measure.name,
+            "set": self.data.name,
+            "rows": self.data.num_rows,
+            "teacher": self.teacher_score,
+            "student": lines,
+        }
+
+    def _scored(self, model: Any) -> float | None:
+        assert self.data is not None
+        return self.evaluator.score_one(model, self.measure, self.data)
+
+    def _said(self, state: State, score: float) -> str:
+        assert self.data is not None
+        when = f"after {duration(state.seconds)} of training" if state.step else "before training"
+        teacher = "" if self.teacher_score is None else f" (teacher {self.teacher_score:,.4g})"
+        rows = f"{self.data.num_rows} rows of {self.data.name}"
+        return f"{when}: {self.measure.title.lower()} {score:,.4g}{teacher}, on {rows}"
+
+
+def _first_rows(data: EvaluationSet, count: int) -> EvaluationSet:
+    numbers = None if data.numbers is None else data.numbers[:count]
+    text = data.rows if data.text is None else data.text
+    return replace(data, rows=data.rows[:count], numbers=numbers, text=text)

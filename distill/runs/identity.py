@@ -1,0 +1,155 @@
+"""What a trained student depends on: everything that must match to resume a run or to call it finished."""
+
+from pathlib import Path
+from typing import Any
+
+from distill.config.flat_settings import flatten
+from distill.config.ramp import Ramp, is_zero
+from distill.config.settings import Config
+from distill.data.batches import Batches
+from distill.runtime.errors import SettingError
+from distill.teacher.members import settings_by_member, shares
+
+# Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
+# identity by the digest of its rows, the teacher by that of its weights.
+RESUME_IGNORES = (
+    "corpus",
+    "teacher",
+    "evaluate",
+    "backend",
+    "precision",
+    "tracker",
+    "profile",
+    "report",
+    "scale",
+    "resume",
+    "optimize",
+)
+# Settings of the other groups for which the same holds.
+SETTINGS_IGNORED = {
+    *(
+        f"train.{name}"
+        for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "workers", "on_usr1")
+    ),
+    "train.max_nonfinite",
+    "train.max_loss_ratio",
+    "train.max_spike",
+    "train.milestones",
+    "train.milestone_every",
+    "objective.kernel",
+    "student.path",
+    "student.trust_remote_code",
+}
+FROZEN = "student.frozen"
+CONSTANT = "distill.optim.schedules.constant.Constant"
+LENGTH = ("train.epochs", "train.steps", "train.minutes")
+
+
+def run_identity(config: Config, digests: dict[str, str | None], batches: Batches, total_steps: int) -> dict[str, Any]:
+    """Everything that the trained student depends on, flat, by the names of the settings.
+
+    Micro-batch, accumulation and ranks stand there by their product, because the same rows in one step give the same
+    step; the ranks themselves only where each of them clips a gradient of its own. How long the run is stands there
+    only where the learning rate of its steps depends on that, or a weight or temperature of the objective.
+
+    Args:
+        digests: of the corpus's rows, each teacher, and the student's start where that is a model of the user's.
+        total_steps: after which the run ends, wall-clock aside.
+    """
+    terms = config.objective.terms
+    weightless = {name for name, term in terms.items() if is_zero(term.weight)}
+    numbers = [
+        each for name, term in terms.items() if name not in weightless for each in (term.weight, term.temperature)
+    ]
+    ramps = any(isinstance(each, Ramp) for each in numbers)
+    kept = {
+        name: value
+        for name, value in flatten(config.compared).items()
+        if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
+        if value or name != FROZEN  # a run that freezes nothing is one of before there was that setting
+        if not (name.startswith("objective.") and name.split(".")[1] in weightless)
+    }
+    if config.schedule.path == CONSTANT:
+        warmup = kept.pop("schedule.warmup", 0.0)
+        kept |= {"schedule.warmup_steps": round(warmup * total_steps, 6)} if warmup else {}
+        if not ramps and (not warmup or config.train.minutes is None):
+            kept = {name: value for name, value in kept.items() if name not in LENGTH}
+    return {
+        **kept,
+        **{f"{name}.digest": digest for name, digest in digests.items()},
+        **_teachers(config),
+        "corpus.num_rows": len(batches.rows),
+        **({"corpus.order": batches.order.identity} if batches.order.identity is not None else {}),
+        "train.rows_per_step": batches.rows_per_step,
+        **({"backend.ranks": batches.size} if config.optimizer.clip_each_rank else {}),
+    }
+
+
+def _teachers(config: Config) -> dict[str, Any]:
+    """What the student learns from besides the teachers' weights; the first of several is also read in its layers."""
+    if config.teacher.kind != "several":
+        int8 = config.precision.teacher == "int8"
+        return {**_cached(config, "teacher.cache"), "precision.teacher.int8": int8}
+    found: dict[str, Any] = {"teacher.members": list(config.teacher.members)}
+    for name, own in settings_by_member(config).items():
+        found |= {
+            f"teacher.members.{name}.weight": shares(config)[name],
+            **_cached(own, f"teacher.members.{name}.cache"),
+            f"teacher.members.{name}.precision.int8": own.precision.teacher == "int8",
+        }
+    return found
+
+
+def _cached(config: Config, name: str) -> dict[str, Any]:
+    """What is kept of a teacher in its cache. Draws stand there only where there are any: before them nothing did."""
+    cache = config.teacher.cache
+    found: dict[str, Any] = {f"{name}.top_k": cache.top_k}
+    if cache.sampled is not None:
+        found |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}
+    return found
+
+
+def refuse_other_settings(
+    before: dict[str, Any], now: dict[str, Any], where: str, finished: Path | None = None
+) -> None:
+    """Raises SettingError when a run would be resumed with settings changed that its student depends on.
+
+    Args:
+        where: what error lines call the earlier run.
+        finished: its folder, where it has a student that another run may begin from.
+    """
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if not names:
+        return
+    differing = [_difference(name, before.get(name), now.get(name)) for name in names]
+    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+    cure = "go back to them"
+    if set(names) <= set(LENGTH):
+        cure = f"{_made_for_one_length(now)}: go back"
+    again = f" (with student=pretrained student.path={finished} it begins from this student)" if finished else ""
+    raise SettingError(
+        f"{where} belongs to other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another run with "
+        f"hydra.run.dir=DIR{again}"
+    )
+
+
+def _made_for_one_length(identity: dict[str, Any]) -> str:
+    """Why such a run cannot be continued."""
+    if (kind := identity.get("schedule._target_") or identity.get("schedule.kind")) != "constant":
+        return f"the {kind} schedule is made for one length, and only schedule=constant can be continued"
+    for name in identity:
+        if name.startswith("objective.") and name.endswith(".start"):
+            return f"{name.removesuffix('.start')} follows a schedule that is made for one length"
+    return "the rise of schedule.warmup is made for one length"
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    if name == "teacher.digest":
+        return "the teacher has other weights or another tokenizer than then"
+    if name.startswith("teacher.members.") and name.endswith(".digest"):
+        return f"{name.removesuffix('.digest')} has other weights or another tokenizer than then"
+    if name == "student.digest":
+        return "the student starts from other weights than then"
+    if name == "corpus.digest":
+        return "the corpus has another text than then"
+    return f"{name} was {before} and is now {now}"

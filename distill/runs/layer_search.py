@@ -1,0 +1,273 @@
+"""student.layers=auto: the layers of the teacher from which an untrained student has the lowest loss on training rows.
+
+Only forward passes are needed. Where there are few subsets all of them are scored; else one layer after another is
+taken away, always the one whose loss costs least, which is greedy backward elimination. What the rules of
+`distill.models.layer_choice` would have chosen is scored beside them. The best of all that was scored is taken;
+averages of layers are only compared. Where there is much to score, few rows sort out what is then scored on all.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import nn
+
+from distill.config.settings import StudentConfig
+from distill.data.batches import Batches
+from distill.distributed import Backend
+from distill.models.from_layers import block_prefix
+from distill.models.kind import ModelKind
+from distill.models.language_model import LanguageModel
+from distill.models.layer_choice import AUTO, RULES, Layer, choose_layers, number_of_layers
+from distill.models.student import from_layers
+from distill.objective.objective import Objective
+from distill.objective.terms import Term
+from distill.objective.terms.classes import Classes
+from distill.objective.terms.clm import Clm
+from distill.objective.terms.mlm import Mlm
+from distill.objective.terms.span import Span
+from distill.objective.trainable import Trainable
+from distill.runtime.errors import SettingError
+from distill.teacher.signal import NO_OUTPUTS, Signal
+
+TOKENS = 32_768  # that the losses are taken over, padding and context included ...
+CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a share of them
+LEAST_ROWS = 64  # ... or so many rows, where these are long
+MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
+ROUGH = 4  # one of so many rows, for the first of two rounds
+SHORTLIST = 8  # choices that come into the second round, besides those of the rules
+WORDS: tuple[type[Term], ...] = (Mlm, Clm)  # whose loss is the logarithm of a perplexity
+TERMS: tuple[type[Term], ...] = (*WORDS, Classes, Span)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A choice of layers and the loss of the untrained student; `rules`: which rules make it."""
+
+    layers: list[Layer]
+    loss: float
+    rules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerSearch:
+    """What `student.layers=auto` has found.
+
+    Attributes:
+        layers: the choice.
+        teacher: the loss of the whole teacher, a mean over predicted positions or rows.
+        best: the best choices, in their order.
+        by_rule: what the rules choose.
+        tried: how many subsets were scored, the rules' included.
+        all_subsets: whether these were all there are.
+        rows: of the corpus, on which.
+        perplexity: whether the losses are logarithms of perplexities.
+    """
+
+    layers: list[Layer]
+    teacher: float
+    best: list[Scored]
+    by_rule: list[Scored]
+    tried: int
+    all_subsets: bool
+    rows: int
+    perplexity: bool
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """A table, the best choices first."""
+        how = f"all {self.tried}" if self.all_subsets else f"{self.tried}, one layer after another taken away"
+        what = "perplexity" if self.perplexity else "loss"
+        found = [
+            f"student.layers=auto: {what} of the untrained student on {self.rows:,} training rows, of choices of "
+            f"{len(self.layers)} layers ({how}; {self.seconds:.0f} s)"
+        ]
+        found.append(f"  {self._shown(self.teacher)}  the whole teacher")
+        listed = {str(each.layers): each for each in [*self.best, *self.by_rule]}
+        for each in sorted(listed.values(), key=lambda each: each.loss):
+            names = f"  {', '.join(each.rules)}" if each.rules else ""
+            chosen = "  <- chosen" if each.layers == self.layers else ""
+            found.append(f"  {self._shown(each.loss)}  {each.layers}{names}{chosen}")
+        return found
+
+    def _shown(self, loss: float) -> str:
+        return f"{math.exp(min(loss, 700.0)) if self.perplexity else loss:>10,.4g}"
+
+
+def find_layers(
+    settings: StudentConfig,
+    teacher: Any,
+    kind: ModelKind,
+    task: str,
+    batches: Batches,
+    words: int,
+    precision: str,
+    backend: Backend,
+) -> dict[str, Any]:
+    """Score choices on rank 0; all ranks call it and get the same: a `LayerSearch` by its names.
+
+    Where all choices are one and the same it has `layers` alone.
+
+    Args:
+        task: what is predicted, by its name in `Batch.labels`.
+        words: entries of the vocabulary; either embedding may have more.
+        precision: of the student's forward.
+
+    Raises:
+        SettingError: a number of layers that the teacher does not have, or layers that go into no such student.
+    """
+    available = teacher.config.num_hidden_layers
+    count = number_of_layers(settings.num_layers, available)
+    if block_prefix(teacher) is None or count == available:
+        return {"layers": choose_layers(AUTO, count, available)}
+    found, message = dict[str, Any](), ""
+    if backend.rank == 0:
+        try:
+            whole = on_device(teacher, backend)
+            score = Losses(settings, whole, kind, task, batches, words, precision, backend.device)
+            searched = search(available, count, score, score.of_fewer_rows())
+            found = asdict(searched)
+            for line in searched.lines():
+                logger.info(line)
+        except SettingError as error:
+            message = str(error)
+    found, message = backend.broadcast((found, message))
+    if message:
+        raise SettingError(message)
+    return found
+
+
+def on_device(teacher: Any, backend: Backend) -> Any:
+    """The whole teacher on this rank's device; one that is yet to be divided stays where it is, and this is a copy.
+
+    Raises:
+        SettingError: the device has no room for it.
+    """
+    if not backend.divides:
+        return teacher.to(backend.device)
+    try:
+        memo = {id(each): nn.Parameter(each.detach().to(backend.device), False) for each in teacher.parameters()}
+        return deepcopy(teacher, dict(memo)).to(backend.device)
+    except torch.cuda.OutOfMemoryError:
+        raise SettingError(
+            "student.layers=auto scores layers of the whole teacher on one device, which has no room for it: name the "
+            "layers, such as student.layers=first"
+        ) from None
+
+
+def search(available: int, count: int, score: "Losses", rough: "Losses | None" = None) -> LayerSearch:
+    """The best choice of `count` of `available` layers, and what it was compared with.
+
+    Args:
+        rough: the same loss on few of the rows, for what is only to be sorted out; None: `score` does that, too.
+
+    Raises:
+        SettingError: there is none that goes into the student.
+    """
+    began = time.monotonic()
+    losses, first = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]()
+
+    def loss(chosen: tuple[int, ...]) -> float:
+        if chosen not in losses:
+            losses[chosen] = score(chosen)
+        return losses[chosen]
+
+    def sorted_out(chosen: tuple[int, ...]) -> float:
+        if chosen not in first:
+            first[chosen] = (rough or score)(chosen)
+        return first[chosen]
+
+    everything = math.comb(available, count) <= MOST_SUBSETS
+    if rough is None or math.comb(available, count) <= SHORTLIST:
+        rough, first = None, losses
+    for subset in combinations(range(available), count) if everything else ():
+        sorted_out(subset)
+    if not everything:
+        _remove_greedily(available, count, sorted_out)
+    whole = sorted((chosen for chosen in first if len(chosen) == count), key=first.__getitem__)
+    for subset in whole[:SHORTLIST]:
+        loss(subset)
+    by_choice: dict[str, Scored] = {}
+    for name, rule in RULES.items():
+        layers = rule(available, count)
+        numbers = tuple(layer for layer in layers if isinstance(layer, int))
+        found = loss(numbers) if len(numbers) == count else score(layers)
+        if math.isfinite(found):  # else they do not go into the student
+            known = by_choice.get(str(layers), Scored(layers, found))
+            by_choice[str(layers)] = replace(known, rules=(*known.rules, name))
+    fitting = (chosen for chosen in losses if len(chosen) == count and math.isfinite(losses[chosen]))
+    ranked = sorted(fitting, key=losses.__getitem__)
+    if not ranked:
+        raise SettingError(f"student.layers=auto: {score.refusal or 'no choice of layers has a finite loss'}")
+    return LayerSearch(
+        list(ranked[0]),
+        score(range(available)),
+        [Scored(list(chosen), losses[chosen]) for chosen in ranked[:3]],
+        list(by_choice.values()),
+        sum(len(chosen) == count for chosen in {**first, **losses}) if everything else len({**first, **losses}),
+        everything,
+        score.num_rows,
+        score.perplexity,
+        time.monotonic() - began,
+    )
+
+
+def _remove_greedily(available: int, count: int, loss: Callable[[tuple[int, ...]], float]) -> None:
+    """Take one layer after another away, always the one whose loss costs least."""
+    left = tuple(range(available))
+    while len(left) > count:
+        left = min(combinations(left, len(left) - 1), key=loss)
+
+
+class Losses:
+    """The mean loss of students that start from layers, on the same rows with the same masks."""
+
+    def __init__(
+        self,
+        settings: StudentConfig,
+        teacher: Any,
+        kind: ModelKind,
+        task: str,
+        batches: Batches,
+        words: int,
+        precision: str,
+        device: torch.device,
+    ) -> None:
+        self.settings = replace(settings, num_layers=None)
+        self.teacher, self.kind, self.precision, self.device = teacher, kind, precision, device
+        term = next(make for make in TERMS if make.task == task)
+        self.perplexity, self.refusal = term in WORDS, ""
+        self.objective = Objective({task: term()}, {task: 1.0}, words)
+        length = batches.rows.shape[1]
+        tokens = CAUSAL_TOKENS if term is Clm else TOKENS
+        self.num_rows = min(max(LEAST_ROWS, tokens // length), len(batches.order))
+        self.batches = [batch.to(device) for batch in batches.first(self.num_rows)]
+
+    def of_fewer_rows(self) -> "Losses | None":
+        """The same on one of `ROUGH` rows; None where these would be too few batches to be one of so many."""
+        fewer = copy(self)
+        fewer.batches = self.batches[: len(self.batches) // ROUGH]
+        return fewer if fewer.batches else None
+
+    @torch.no_grad()
+    def __call__(self, chosen: Sequence[Layer]) -> float:
+        """The loss; infinite where these layers do not go into the student."""
+        try:
+            model = from_layers(self.settings, self.teacher, list(chosen), self.kind, share=True)
+        except SettingError as error:
+            self.refusal = str(error)
+            return math.inf
+        trainable = Trainable(LanguageModel(model.to(self.device).eval(), self.precision))
+        counts = self.objective.count(self.batches)
+        scales = self.objective.scales(counts, self.device)
+        losses = [self.objective(trainable, Signal(None, NO_OUTPUTS), batch, scales)[0] for batch in self.batches]
+        mean = float(torch.stack(losses).sum())
+        return mean if math.isfinite(mean) else math.inf

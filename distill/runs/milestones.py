@@ -1,0 +1,54 @@
+"""Milestones: the student after chosen steps as a folder that other programs load, which no pruning removes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from distill.config.settings import TrainConfig
+from distill.runs.checkpoint import State
+from distill.runs.checkpoint_record import STEP
+from distill.runtime.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
+
+    `write` makes one: it gets the folder, which has to appear whole or not at all, and what the run has done so far.
+    Rank 0 calls it; where the student is divided between ranks all do, together, and rank 0 writes.
+    """
+
+    folder: Path
+    steps: frozenset[int]
+    every: int | None
+    write: Callable[[Path, State], None]
+    exists: Callable[[Path], bool] = Path.exists  # the same answer on all ranks that call `save`
+
+    def save(self, state: State) -> None:
+        """Write the student where there is a milestone after this step, and none yet from before an interruption.
+
+        It comes before the step's checkpoint: a run that resumes from there has the milestone, and one that was killed
+        in between comes to this step again.
+        """
+        due = state.step in self.steps or (self.every is not None and state.step % self.every == 0)
+        folder = self.folder / f"step-{state.step}"
+        if due and not self.exists(folder):
+            self.write(folder, state)
+
+    def found(self) -> list[int]:
+        """The steps of all that are there, in their order."""
+        named = [STEP.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()]
+        return sorted(int(match[1]) for match in named if match)
+
+
+def check_within(settings: TrainConfig, steps: int) -> None:
+    """Refuse milestones that a run of so many steps never reaches.
+
+    Raises:
+        SettingError: naming the first of them.
+    """
+    cure = f"but the run ends after step {steps}: leave it out, or make the run longer (train.epochs, train.steps)"
+    if late := [step for step in settings.milestones or [] if step > steps]:
+        raise SettingError(f"train.milestones={settings.milestones} has step {late[0]}, {cure}")
+    if settings.milestone_every is not None and settings.milestone_every > steps:
+        raise SettingError(f"train.milestone_every={settings.milestone_every} is never reached, {cure}")

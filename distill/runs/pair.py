@@ -1,0 +1,238 @@
+"""The models of a run: its teachers, its student, and the tokenizers that they read text with."""
+
+import copy
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from distill.config.settings import Config
+from distill.data.batches import Batches
+from distill.distributed import Backend
+from distill.distributed.gather import empty_copy, put_together
+from distill.evaluation.mixture import MeanModel
+from distill.models.check import check_packing, check_tokenizers, check_vocabulary
+from distill.models.custom import load_weights
+from distill.models.fitted_start import fit_last_layer, last_of
+from distill.models.identity import model_digest, saved_digest
+from distill.models.kind import ModelKind
+from distill.models.layer_choice import AUTO, choose_layers
+from distill.models.load import load_pretrained, load_tokenizer
+from distill.models.student import make_student, tokenizer_of
+from distill.models.teacher import teacher_path, teacher_tokenizer
+from distill.objective.build import fit_terms
+from distill.objective.terms import Term
+from distill.runs.divide import divide_models, new_weights
+from distill.runs.layer_search import find_layers
+from distill.runs.run_folder import RunFolder
+from distill.runtime.errors import SettingError
+from distill.tasks import Task
+from distill.teacher.members import Member, errors_of, load_members, settings_by_member
+
+FITTED_ON = 320  # rows: ten times as many positions as unknowns of an output, or more, in those of 128 tokens
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Models:
+    """The teachers of a run, mostly one, and its student, and what they read text with."""
+
+    teachers: list[Member]
+    student: Any
+    tokenizer: PreTrainedTokenizerBase
+    teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
+    # Of each teacher, and of the student where it starts from a model of the user's.
+    digests: dict[str, str | None]
+    kind: ModelKind  # of the student
+    layer_search: dict[str, Any] | None = None  # of student.layers=auto, as `find_layers` gives it
+    skeleton: Any | None = None  # the student without its weights, where these are divided between ranks
+
+    @property
+    def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None:
+        """The student's and the teacher's, where they differ."""
+        return None if self.teacher_tokenizer is None else (self.tokenizer, self.teacher_tokenizer)
+
+    def whole_student(self, backend: Backend) -> Any | None:
+        """The student as one model, on rank 0 alone where it is divided between ranks; all ranks call it."""
+        if self.skeleton is None:
+            return self.student
+        return put_together(self.student, self.skeleton, backend.rank == 0)
+
+    @property
+    def teacher(self) -> Any | None:
+        """The only teacher, or the mean of several; None for none."""
+        if len(self.teachers) > 1:
+            return MeanModel([member.model for member in self.teachers], [member.weight for member in self.teachers])
+        return self.teachers[0].model if self.teachers else None
+
+
+def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Backend) -> Models:
+    """The frozen teachers, the student, and the tokenizer: the teachers', the student's or a new one."""
+    kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
+    teachers, shared = load_members(config, kinds["teacher"], backend.device, "teacher" in backend.divides)
+    first = teachers[0].model if teachers else None
+    tokenizer = _find_tokenizer(config, task, shared)
+    other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
+    if other is not None:
+        _check_across_tokenizers(terms, config, other, tokenizer)
+    torch.manual_seed(config.seed)
+    length = config.corpus.tokens.sequence_length
+    with new_weights(backend, config.student.kind):
+        student = make_student(config.student, first, tokenizer, length, task.kind, "student" in backend.divides)
+    check_vocabulary(None, student, tokenizer)
+    for member in teachers:
+        with errors_of(member.name):
+            check_vocabulary(member.model, None, other or tokenizer)
+    digests = _digests(config, teachers, shared, student)
+    # Layers that are still to be found are scored on whole models, which `settle_start` divides.
+    skeleton = None if waits(config) else divide_models(backend, teachers, student, kinds, length)
+    if task.kind.causal and config.corpus.tokens.cross_documents:
+        for member in teachers:
+            check_packing(member.model, member.setting)
+        check_packing(student, "student")
+    fit_terms(terms, student, first)
+    if (path := config.evaluate.twin) is not None:
+        check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path, task.kind), f"evaluate.twin={path}")
+    return Models(teachers, student, tokenizer, other, digests, task.kind, skeleton=skeleton)
+
+
+def waits(config: Config) -> bool:
+    """Whether the student's layers are still to be found on the rows of the corpus."""
+    return config.student.kind == "layers" and config.student.layers == AUTO
+
+
+def settle_start(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
+    """What of the student's start is found on the rows of the corpus: its layers, and the fit of the last of them."""
+    if waits(config):
+        settle_layers(config, models, task, batches, folder)
+        kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
+        length = config.corpus.tokens.sequence_length
+        models.skeleton = divide_models(folder.backend, models.teachers, models.student, kinds, length)
+    fit_start(config, models, batches, folder)
+
+
+def settle_layers(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
+    """Of student.layers=auto: find the layers, put them into `config`, and let the student start from them.
+
+    A run that resumes has the layers that it began with, which its folder keeps. No model is divided between ranks yet.
+    """
+    settings, backend = config.student, folder.backend
+    teacher = models.teachers[0].model  # of several the first one, from whose layers the student starts
+    available = teacher.config.num_hidden_layers
+    placeholder = choose_layers(AUTO, settings.num_layers, available)  # what the student has so far
+    found = folder.recorded_layers()
+    if not found and folder.start() is not None:
+        logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
+        return
+    if not found:
+        precision, words = config.precision.student, len(models.tokenizer)
+        found = find_layers(settings, teacher, models.kind, task.labels[0], batches, words, precision, backend)
+    folder.record_layers(found)
+    config.student = replace(settings, layers=found["layers"], num_layers=None)
+    models.layer_search = found if "teacher" in found else None
+    if found["layers"] != placeholder:
+        models.student = None  # two of them need not fit into memory
+        torch.manual_seed(config.seed)
+        length, mapped = config.corpus.tokens.sequence_length, "student" in backend.divides
+        models.student = make_student(config.student, teacher, models.tokenizer, length, models.kind, mapped)
+
+
+def fit_start(config: Config, models: Models, batches: Batches, folder: RunFolder) -> None:
+    """Of student.start=fitted: fit the student's last layer to its teacher's, unless a checkpoint follows anyway.
+
+    Of several teachers it is the first, from whose layers the student starts.
+
+    Rank 0 does it for all, which get its weights when training is set up.
+
+    Raises:
+        SettingError: models that are divided between ranks, or of a family whose layers are not known.
+    """
+    backend, teacher = folder.backend, models.teachers[0].model if models.teachers else None
+    if config.student.kind != "layers" or config.student.start != "fitted" or teacher is None:
+        return
+    if backend.divides:
+        raise SettingError("student.start=fitted needs whole models, and this backend divides them: use random")
+    last_of(models.student), last_of(teacher)  # on all ranks, so that all of them refuse
+    if backend.rank == 0 and folder.start() is None:
+        models.student.to(backend.device), teacher.to(backend.device)
+        fit = fit_last_layer(models.student, teacher, (each.to(backend.device) for each in batches.first(FITTED_ON)))
+        logger.info(
+            f"student.start=fitted: the last state's squared distance from the teacher's is {fit.after:,.4g} at "
+            f"{fit.positions:,} positions, and was {fit.before:,.4g}"
+        )
+
+
+def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
+    """The tokenizer that a run of these settings makes its rows with; no model is loaded for it."""
+    kind = task.teacher_kind(config.student.kind)
+    teachers = list(settings_by_member(config).items())[:1]  # several share one tokenizer
+    for name, own in teachers:
+        with errors_of(name):
+            return _find_tokenizer(config, task, teacher_tokenizer(own.teacher, kind))
+    return _find_tokenizer(config, task, None)
+
+
+def _digests(
+    config: Config, teachers: list[Member], shared: PreTrainedTokenizerBase | None, student: Any
+) -> dict[str, str | None]:
+    """Of each teacher, and of the student where it starts from a model of the user's; before any is divided."""
+    digests: dict[str, str | None] = {"teacher": None, "student": None}
+    settings = settings_by_member(config)
+    for member in teachers:
+        own = settings[member.name].teacher
+        digests[member.setting] = (
+            model_digest(member.model, shared)
+            if own.kind == "custom"
+            else saved_digest(teacher_path(own), member.model, shared, config.corpus.cache.cache)
+        )
+    if config.student.kind in ("pretrained", "custom"):
+        digests["student"] = model_digest(student)
+    return digests
+
+
+def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """What the rows of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
+    trained = config.student.tokenizer == "corpus"
+    tokenizer = None if trained else tokenizer_of(config.student, task.kind) or shared
+    if tokenizer is None:
+        tokenizer = task.new_tokenizer(config.corpus)
+        tokenizer.model_max_length = config.corpus.tokens.sequence_length
+    return tokenizer
+
+
+def _check_across_tokenizers(
+    terms: dict[str, Term], config: Config, teachers: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase
+) -> None:
+    """Refuse what needs a token of the teacher beside each of the student's, where they cut text up differently.
+
+    Raises:
+        SettingError: a term that does, layers of the teacher, or several teachers.
+    """
+    named = "tokenizer" if config.student.tokenizer is not None else "path"
+    own_setting = f"student.{named}={getattr(config.student, named)}"
+    differ = f"{own_setting} has another vocabulary ({len(own)} tokens) than the teacher ({len(teachers)})"
+    if config.student.kind == "layers":
+        raise SettingError(
+            f"student.kind=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
+        )
+    for name, term in terms.items():
+        if term.needs_teacher and not term.across_tokenizers:
+            raise SettingError(
+                f"objective.{name} pairs tokens, but {differ}: set objective.{name}.weight=0 and learn from vectors of "
+                "whole rows (+objective.pooled.weight=1), or choose models with one tokenizer"
+            )
+    if config.teacher.kind == "several":
+        raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
+
+
+def load_twin(config: Config, models: Models) -> Any:
+    """The student of the run that `evaluate.twin` names; of a callable of the user's it is of this run's class."""
+    path = config.evaluate.twin or ""
+    if config.student.kind != "custom":
+        return load_pretrained("evaluate.twin", path, models.kind)
+    twin = copy.deepcopy(models.student) if models.skeleton is None else empty_copy(models.skeleton)
+    load_weights(twin, "evaluate.twin", path)
+    return twin

@@ -1,0 +1,141 @@
+"""Records one rank while it trains: what the loop and its loader call, with a thread that samples the machine."""
+
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import torch
+
+from distill.config.profile import ProfileConfig
+from distill.runs.profile.loader import LoaderClock
+from distill.runs.profile.phases import PHASES, phases_on
+from distill.runs.profile.record import RankProfile
+from distill.runs.profile.sampler import Sampler
+from distill.runs.profile.trace import Trace
+
+MOST_STEPS = 4096  # the newest ones stay, one by one; of all of them there are sums
+UNTYPICAL_STEPS = 3  # at the start: they compile, or touch their memory for the first time
+FOLDER = "profile"  # in that of the run
+
+Window = TypeVar("Window")
+
+
+class Rank(Protocol):
+    """What is read of the backend."""
+
+    rank: int
+    local_size: int
+    device: torch.device
+    exchange_seconds: float
+
+
+class Unprofiled:
+    """A run without a profile: nothing is timed."""
+
+    def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
+        return prepare
+
+    def enter(self, phase: str) -> None:
+        pass
+
+    def end_step(self) -> bool:
+        return False
+
+
+UNPROFILED = Unprofiled()
+
+
+class Recorder:
+    """The profile of one rank; a context in which the machine is sampled.
+
+    When it ends the rank's own record is written into its run folder, also where the training ended early.
+    """
+
+    def __init__(self, settings: ProfileConfig, run_folder: Path, micro_batches: int, backend: Rank) -> None:
+        """`micro_batches`: of a step."""
+        self.settings, self.folder, self._backend = settings, run_folder / FOLDER, backend
+        trace_path = self.folder / f"trace-rank-{backend.rank}.json.gz"
+        self.trace = Trace(trace_path, settings.trace_after, settings.trace_steps, micro_batches, backend.device)
+        self._loader, self._sampler = LoaderClock(), Sampler(settings.interval, backend.device)
+        self._steps: deque[list[float]] = deque(maxlen=MOST_STEPS)
+        self._exchanges: deque[float] = deque(maxlen=MOST_STEPS)
+        self._totals, self._number = [0.0] * len(PHASES), 0
+
+    def __enter__(self) -> Self:
+        self._sampler.start()
+        self._phases = phases_on(self._backend.device)
+        self._exchanged = self._backend.exchange_seconds
+        self.trace.before_step(0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sampler.stop()
+        if error is None:  # after one a GPU may answer no more
+            self.trace.stop()
+            self._phases.finish()
+        self._take()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / f"rank-{self._backend.rank}.json").write_text(json.dumps(asdict(self.record())))
+
+    def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
+        """What prepares the window of a step, timed."""
+        return self._loader.watch(prepare)
+
+    def enter(self, phase: str) -> None:
+        """The loop goes on with this phase."""
+        self._phases.enter(phase)
+        if self.trace.on:
+            self.trace.enter(phase)
+
+    def end_step(self) -> bool:
+        """A step has ended; whether the run is to end with it (`profile.stop_after`)."""
+        self._phases.end_step()
+        now = self._backend.exchange_seconds
+        self._exchanges.append(now - self._exchanged)
+        self._exchanged = now
+        self._number += 1
+        self._take()
+        self.trace.before_step(self._number)
+        return self._number == self.settings.stop_after
+
+    def record(self) -> RankProfile:
+        """What is known by now."""
+        backend, count = self._backend, len(self._steps)
+        first = self._number - count
+        left_out = {*range(UNTYPICAL_STEPS), *self.trace.steps, self.trace.steps.stop} if self.trace.steps else set()
+        left_out |= {*range(UNTYPICAL_STEPS)}
+        return RankProfile(
+            rank=backend.rank,
+            host=socket.gethostname(),
+            device=str(backend.device),
+            cores=self._sampler.cores,
+            host_cores=os.cpu_count() or 0,
+            threads=torch.get_num_threads(),
+            threads_of_core=self._sampler.threads_of_core,
+            local_ranks=backend.local_size,
+            steps=[[round(seconds, 6) for seconds in step] for step in self._steps],
+            exchanges=[round(seconds, 6) for seconds in list(self._exchanges)[:count]],
+            left_out=sorted(number - first for number in left_out if first <= number < first + count),
+            totals=dict(zip(PHASES, self._totals, strict=True)),
+            num_steps=self._number,
+            loader=self._loader.times,
+            samples=self._sampler.series(),
+            energy=self._sampler.energy(),
+            notes=self._sampler.notes,
+            retries=self._sampler.retries(),
+        )
+
+    def _take(self) -> None:
+        """Move the steps that are known by now over here."""
+        while self._phases.steps:
+            step = self._phases.steps.popleft()
+            self._steps.append(step)
+            self._totals = [total + seconds for total, seconds in zip(self._totals, step, strict=True)]

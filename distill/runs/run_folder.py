@@ -1,0 +1,323 @@
+"""The folder of one run: who may write in it, whether it is finished, and where to resume."""
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from distill.distributed import Backend
+from distill.distributed.rank import may_follow_another
+from distill.distributed.rank_identity import refuse_differing_ranks
+from distill.objective.tally import Tally
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.checkpoint_record import STEP, read_record
+from distill.runs.identity import refuse_other_settings
+from distill.runs.part_checkpoint import PartCheckpoints
+from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.files import atomic, remove, set_aside
+from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
+from distill.runtime.results_file import STUDENT_FILES, check_student, read_results, student_digests, write_results
+
+LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
+LAYERS = "layers.json"
+FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
+FOLDERS = ("checkpoints", "milestones", "plots", "profile", "tensorboard")
+FORMER_RANK = 60.0  # seconds for the rank 0 of an elastic run's earlier start, on a host that was cut off, to end
+CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+class RunFolder:
+    """config.yaml, the logs, checkpoints/, milestones/, student/, results.json, report.*, plots.
+
+    What is damaged in it is named and renamed to `damaged-NAME`, and what came before it stands in: the checkpoint
+    before, or the good lines of a log. With `resume=strict` it ends the run instead. Rank 0 decides for all.
+    """
+
+    def __init__(self, path: Path, resume: str, identity: dict[str, Any], keep: int, backend: Backend) -> None:
+        """`identity`: what the trained student depends on."""
+        self.path, self.resume, self.identity, self.backend = path, resume, identity, backend
+        self.writes = backend.rank == 0
+        make = partial(PartCheckpoints, backend) if "student" in backend.divides else Checkpoints
+        self.checkpoints = make(path / "checkpoints", keep, identity)
+        self._start: list[Path | None] = []  # one entry, once it is chosen
+
+    def __enter__(self) -> "RunFolder":
+        """Keep others out while this run writes.
+
+        Raises:
+            SettingError: the ranks are about to train different things, another process is at work here, or the
+                folder holds a run although `resume` is never.
+        """
+        refuse_differing_ranks(self.identity, self.backend)
+        self._decide(self._enter)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let others in again."""
+        if self.writes:
+            self._lock_file.close()
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def milestones_path(self) -> Path:
+        return self.path / "milestones"
+
+    @property
+    def history_path(self) -> Path:
+        """One line for each evaluation: the mean losses since the one before, and the scores."""
+        return self.path / "history.jsonl"
+
+    @property
+    def curve_path(self) -> Path:
+        """One line for each score on a few rows while the student trains."""
+        return self.path / "curve.jsonl"
+
+    @property
+    def results_path(self) -> Path:
+        return self.path / "results.json"
+
+    def finished(self, total_steps: int, length: dict[str, Any]) -> dict[str, Any] | None:
+        """results.json, when the run that it describes is this one and as long; None when there is more to do.
+
+        There is also where the student is no longer as the run left it, and a checkpoint can make it again.
+
+        Args:
+            total_steps: after which this run ends.
+            length: its limits in epochs, steps and minutes.
+
+        Raises:
+            SettingError: the folder holds the finished run of other settings, or one that has lost its student and its
+                checkpoints.
+        """
+        results: dict[str, Any] | None = self._decide(lambda: self._finished(total_steps, length))
+        return results
+
+    def start(self) -> Path | None:
+        """The checkpoint to resume from, if there is one; the same on all ranks.
+
+        Raises:
+            Damaged: the newest is, with `resume=strict`.
+        """
+        if not self._start:
+            chosen = self._decide(lambda: str(self._choose() or ""))
+            self._start.append(Path(chosen) if chosen else None)
+        return self._start[0]
+
+    def recorded_precision(self) -> dict[str, Any]:
+        """The number formats that the checkpoint to resume from was trained in; empty where there is none."""
+        start = self.start()
+        recorded: dict[str, Any] = read_record(start)["precision"] if start else {}
+        return recorded
+
+    def recorded_layers(self) -> dict[str, Any]:
+        """What `record_layers` was given when the run to resume began; empty where nobody knows."""
+        start = self.start()  # on all ranks; its run may have another folder
+        recorded: dict[str, Any] = self._decide(lambda: self._layers(start.parent.parent) if start else {})
+        return recorded
+
+    def record_layers(self, found: dict[str, Any]) -> None:
+        """Keep the layers that the student starts from, and how they were found."""
+        if self.writes:
+            with atomic(self.path / LAYERS) as new:
+                new.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+    def _layers(self, folder: Path) -> dict[str, Any]:
+        try:
+            found = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            found = None
+        if isinstance(found, dict) and isinstance(found.get("layers"), list):
+            return found
+        self._set_aside(Damaged(folder / LAYERS, "it does not say which layers a student began with"), "doing without")
+        return {}
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
+        """Load the checkpoint to resume from, if there is one, and open the logs after its step.
+
+        Raises:
+            SettingError: the checkpoint is missing, damaged or of other settings.
+        """
+        start = self.start()
+        state = self.checkpoints.load(start, model, optimizer) if start else State()
+        state.skipped_in_a_row = 0  # a run that diverged gets as many tries again
+        if self.writes:
+            if start is None:
+                self._keep_what_a_lost_start_left()
+            with atomic(self.path / "config.yaml") as new:
+                new.write_text(resolved, encoding="utf-8")
+            self.metrics = self._open_log(self.metrics_path, is_metrics)
+            self.history = self._open_log(self.history_path, is_history)
+            self.curve = self._open_log(self.curve_path, is_curve)
+            for log in (self.metrics, self.history, self.curve):
+                log.drop_after(state.step)
+            self.checkpoints.drop_after(state.step)
+            if any(line["step"] == state.step for line in self.history_lines()):
+                state.tally = Tally()  # these losses are reported already
+            if self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
+                for later in self.milestones_path.glob("step-*"):
+                    if (named := STEP.fullmatch(later.name)) and int(named[1]) > state.step:
+                        remove(later)
+            if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
+                remove(self.milestones_path)
+        return state
+
+    def history_lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.history_path)
+
+    def curve_lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.curve_path)
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Last of all and at once: a folder with results.json is a finished run."""
+        write_results(self.results_path, results | {STUDENT_FILES: student_digests(self.path)})
+
+    def _decide(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives on rank 0, on all ranks; its SettingError too, so that none waits for the others."""
+        value, message = None, ""
+        if self.writes:
+            try:
+                value = work()
+            except SettingError as error:
+                message = str(error)
+        value, message = self.backend.broadcast((value, message))
+        if message:
+            raise SettingError(message)
+        return value
+
+    def _enter(self) -> None:
+        holds_a_run = self.results_path.exists() or self.checkpoints.newest() or self.metrics_path.exists()
+        if self.resume == "never" and holds_a_run:
+            raise SettingError(
+                f"resume=never, but hydra.run.dir={self.path} holds a run: choose another, or resume=auto to go on"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._check_kinds([".lock"])
+        self._lock()
+        self._check_kinds([*FILES, *FOLDERS])
+
+    def _check_kinds(self, names: list[str]) -> None:
+        """Set aside folders where files belong, and files where folders do, in the folder of the run and in plots/."""
+        plots = [path for path in (self.path / "plots").glob("*.png") if not path.name.startswith("damaged-")]
+        for path in [*(self.path / name for name in names), *plots]:
+            if path.exists() and path.is_dir() != (path.name in FOLDERS):
+                self._set_aside(
+                    Damaged(path, "it is a file" if path.name in FOLDERS else "it is a folder"), "making it anew"
+                )
+
+    def _set_aside(self, damage: Damaged, then: str) -> None:
+        """Rename what is damaged and say so. Raises the damage itself with `resume=strict`."""
+        if self.resume == "strict":
+            raise SettingError(f"resume=strict: {damage}: set resume=auto to set it aside and go on by {then}")
+        kept = f"; it is kept as {set_aside(damage.path).name}" if os.path.lexists(damage.path) else ""
+        logger.warning(f"{damage}{kept}; {then}")
+
+    def _choose(self) -> Path | None:
+        """The newest whole checkpoint, or the one that `resume` names. Sets damaged ones aside."""
+        if self.resume not in CHOICES:
+            chosen = Path(self.resume).expanduser()
+            try:
+                self.checkpoints.check(chosen)
+            except Damaged as damage:
+                raise SettingError(f"resume={damage}: name another checkpoint, or take resume=auto") from None
+            return chosen
+        while newest := self.checkpoints.newest():
+            try:
+                self.checkpoints.check(newest)
+                return newest
+            except Damaged as damage:
+                before = [path.name for path in self.checkpoints.found()[:-1]]
+                self._set_aside(damage, f"taking {before[-1]}" if before else "starting from the first step")
+        return None
+
+    def _finished(self, total_steps: int, length: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            results = self._results()
+        except Damaged as damage:
+            self._set_aside(damage, "making it again from the newest checkpoint")
+            return None
+        if results is None:
+            return None
+        loads = (self.path / "student" / "config.json").is_file()  # without it, it is no model that a path names
+        refuse_other_settings(
+            results["identity"], self.identity, f"hydra.run.dir={self.path}", self.path if loads else None
+        )
+        if results["training"].get("length") != length and results["training"]["steps"] < total_steps:
+            return None
+        try:
+            if not (self.path / "student").is_dir():
+                raise Damaged(self.path / "student", "there is no such folder")
+            check_student(self.path, results)
+            return results
+        except Damaged as damage:
+            if self._choose() is None:
+                raise SettingError(
+                    f"hydra.run.dir={self.path} holds a finished run, but {damage}, and there is no checkpoint to make "
+                    "it from: remove results.json to train it again, or choose another folder"
+                ) from None
+            self._set_aside(damage, "making the student again from the newest checkpoint")
+            return None
+
+    def _results(self) -> dict[str, Any] | None:
+        try:
+            results = read_results(self.results_path)
+        except FileNotFoundError:
+            return None
+        for name in ("identity", "training", STUDENT_FILES):
+            if not isinstance(results.get(name, {} if name == STUDENT_FILES else None), dict):
+                raise Damaged(self.results_path, f"it has no {name} as results have it")
+        if not isinstance(results["training"].get("steps"), int):
+            raise Damaged(self.results_path, "it has no number of steps")
+        return results
+
+    def _open_log(self, path: Path, fits: Callable[[Any], bool]) -> JsonLines:
+        """A log with its good lines alone; the log as it was is set aside where it has others."""
+        try:
+            read_lines(path, fits)
+        except Damaged as damage:
+            good = read_lines(path, fits, only_good=True)
+            self._set_aside(damage, f"keeping its {len(good)} good lines")
+            log = JsonLines(path)
+            for line in good:
+                log.append(line)
+            return log
+        return JsonLines(path)
+
+    def _keep_what_a_lost_start_left(self) -> None:
+        """Set logs and milestones aside where checkpoints were, because the run that begins writes others."""
+        if any(self.checkpoints.folder.glob("damaged-step-*")):
+            for path in (self.metrics_path, self.history_path, self.curve_path, self.milestones_path):
+                if path.exists():
+                    set_aside(path)
+
+    def _lock(self) -> None:
+        self._lock_file = (self.path / ".lock").open("w")
+        until = time.monotonic() + (FORMER_RANK if may_follow_another() else 0)
+        while not self._is_locked():
+            if time.monotonic() >= until:
+                raise SettingError(
+                    f"hydra.run.dir={self.path}: another process is at work in this folder; wait for it or choose "
+                    "another"
+                )
+            time.sleep(0.2)
+
+    def _is_locked(self) -> bool:
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,139 @@
+"""Both models as training runs them: on this rank's device, in which kernels, and where gradients go."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from distill.config.settings import PrecisionConfig, StudentConfig
+from distill.distributed import Backend
+from distill.distributed.formats import compute_in
+from distill.distributed.shard import is_root, is_sharded
+from distill.models.frozen import EMBEDDINGS, shared_depth
+from distill.models.kernels.activations import use_one_gelu
+from distill.models.kernels.attention import use_batched_products
+from distill.models.kernels.dropout import replace_dropout
+from distill.models.kernels.heap import retain_heap
+from distill.models.kernels.packed_linear import pack_teacher
+from distill.models.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
+from distill.models.language_model import LanguageModel, block_list
+from distill.models.layer_choice import AUTO, choose_layers
+from distill.models.protocol import depth_of
+from distill.objective.objective import Objective
+from distill.objective.trainable import Trainable
+
+logger = logging.getLogger(__name__)
+
+
+def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], backend: Backend) -> PrecisionConfig:
+    """The number formats in force, the same on all ranks: `auto` is what the run began with, else what all ranks have.
+
+    Args:
+        recorded: the formats of the checkpoint to resume from; empty where there is none.
+    """
+    if all(getattr(settings, name) != "auto" for name in MODELS):
+        return settings
+    recorded = backend.broadcast(recorded)
+    if recorded:
+        chosen = resolve(settings, "", recorded)
+        logger.info(f"precision=auto: {chosen.student}, as this run began")
+        return chosen
+    speedups = torch.zeros(backend.size)
+    speedups[backend.rank] = bf16_speedup(backend.device)
+    slowest = float(backend.sum(speedups).min())
+    auto = "bf16" if slowest >= MIN_SPEEDUP else "fp32"
+    where = "GPU" if backend.device.type == "cuda" else "processor"
+    measured = f"multiplies {slowest:.1f} times as fast in bf16 as in fp32" if slowest else "only emulates bf16"
+    logger.info(f"precision=auto: {auto}, as this {where} {measured}")
+    return resolve(settings, auto, {})
+
+
+def setup_student(student: Any, objective: Objective, precision: PrecisionConfig, backend: Backend) -> Trainable:
+    """Put what is trained on this rank's device, its gradients into the bucket, and choose its kernels."""
+    if is_sharded(student):
+        compute_in(student, dtype_of(precision.student))
+    else:
+        student.to(backend.device)
+    _choose_attention(student, precision, backend)
+    if backend.device.type == "cpu":
+        if precision.kernels != "plain" and not backend.divides:  # else memory counts for more
+            retain_heap()
+        if not precision.compile:
+            replace_dropout(student)
+    if precision.kernels != "plain" and not precision.compile:
+        use_one_gelu(student)  # the teacher has it
+    plain = precision.kernels == "plain"
+    trainable = Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(backend.device)
+    backend.prepare(trainable)
+    return trainable
+
+
+def share_lowest_blocks(
+    settings: StudentConfig, precision: PrecisionConfig, trainable: Trainable, teacher: Any, objective: Objective
+) -> None:
+    """Let the student begin with the teacher's hidden state where its frozen lowest blocks would only repeat it.
+
+    Args:
+        teacher: the only one, as it was loaded, on the student's device; it runs while the student trains.
+    """
+    student = trainable.student
+    if EMBEDDINGS not in settings.frozen or settings.kind != "layers" or settings.layers == AUTO:
+        return
+    depth = None
+    if precision.kernels != "plain" and not precision.compile and precision.teacher == precision.student:
+        chosen = choose_layers(settings.layers, settings.num_layers, teacher.config.num_hidden_layers)
+        depth = shared_depth(student.model, teacher, settings.frozen, chosen)
+    if depth is not None and objective.reads_above(depth):
+        student.shared_depth = objective.shared_depth = depth
+        logger.info(f"the student's embeddings and {depth} frozen layers are the teacher's: computed once for both")
+    else:
+        logger.info(
+            "the student's frozen embeddings and layers are computed for it alone: that they are the teacher's takes "
+            "student.dropout=0, the teacher's lowest layers, its number format, and terms that read none of them"
+        )
+
+
+def setup_teacher(teacher: Any, precision: PrecisionConfig, backend: Backend) -> LanguageModel:
+    """Put a teacher on this rank's device, and give it as training runs it.
+
+    That is packed or rounded, or computes in another format; the report scores the teacher itself.
+    """
+    if is_sharded(teacher):
+        compute_in(teacher, dtype_of(precision.teacher))
+        frozen = teacher
+    else:
+        frozen = pack_teacher(teacher.to(backend.device), precision, backend.device)
+    _choose_attention(frozen, precision, backend)
+    return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")
+
+
+def _choose_attention(model: Any, precision: PrecisionConfig, backend: Backend) -> None:
+    if precision.compile:
+        compile_encoder(model)
+    elif backend.device.type == "cpu":
+        use_batched_products(model, precision.kernels == "plain")
+
+
+def compile_encoder(model: Any) -> None:
+    """Send the encoder's forward through torch.compile, which chooses the kernels; hooks stay outside.
+
+    Where blocks are called several times, as in ALBERT, that is the forward of each block: the graph of a whole encoder
+    would hold every call anew, and take so many times as long to compile.
+    """
+    for module in _shared_blocks(model) or _divided_blocks(model) or [model.base_model]:
+        module.forward = torch.compile(module.forward)
+
+
+def _divided_blocks(model: Any) -> list[Any]:
+    """The blocks of an encoder that is divided between ranks, which exchange weights between them; else none."""
+    return [each for each in model.base_model.modules() if is_root(each)] if is_sharded(model) else []
+
+
+def _shared_blocks(model: Any) -> list[Any]:
+    """The blocks of an encoder that has fewer of them than layers; else none."""
+    depth = depth_of(model)
+    if depth is None or not any(isinstance(module, nn.ModuleList) for module in model.base_model.modules()):
+        return []
+    blocks = block_list(model.base_model, depth)
+    return list(blocks) if len(blocks) < depth else []

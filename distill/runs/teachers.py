@@ -1,0 +1,83 @@
+"""What is built for each teacher of a run: its cache, its kernels, and what the loop reads all of them from."""
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from distill.config.settings import Config
+from distill.data.batches import Batches
+from distill.distributed import Backend
+from distill.models.check import longest_row
+from distill.models.language_model import LanguageModel
+from distill.objective.objective import Objective
+from distill.runs.setup import setup_teacher
+from distill.teacher.cache import Cache
+from distill.teacher.make import find_cache, make_teacher
+from distill.teacher.mean import MeanTeacher
+from distill.teacher.members import Member, errors_of, setting_of, settings_by_member, shares
+from distill.teacher.retokenized import RetokenizedTeacher
+from distill.teacher.signal import NoTeacher, Teacher
+
+
+def find_caches(
+    config: Config, digests: dict[str, str | None], origin: dict[str, Any], batches: Batches, objective: Objective
+) -> dict[str, Cache]:
+    """The caches that the settings want, by the name of the teacher, each checked or still to be made.
+
+    Args:
+        digests: of the teachers, by their settings.
+        origin: what else decides what a cache holds.
+    """
+    found = {}
+    for name, own in settings_by_member(config).items():
+        with errors_of(name):
+            whole = {**origin, "teacher": digests[setting_of(name)], **arithmetic(own.precision.teacher)}
+            found[name] = find_cache(own, whole, batches, objective.positions)
+    return {name: cache for name, cache in found.items() if cache is not None}
+
+
+def arithmetic(precision: str) -> dict[str, Any]:
+    """What of a teacher's number format is part of a cache's key.
+
+    Floating-point formats differ by rounding alone, and machines choose among them: a cache that was made in bf16 on a
+    GPU is found by a run in fp32. Weights in int8 give other probabilities.
+    """
+    return {"int8": precision == "int8"}
+
+
+def setup_teachers(config: Config, members: list[Member], backend: Backend) -> dict[str, LanguageModel]:
+    """The teachers as training runs them, by name."""
+    frozen, settings = {}, settings_by_member(config)
+    for member in members:
+        with errors_of(member.name):
+            frozen[member.name] = setup_teacher(member.model, settings[member.name].precision, backend)
+    return frozen
+
+
+def make_teachers(
+    config: Config,
+    frozen: dict[str, LanguageModel],
+    caches: dict[str, Cache],
+    batches: Batches,
+    objective: Objective,
+    backend: Backend,
+    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None,
+) -> Teacher:
+    """What the loop reads from: the only teacher, the mean of several, or none. Caches that are missing are made.
+
+    Args:
+        tokenizers: the student's and the teacher's, where they differ.
+    """
+    if tokenizers is not None and frozen:
+        (model,) = frozen.values()
+        return RetokenizedTeacher(model, batches.rows, *tokenizers, longest_row(model.model))
+    made, settings = [], settings_by_member(config)
+    positions, temperature = objective.positions, objective.top_k_temperature
+    for name, model in frozen.items():
+        with errors_of(name):
+            own = settings[name]
+            made.append(make_teacher(model, caches.get(name), batches, positions, temperature, own, backend))
+    if not made:
+        return NoTeacher()
+    weights = shares(config)
+    return made[0] if len(made) == 1 else MeanTeacher(made, [weights[name] for name in frozen])

@@ -1,0 +1,160 @@
+"""Where the numbers of a run go while it runs: metrics.jsonl always, wandb or TensorBoard on request."""
+
+import json
+import logging
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from distill.config.settings import TrackerConfig
+from distill.runtime.errors import SettingError, first_line
+
+logger = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """What `build` gives back: somewhere to send numbers."""
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> Tracker:
+    """The tracker that `settings.kind` names; its files lie in `folder`.
+
+    `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError for an
+    unknown kind, a package that is not installed, and wandb online without a key at hand.
+    """
+    makers: dict[str, Callable[[], Tracker]] = {
+        "none": Nowhere,
+        "wandb": lambda: Wandb(settings, folder, config, name),
+        "tensorboard": lambda: TensorBoard(folder, config),
+    }
+    if settings.kind not in makers:
+        raise SettingError(f"tracker.kind={settings.kind}: unknown; choose none, wandb or tensorboard")
+    return Dispensable(settings.kind, makers[settings.kind])
+
+
+class Dispensable:
+    """A tracker that a run can do without: where it fails, that is said once, and it is left alone from then on."""
+
+    def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
+        self.kind, self._tracker = kind, Nowhere()
+        self._tracker = self._try(make) or Nowhere()
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+        self._try(lambda: self._tracker.log_metrics(metrics, step))
+
+    def close(self) -> None:
+        self._try(self._tracker.close)
+
+    def _try(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except SettingError:
+            raise
+        except Exception as error:
+            self._tracker = Nowhere()
+            logger.warning(
+                f"tracker.kind={self.kind} has failed ({type(error).__name__}: {first_line(error)}); the run goes on "
+                "without it, and its numbers are in metrics.jsonl"
+            )
+            return None
+
+
+class Nowhere:
+    """No tracker besides metrics.jsonl."""
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Wandb:
+    """Weights & Biases; offline unless set otherwise, under `folder`/wandb. Never asks for a login.
+
+    The run's id is kept in `folder`/wandb/id, so that a resumed run goes on in the same chart. Offline, each process
+    leaves one `offline-run-*` folder with that id; `wandb sync --append folder/wandb/offline-run-*` joins them.
+    """
+
+    def __init__(self, settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _not_installed("wandb") from None
+        if settings.mode not in ("offline", "online"):
+            raise SettingError(f"tracker.mode={settings.mode}: unknown; choose offline or online")
+        online = settings.mode == "online"
+        if online and not wandb.login(prompt=False):
+            raise SettingError("tracker.mode=online: no wandb key on this machine; run `wandb login`, or use offline")
+        identity = folder / "wandb" / "id"
+        resumed = identity.exists()
+        if not resumed:
+            identity.parent.mkdir(parents=True, exist_ok=True)
+            identity.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf-8")
+        try:
+            self.run = wandb.init(
+                project=settings.project,
+                name=name,
+                id=identity.read_text(encoding="utf-8").strip(),
+                dir=folder,
+                mode="online" if online else "offline",
+                resume="allow" if online and resumed else None,  # offline, wandb warns and ignores it
+                config=config,
+                # Of the machine and the command line, which may hold secrets, wandb writes nothing down.
+                settings=wandb.Settings(
+                    silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True
+                ),
+            )
+        except wandb.errors.Error as error:
+            raise SettingError(f"tracker.kind=wandb: did not start ({_one_line(error)}); use tracker=none") from None
+        # Steps travel as a metric of their own: wandb's own counter refuses to go back to the checkpoint on resume.
+        self.run.define_metric("*", step_metric="step")
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+        self.run.log({**_numbers(metrics), "step": step})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class TensorBoard:
+    """Event files under `folder`/tensorboard."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _not_installed("tensorboard") from None
+        self.new_writer = lambda step: SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        self.writer: Any = None
+        self.config = config
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+        if self.writer is None:
+            # Only the first line says where a resumed run goes on; what the killed one wrote after that is hidden.
+            self.writer = self.new_writer(step)
+            text = json.dumps(self.config, indent=2, default=str)
+            self.writer.add_text("config", "    " + text.replace("\n", "\n    "), step)
+        for key, value in _numbers(metrics).items():
+            self.writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if key != "step" and isinstance(value, int | float)}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _not_installed(package: str) -> SettingError:
+    return SettingError(f"tracker.kind={package}: the package is not installed; run `pip install {package}`")

@@ -1,0 +1,133 @@
+"""Logs of one JSON object a line that survive a kill, and JSON without NaN and infinities."""
+
+import io
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distill.runtime.errors import Damaged
+from distill.runtime.files import atomic
+
+
+def is_metrics(line: Any) -> bool:
+    """Whether this can be a line of metrics.jsonl: numbers, among them those that every step has."""
+    always = ("step", "seconds", "data_wait")
+    return _has_numbers(line, always) and all(_is_number(value) for value in line.values() if value is not None)
+
+
+def is_history(line: Any) -> bool:
+    """Whether this can be a line of history.jsonl: where it was measured, the losses, and scores by measure and set."""
+    always = ("epoch", "step", "tokens", "seconds")
+    if not _has_numbers(line, always) or "loss" not in line:
+        return False
+    groups = [value for name, value in line.items() if name not in always]
+    return all(
+        isinstance(group, dict) and all(value is None or _is_number(value) for value in group.values())
+        for group in groups
+    )
+
+
+def is_curve(line: Any) -> bool:
+    """Whether this can be a line of curve.jsonl: where it was measured, and the score."""
+    return _has_numbers(line, ("step", "tokens", "seconds")) and _is_number(line.get("score"))
+
+
+def _has_numbers(line: Any, names: tuple[str, ...]) -> bool:
+    return isinstance(line, dict) and all(_is_number(line.get(name)) and line[name] >= 0 for name in names)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
+
+
+def _is_object(line: Any) -> bool:
+    return isinstance(line, dict)
+
+
+def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: bool = False) -> list[dict[str, Any]]:
+    """The objects of a log, oldest first; a torn last line, left by a killed process, is passed over.
+
+    A missing file has no lines.
+
+    Args:
+        fits: whether a value can be a line of this log.
+        only_good: pass over damaged lines.
+
+    Raises:
+        Damaged: any other line does not fit, or its step does not come after that of the line before.
+    """
+    if not path.exists():
+        return []
+    *whole, _torn = path.read_bytes().split(b"\n")
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(whole, start=1):
+        line = _parse(text)
+        if fits(line) and (not lines or line.get("step", 0) > lines[-1].get("step", -1)):
+            lines.append(line)
+        elif not only_good:
+            raise Damaged(path, f"line {number} is not a JSON object of this log")
+    return lines
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+class JsonLines:
+    """A log that is flushed line by line, so that a killed run loses at most the line it was writing.
+
+    Opening it removes a torn last line. Numbers that JSON cannot hold (NaN, infinities) are written as null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            content = path.read_bytes()
+            os.truncate(path, content.rfind(b"\n") + 1)
+        self.file = _open(path)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write a line, whole or not at all. Raises OSError where there is no room."""
+        content = (json.dumps(without_nan(line), allow_nan=False) + "\n").encode()
+        before = self.file.tell()
+        try:
+            written = self.file.write(content)
+            if written < len(content):  # as much as there was room for; the rest says what is wrong
+                self.file.write(content[written:])
+        except OSError:
+            self.file.truncate(before)
+            raise
+
+    def drop_after(self, step: int) -> None:
+        """Remove the lines of later steps than `step`: the resumed run writes them again."""
+        kept = [line for line in read_lines(self.path) if line.get("step", 0) <= step]
+        self.file.close()
+        with atomic(self.path) as new:
+            new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self.file = _open(self.path)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _open(path: Path) -> io.FileIO:
+    """The file to append to, without a buffer, which would keep a line that failed and write it later."""
+    return path.open("ab", buffering=0)
+
+
+def without_nan(value: Any) -> Any:
+    """`value` as JSON can hold it: NaN and infinities, also inside dicts and lists, become None."""
+    if isinstance(value, dict):
+        return {name: without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

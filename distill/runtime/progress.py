@@ -1,0 +1,185 @@
+"""Messages and progress of a run: one line for how far it is, how fast it goes and how long it will take.
+
+Only rank 0 speaks: `configure_logging` silences the others.
+"""
+
+import logging
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Self, TextIO
+
+from distill.runtime.errors import printable
+from distill.runtime.redaction import redact
+
+TERMINAL_EVERY = 0.1  # seconds between two drawings of the line on a terminal
+PLAIN_EVERY = 10.0  # seconds between two lines in a log file
+WIPE = "\r\x1b[K"
+
+_open: list["Progress"] = []  # innermost last: only that one draws, so that nested work does not garble the line
+_quiet = False  # in this process
+_keepers: list[deque[str]] = []  # of what is said, see `keeping`
+
+
+class _Handler(logging.Handler):
+    """Sends the messages of this package's loggers through `log`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log(self.format(record))
+
+
+def configure_logging(rank: int) -> None:
+    """Show messages and progress of this process if it is rank 0, and neither if it is another one."""
+    global _quiet
+    _quiet = rank != 0
+    package = logging.getLogger("distill")
+    if not any(isinstance(handler, _Handler) for handler in package.handlers):
+        package.addHandler(_Handler())
+    package.setLevel(logging.ERROR if _quiet else logging.INFO)
+
+
+def log(text: str, stream: TextIO | None = None) -> None:
+    """Write plain lines to `stream` (standard error when None) without garbling an active progress line."""
+    stream, text = stream or sys.stderr, "\n".join(map(printable, redact(text).split("\n")))
+    for keeper in _keepers:
+        keeper.extend(text.split("\n"))
+    line = _open[-1] if _open and _open[-1].on_terminal else None
+    if line and line.stream is stream:
+        say(stream, WIPE)
+    say(stream, f"{text}\n")
+    if line:
+        line.draw()
+
+
+@contextmanager
+def keeping(lines: deque[str]) -> Iterator[None]:
+    """Within it `lines` gets every line that `log` writes."""
+    _keepers.append(lines)
+    try:
+        yield
+    finally:
+        _keepers[:] = [keeper for keeper in _keepers if keeper is not lines]
+
+
+def under_way() -> list["Progress"]:
+    """The pieces of work whose progress is shown now, the innermost last."""
+    return list(_open)
+
+
+def say(stream: TextIO, text: str) -> None:
+    """Write to a stream that may be gone, as a terminal is whose ssh session was closed: a run goes on without it."""
+    with suppress(OSError, ValueError):  # ValueError: it is closed
+        stream.write(text)
+        stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """`seconds` as `7 s`, `3:25 min` or `1:03:25 h`."""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d} h"
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+
+
+def amount(value: float) -> str:
+    """`value` as a short count: `0.25`, `950`, `12,345`, `1.23M`, `4.56G`."""
+    for size, letter in ((1e9, "G"), (1e6, "M")):
+        if abs(value) >= size:
+            return f"{value / size:.2f}{letter}"
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+class Progress:
+    """Shows done/total, rate, elapsed time and time left of one piece of work.
+
+    `total` and `done` are in `unit`; a `total` of 0 means that the end is not known. `start` is what an earlier process
+    had done: it counts as done, but not towards the rate, and `begin_rate` leaves out what came before it, such as a
+    first step that compiles. On a terminal the line is rewritten in place; anywhere else a plain line is written about
+    every ten seconds, and one at the end. Nothing is written on ranks other than 0.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: float,
+        unit: str,
+        stream: TextIO | None = None,
+        start: float = 0,
+    ) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.stream = stream or sys.stderr
+        self.start = self.done = start
+        self.quiet = _quiet
+        self.note = ""
+        self.on_terminal = not self.quiet and self.stream.isatty()
+        self.began = self.drawn = self.rate_began = time.monotonic()
+        if not self.quiet:
+            _open.append(self)
+            self.draw()
+
+    def update(self, done: float, note: str = "") -> None:
+        """`done` so far, `start` included; `note` stands at the end of the line. Cheap to call often."""
+        self.done, self.note = done, note
+        if self.quiet or _open[-1:] != [self]:
+            return
+        now = time.monotonic()
+        if now - self.drawn >= (TERMINAL_EVERY if self.on_terminal else PLAIN_EVERY):
+            self.drawn = now
+            self.draw() if self.on_terminal else self._write(self.line() + "\n")
+
+    def begin_rate(self) -> None:
+        """From here on count the rate and the time left: what came before was not typical."""
+        self.start, self.rate_began = self.done, time.monotonic()
+
+    def close(self) -> None:
+        """Leave a last line that says how much was done in what time. A second call does nothing."""
+        if self.quiet or self not in _open:
+            return
+        _open.remove(self)
+        self._write((WIPE if self.on_terminal else "") + self.line(ended=True) + "\n")
+
+    def draw(self) -> None:
+        """Rewrite the line in place, on a terminal."""
+        if self.on_terminal:
+            columns = shutil.get_terminal_size().columns
+            self._write(WIPE + self.line()[: columns - 1])
+
+    @property
+    def rate(self) -> float:
+        """Units a second; 0 where that is not known yet."""
+        since = time.monotonic() - self.rate_began
+        return (self.done - self.start) / since if since > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At this rate; None where that or the end is not known."""
+        rate = self.rate
+        return max(0.0, self.total - self.done) / rate if rate > 0 and self.total else None
+
+    def line(self, ended: bool = False) -> str:
+        elapsed, rate, left = time.monotonic() - self.began, self.rate, self.seconds_left
+        of_total = f"/{amount(self.total)}" if self.total else ""
+        percent = f" {self.done / self.total:4.0%}" if self.total else ""
+        parts = [f"{self.label}{percent} {amount(self.done)}{of_total} {self.unit}"]
+        if rate > 0:
+            parts.append(f"{amount(float(f'{rate:.3g}'))} {self.unit}/s")
+        parts.append(f"{duration(elapsed)} elapsed")
+        if left is not None and not ended:
+            parts.append(f"{duration(left)} left")
+        return ", ".join(parts) + (f"  {self.note}" if self.note else "")
+
+    def _write(self, text: str) -> None:
+        say(self.stream, text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

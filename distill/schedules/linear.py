@@ -1,8 +1,0 @@
-"""A learning rate that falls in a straight line."""
-
-from distill.schedules import Decay
-
-
-class Linear(Decay):
-    def height(self, progress: float) -> float:
-        return 1.0 - progress

@@ -1,0 +1,239 @@
+"""`python -m distill.evaluate`: the scores of a run again, models side by side, other tasks, and what is refused."""
+
+import json
+import math
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from job import Shelf, book, distill, results, save_model
+from test_fine_tuning import squad, table
+from transformers import BloomConfig, BloomForCausalLM
+from vocabularies import vocabulary_of
+
+from distill.commands.scoring import evaluate_models
+from distill.evaluate import main
+from distill.runtime.errors import SettingError
+
+
+def evaluate(*arguments: str) -> int:
+    """`python -m distill.evaluate ARGUMENTS` in this process; gives the exit status."""
+    before = sys.argv
+    sys.argv = ["evaluate", *arguments]
+    try:
+        return main()
+    finally:
+        sys.argv = before
+
+
+def refused(models: list[str], *settings: str) -> str:
+    with pytest.raises(SettingError) as error:
+        evaluate_models(models, list(settings))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def own_text(folder: Path) -> list[str]:
+    """The settings of a text of the user's as the set `mine`."""
+    (folder / "mine.txt").write_text("".join(book(number).split("***")[2] for number in range(20, 23)))
+    return [f"+evaluate.sources.mine={{kind: text, path: {folder}/mine.txt}}"]
+
+
+def test_the_scores_of_a_run_are_found_again(done: Path, shelf: Shelf) -> None:
+    """To the digit, from its settings alone; its teacher's too, and how alike the two are."""
+    content = results(done)
+    scores = evaluate_models([done], [f"teacher={shelf.teacher}"])
+    student, teacher = scores[str(done)], scores["the teacher"]
+    for measure in ("perplexity", "pseudo_perplexity"):
+        assert student.scores[measure] == content["student"][measure]
+        assert teacher.scores[measure] == content["teacher"][measure]
+    assert student.agreement == content["agreement"] and teacher.agreement is None
+    assert student.parameters == content["student"]["parameters"]
+    (vocabulary,) = scores.vocabularies
+    assert vocabulary.sets == content["evaluation"]
+
+
+def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, models = tmp_path / "out", [f"model={done / 'student'}", f"model={shelf.teacher}"]
+    settings = [*own_text(tmp_path), "evaluate.sets=[mine]", "evaluate.rows=12", "evaluate.pseudo_perplexity.share=0"]
+    for _ in range(2):
+        assert evaluate(*models, f"output={folder}", *settings) == 0
+    said = capsys.readouterr().out
+    assert "Perplexity, mine" in said and "scores.md" in said
+    assert {path.name for path in folder.iterdir()} == {
+        f"{before}scores.{kind}" for before in ("", "earlier-") for kind in ("json", "md")
+    }
+    content = json.loads((folder / "scores.json").read_text())
+    own, other = content["models"]
+    assert own["name"] == str(done / "student") and "pseudo_perplexity" not in own["scores"]
+    (compared,) = content["comparisons"]
+    ratio = other["scores"]["perplexity"]["mine"] / own["scores"]["perplexity"]["mine"]
+    assert compared["bootstrap"]["ratio"] == pytest.approx(ratio, rel=1e-6) and compared["against"] == own["name"]
+    assert compared["bootstrap"]["low"] < compared["bootstrap"]["ratio"] < compared["bootstrap"]["high"]
+    page = (folder / "scores.md").read_text()
+    assert "python -m distill.evaluate model=" in page and "Koehn" in page
+    command = shlex.split(content["command"])  # as a shell reads it, whatever the settings hold
+    assert command == ["python", "-m", "distill.evaluate", *models, f"output={folder}", *settings]
+
+
+def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
+    """A text of one's own, with rows of its own beside those of all sets."""
+    shares = ["evaluate.by_set.mine.pseudo_perplexity.share=1", "evaluate.by_set.mine.rows=3"]
+    scores = evaluate_models([done], [*own_text(tmp_path), "evaluate.sets=[mine,heldout]", *shares])
+    sets = scores.vocabularies[0].sets
+    assert list(sets) == ["mine", "heldout"] and (sets["mine"]["rows"], sets["heldout"]["rows"]) == (3, 8)
+    assert sets["mine"]["pseudo_positions"] == sets["mine"]["tokens"] - 2 * 3, "all but [CLS] and [SEP]"
+    assert 0 < sets["heldout"]["pseudo_positions"] < 0.3 * sets["heldout"]["tokens"]
+
+
+def test_causal_models_of_two_vocabularies(shelf: Shelf, tmp_path: Path) -> None:
+    first, small = save_model(tmp_path / "gpt2"), save_model(tmp_path / "small", layers=2)
+    other = save_model(tmp_path / "llama", "llama")
+    scores = evaluate_models([first, other, small], [*shelf.corpus[:-2], "evaluate.rows=12"])
+    assert scores.task == "clm" and set(scores.measures) == {"perplexity", "bits_per_byte"}
+    assert [each.models for each in scores.vocabularies] == [(str(first), str(small)), (str(other),)]
+    (compared,) = scores.comparisons
+    perplexities = [scores[str(each)].scores["perplexity"]["heldout"] for each in (small, first)]
+    assert (compared.model, compared.against) == (str(small), str(first)) and perplexities[0] != perplexities[1]
+    assert compared.bootstrap.ratio == pytest.approx(perplexities[0] / perplexities[1], rel=1e-9)
+    assert all(math.isfinite(each.scores["bits_per_byte"]["heldout"]) for each in scores.models)
+    assert "different vocabularies" in scores.notes[0] and scores.notes[0] in str(scores)
+    assert "bits per byte can" in scores.notes[0]
+
+
+def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
+    small = ["corpus.sequence_length=32", "train.batch_size=8", "train.steps=2", "train.epochs=null", "precision=fp32"]
+    answers, classes = tmp_path / "answers", tmp_path / "classes"
+    questions = [f"corpus.path={squad(tmp_path / 'squad')}", "corpus.stride=12", "corpus.max_query=8"]
+    reviews = [f"corpus.path={table(tmp_path / 'reviews')}", "corpus.text=review", "corpus.label=stars"]
+    start = [f"student.path={shelf.teacher}", *small]
+    assert distill("+recipe=squad", *start, *questions, f"hydra.run.dir={answers}") == 0
+    assert distill("+recipe=table", *start, *reviews, f"hydra.run.dir={classes}") == 0
+    for folder in (answers, classes):
+        student = results(folder)["student"]
+        (found,) = evaluate_models([folder]).models
+        assert found.scores and all(student[measure] == by_set for measure, by_set in found.scores.items())
+    elsewhere = shutil.copytree(answers / "student", tmp_path / "elsewhere")
+    (found,) = evaluate_models([elsewhere], [*questions, "corpus.sequence_length=32", "precision=fp32"]).models
+    assert found.scores["f1"] == results(answers)["student"]["f1"]
+    shutil.copytree(classes / "student", tmp_path / "classifier")
+    assert "+recipe=table" in refused([str(tmp_path / "classifier")])
+
+
+def test_bad_input_is_one_line(done: Path, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTILL_DATA", raising=False)
+    run = str(done)
+    assert refused([]).startswith("model: none is named")
+    assert "named twice" in refused([run, run])
+    assert "no such file or folder" in refused([str(tmp_path / "nowhere")])
+    assert refused([run], "train.steps=3").startswith("train.steps is not read where models are only scored")
+    assert "is not known" in refused([run], "evaluate.by_set.heldoutt.rows=3")
+    assert "evaluate.by_set.heldout.rows=0" in refused([run], "evaluate.by_set.heldout.rows=0")
+    assert "for causal models" in refused([run], "evaluate.stride=4")
+    assert "one process" in refused([run], "backend=ddp")
+    assert "exceeds the" in refused([run], "corpus.sequence_length=4096")
+    assert "two commands" in refused([run, str(save_model(tmp_path / "gpt2"))])
+    assert "none of the sets" in refused([str(shutil.copytree(done / "student", tmp_path / "plain"))])
+    assert evaluate() == 2
+
+
+def test_settings_of_a_teacher_need_one(done: Path, shelf: Shelf) -> None:
+    said = refused([str(done)], f"teacher.path={shelf.teacher}")
+    assert said == f"teacher.path={shelf.teacher} is not read without a teacher: give teacher=FOLDER"
+    assert "is not read without a teacher" in refused([str(done)], "+teacher.members.a.path=x")
+    assert "teacher.kind=embedded" in refused([str(done)], "teacher=embedded", f"teacher.path={shelf.teacher}")
+
+
+def test_an_output_that_cannot_be_is_refused_before_the_scoring(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.commands.scoring.score._score", None)  # a call of it would be a TypeError
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match="output= is empty"):
+        evaluate_models([done], [], "")
+    with pytest.raises(SettingError, match="file is a file; give another folder"):
+        evaluate_models([done], [], tmp_path / "file" / "scores")
+
+
+def test_a_teacher_is_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
+    first, tokens = str(save_model(tmp_path / "gpt2")), len(vocabulary_of("gpt2"))
+    short = save_model(tmp_path / "short", max_position_embeddings=16)
+    said = refused([first], *shelf.corpus, f"teacher={short}")
+    assert said == "corpus.sequence_length=32 exceeds the 16 positions of teacher: lower it"
+    poor = save_model(tmp_path / "poor", vocab_size=tokens - 1)
+    said = refused([first], *shelf.corpus, f"teacher={poor}")
+    assert said.startswith(f"teacher: it knows {tokens - 1} tokens, but the tokenizer has {tokens}")
+
+
+def test_models_that_mix_up_the_documents_of_a_row_are_refused(shelf: Shelf, tmp_path: Path) -> None:
+    first, mixing, tokenizer = save_model(tmp_path / "gpt2"), tmp_path / "bloom", vocabulary_of("gpt2")
+    model = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=2, n_head=4))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    model.save_pretrained(mixing)
+    tokenizer.save_pretrained(mixing)
+    packed = [*shelf.corpus, "corpus.cross_documents=true"]
+    for setting, models, teacher in (
+        (f"model={mixing}", [str(mixing)], []),
+        ("teacher", [str(first)], [f"teacher={mixing}"]),
+    ):
+        said = refused(models, *packed, *teacher)
+        assert said.startswith(f"{setting}: BloomForCausalLM") and "set corpus.cross_documents=false" in said
+
+
+def test_code_beside_a_model_is_never_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would ask on the console whether to run it."""
+    questions: list[str] = []
+
+    def ask(question: str = "") -> str:
+        questions.append(question)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", ask)
+    config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "is neither a run folder" in refused([str(tmp_path)])
+    assert not questions
+
+
+def test_code_that_the_settings_of_a_run_name_is_not_run(done: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(done / "student", run / "student")
+    config = (done / "config.yaml").read_text()
+    assert "measures: {}" in config
+    own = "measures:\n    mine:\n      _target_: os.getcwd"
+    (run / "config.yaml").write_text(config.replace("measures: {}", own))
+    message = refused([str(run)])
+    assert "name code (evaluate.measures.mine._target_=os.getcwd)" in message and "evaluate=local" in message
+
+
+def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> None:
+    text = tmp_path / "chinese.txt"
+    text.write_text("\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n", encoding="utf-8")
+    source = f"+evaluate.sources.mine={{kind: text, path: {text}}}"
+    said = refused([str(done)], source, "evaluate.sets=[mine]")
+    assert said.startswith("evaluate.sets: mine: the vocabulary does not know 100.0% of its tokens")
+    assert "not know" in refused([str(done)], source, "evaluate.sets=[mine]", "corpus.unknown=1.0")
+
+
+def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("--help") == 0 and "model=FOLDER" in capsys.readouterr().out
+
+
+def test_a_page_without_comparisons_shows_itself(done: Path) -> None:
+    scores: Any = evaluate_models([done], ["evaluate.pseudo_perplexity.share=0"])
+    assert scores._repr_markdown_() == scores.markdown() and "## One model against another" not in scores.markdown()
+    with pytest.raises(KeyError):
+        scores["nobody"]
+
+
+def test_models_from_scratch_need_no_run(shelf: Shelf) -> None:
+    """`embedded` is the teacher that comes with the package; a corpus gives the set."""
+    scores = evaluate_models(["embedded"], [*shelf.corpus[:5], "evaluate.rows=2", "evaluate.pseudo_perplexity.share=0"])
+    assert scores.sets == ["heldout"] and scores.models[0].parameters == 3_028_032

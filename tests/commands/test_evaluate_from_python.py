@@ -1,0 +1,40 @@
+"""Scores from a program: those of the command, in a process that is as before, and errors of one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from job import Shelf
+from test_run import state
+
+import distill
+from distill.runtime.errors import SettingError
+
+
+def test_the_process_is_as_before(done: Path, shelf: Shelf, tmp_path: Path) -> None:
+    """Also of a program that uses Hydra itself, and scores there."""
+    before, generator = state(), torch.get_rng_state()
+    rows = ["evaluate.rows=2", "evaluate.pseudo_perplexity.share=0"]
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        own = GlobalHydra.instance().hydra
+        scores = distill.evaluate([done], rows)
+        assert GlobalHydra.instance().hydra is own
+    assert state() == before and torch.equal(torch.get_rng_state(), generator)
+    assert scores[str(done)].scores["perplexity"]["heldout"] > 1
+    assert repr(scores) == str(scores) and "Perplexity, heldout" in repr(scores)
+
+
+def test_errors_are_one_line(done: Path) -> None:
+    before = state()
+    for models, settings, line in (
+        ([done], ["evaluate.rows=many"], r"^evaluate\.rows"),
+        ([done], ["evaluate.rowz=1"], "rowz"),
+        (str(done), [], r"^models=.* is one string: give a list"),
+        ([done], "evaluate.rows=1", r"^settings=evaluate\.rows=1 is one string: give a list"),
+    ):
+        with pytest.raises(SettingError, match=line) as error:
+            distill.evaluate(models, settings)
+        assert "\n" not in str(error.value)
+    assert state() == before

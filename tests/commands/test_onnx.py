@@ -1,0 +1,194 @@
+"""ONNX files compute what the student computes; the table beside them says what each format costs and keeps."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import CAUSAL, FAMILIES, make_family, tokenizer_of
+from tiny import CLS, MASK, PAD, SEP, SPECIAL, UNK, VOCAB, WORDS
+
+from distill import onnx as command
+from distill.commands.export import convert, measure
+from distill.models.export_folder import export
+from distill.runtime.errors import SettingError
+
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(np.random.default_rng(0).choice(WORDS, 2000)), encoding="utf-8")
+    return path
+
+
+def saved(root: Path, family: str) -> Path:
+    """A run folder with a student in it."""
+    root.mkdir()
+    export(make_family(family), tokenizer_of(family), root / "student", "# The card\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose student is a DistilBERT, with its ONNX files; no test may change it."""
+    return saved(tmp_path_factory.mktemp("runs") / "run", "distilbert")
+
+
+@pytest.fixture(scope="module")
+def content(run: Path, text: Path) -> dict[str, Any]:
+    return command.write(str(run), text, rows=12)
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "bert")]
+)
+def test_a_family_computes_the_same_in_onnx(tmp_path: Path, family: str) -> None:
+    """fp32 to rounding, at lengths other than the example's, beyond the windows of attention; int8 about the same."""
+    model = make_family(family)
+    convert.to_onnx(model, tmp_path / "model.onnx")
+    exported = convert.session(tmp_path / "model.onnx")
+    assert convert.largest_difference(model, exported) < 1e-4
+    convert.quantise(tmp_path / "model.onnx", tmp_path / "int8.onnx")
+    ids, mask = convert.padded_inputs(model, rows=3, length=19)
+    valid = mask.astype(bool)
+    expected = convert.in_torch(model)(ids, mask)[valid]
+    with torch.no_grad():  # what a user calls
+        own = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).logits.numpy()[valid]
+    np.testing.assert_allclose(exported(ids, mask)[valid], own, atol=1e-4)
+    rough = convert.session(tmp_path / "int8.onnx")(ids, mask)[valid]
+    error = np.sqrt(np.mean((rough - expected) ** 2)) / expected.std()
+    assert 1e-6 < error < 0.15
+    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "int8.onnx"}
+
+
+def test_the_folder_and_its_report(run: Path, content: dict[str, Any]) -> None:
+    folder = run / "student" / "onnx"
+    assert {file.name for file in folder.iterdir()} == {"model.onnx", "model_int8.onnx", "report.json"}
+    assert json.loads((folder / "report.json").read_text()) | {"folder": str(folder)} == content
+    formats = content["formats"]
+    assert list(formats) == ["torch fp32", "ONNX fp32", "ONNX int8"]
+    assert formats["ONNX fp32"]["megabytes"] == (folder / "model.onnx").stat().st_size / 1e6
+    assert all(found["milliseconds"] > 0 for found in formats.values())
+    plain, same, rough = (found["perplexity"] for found in formats.values())
+    assert same == pytest.approx(plain, rel=1e-5) and rough == pytest.approx(plain, rel=0.2) and rough != same
+    assert content["row"] == 64  # all that the model takes
+    shown = command.table(content)
+    assert f"{plain:,.2f}" in shown and "masked words" in shown and "words.txt" in shown
+
+
+def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Path, content: dict[str, Any]) -> None:
+    import onnx
+
+    graph = onnx.load(run / "student" / "onnx" / "model_int8.onnx").graph
+    products = [node for node in graph.node if node.op_type == "MatMulInteger"]
+    names = {tensor.name for tensor in graph.initializer}
+    eight = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+    shapes = {tuple(tensor.dims) for tensor in graph.initializer if tensor.data_type in eight}
+    assert len(products) == 2 * 6 + 2 and all(node.input[1] in names for node in products)
+    assert {(VOCAB, 32), (32, VOCAB)} <= shapes
+
+
+def test_without_a_text_no_score_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = saved(tmp_path / "run", "distilbert")
+    assert command.main([str(root / "student")]) == 0
+    shown = capsys.readouterr().out
+    assert "not computed; --text FILE" in shown and "DistilBertForMaskedLM" in shown
+
+
+def test_perplexity_is_that_of_the_targets() -> None:
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(VOCAB, VOCAB)).astype(np.float32)
+    inputs, targets = rng.integers(0, VOCAB, (7, LENGTH)), rng.integers(0, VOCAB, (7, LENGTH))
+    targets[rng.random(targets.shape) < 0.8] = measure.IGNORE
+    log_probs = table - np.log(np.exp(table.astype(np.float64)).sum(1, keepdims=True))
+    losses = [-log_probs[a, b] for a, b in zip(inputs.flat, targets.flat, strict=True) if b != measure.IGNORE]
+    found = measure.perplexity(lambda ids, mask: table[ids], inputs, targets)
+    assert found == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
+
+
+def test_a_masked_model_is_asked_for_masked_words(text: Path) -> None:
+    tokenizer = tokenizer_of("bert")
+    rows = measure.rows_of(text, tokenizer, LENGTH, 10)
+    assert rows.shape == (10, LENGTH) and (rows[:, 0] == CLS).all() and (rows[:, -1] == SEP).all()
+    inputs, targets = measure.questions(rows, tokenizer, causal=False)
+    asked = targets != measure.IGNORE
+    assert (asked.sum(1) == round(0.15 * (LENGTH - 2))).all() and (targets[asked] == rows[asked]).all()
+    assert (inputs[~asked] == rows[~asked]).all() and (inputs == MASK).any()
+    assert not np.isin(targets[asked], [PAD, UNK, CLS, SEP, MASK]).any()
+    again = measure.questions(rows, tokenizer, causal=False)
+    assert (again[0] == inputs).all() and (again[1] == targets).all()
+
+
+def test_a_causal_model_is_asked_for_every_next_token(text: Path) -> None:
+    rows = measure.rows_of(text, tokenizer_of("gpt2"), LENGTH, 5)
+    inputs, targets = measure.questions(rows, tokenizer_of("gpt2"), causal=True)
+    assert (
+        (inputs == rows).all() and (targets[:, :-1] == rows[:, 1:]).all() and (targets[:, -1] == measure.IGNORE).all()
+    )
+    assert not (rows < len(SPECIAL)).all(1).any()
+
+
+def test_rows_come_from_the_whole_text(text: Path) -> None:
+    every = measure.rows_of(text, tokenizer_of("bert"), LENGTH, 10**6)
+    few = measure.rows_of(text, tokenizer_of("bert"), LENGTH, 3)
+    assert len(every) == 2000 // (LENGTH - 2) == 90
+    assert (few == every[[0, 44, 89]]).all()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which the command refuses."""
+    assert command.main(list(arguments)) == 2
+    line = capsys.readouterr().err.strip()
+    assert "\n" not in line and line.startswith("distill: ")
+    return line
+
+
+def test_what_is_refused(run: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "config.json is missing" in refused(capsys, str(tmp_path))
+    assert "--rows 0" in refused(capsys, str(run), "--rows", "0")
+    assert "is no file" in refused(capsys, str(run), "--text", str(tmp_path / "none.txt"))
+    (tmp_path / "short.txt").write_text("the of and")
+    assert "fewer than 64 tokens" in refused(capsys, str(run), "--text", str(tmp_path / "short.txt"))
+    (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xfa" * 99)
+    assert "not UTF-8" in refused(capsys, str(run), "--text", str(tmp_path / "no.txt"))
+    broken = saved(tmp_path / "broken", "distilbert") / "student" / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:999])
+    assert "does not load" in refused(capsys, str(tmp_path / "broken"))
+    assert not (tmp_path / "broken" / "student" / "onnx").exists()
+
+
+def test_a_missing_package_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "onnxruntime" in (line := refused(capsys, str(run))) and "pip install 'distill[onnx]'" in line
+
+
+def test_a_file_that_computes_something_else_is_refused() -> None:
+    model = make_family("bert")
+    own = convert.in_torch(model)
+    assert convert.largest_difference(model, own) == 0
+    with pytest.raises(SettingError, match="differ from the model's by"):
+        convert.largest_difference(model, lambda ids, mask: own(ids, np.ones_like(mask)))
+    with pytest.raises(SettingError, match="differ from the model's by"):
+        convert.largest_difference(model, lambda ids, mask: own(ids, mask) + np.float32(1e-2))
+
+
+def test_a_model_over_the_size_of_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "MOST_BYTES", 1000)
+    with pytest.raises(SettingError, match="over 1,000"):
+        convert.to_onnx(make_family("bert"), tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CAUSAL)
+def test_the_command_serves_causal_students(tmp_path: Path, text: Path, family: str) -> None:
+    found = command.write(str(saved(tmp_path / "run", family)), text, rows=8)
+    plain, same, _ = (found["perplexity"] for found in found["formats"].values())
+    assert found["task"] == "next token" and same == pytest.approx(plain, rel=1e-5)

@@ -1,0 +1,180 @@
+"""A pair in memory: its losses and gradients against plain formulas, its scores against other ways to them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from job import save_model
+from naive import definition
+
+from distill.commands.api.pair import Pair, load_pair
+from distill.commands.prediction.predict import predict
+from distill.config.compose import objective_config
+from distill.config.settings import StudentConfig
+from distill.evaluation.text_scores import score
+from distill.models.loaded import load_model
+from distill.runtime.errors import SettingError
+
+TEXTS = ["the cat and an owl sat.", "of the owls", "and ran to the end of it"]
+WITHOUT_DROPOUT = StudentConfig(kind="layers", layers=[0], dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("teacher") / "model", "bert", 2)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("causal") / "model", "gpt2", 2)
+
+
+def pair_of(teacher: Path, **options: Any) -> Pair:
+    return load_pair(teacher, WITHOUT_DROPOUT, sequence_length=24, device="cpu", **options)
+
+
+def test_losses_and_gradients_are_those_of_the_formulas(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = pair_of(teacher)
+    terms = {"soft": {"weight": 5.0, "cutoff": 0.0}, "mlm": 2.0, "cosine": 1.0}
+    objective = pair.objective(terms, temperature=3.0)
+    losses = objective(TEXTS, step=4)
+    losses.total.backward()
+    found = [parameter.grad.clone() for parameter in objective.parameters() if parameter.grad is not None]
+    monkeypatch.setattr("naive.VOCAB", len(pair.student.tokenizer))
+    settings = objective_config({"temperature": 3.0, "soft": {"weight": 5.0, "cutoff": 0.0, "rows": "all"}} | {
+        "mlm": {"weight": 2.0}, "cosine": {"weight": 1.0}
+    })  # fmt: skip
+    student, frozen = pair.student.model.double(), pair.teacher.model.double()
+    student.zero_grad()
+    total, means = definition(settings, student, frozen, [pair.batch(TEXTS, step=4)])
+    total.backward()
+    assert losses.total.item() == pytest.approx(total.item(), rel=1e-5)
+    assert losses.terms == pytest.approx(means, rel=1e-4)
+    assert losses.counts["mlm"] == len(pair.batch(TEXTS, step=4).targets.positions) > 0
+    expected = [parameter.grad for parameter in student.parameters() if parameter.grad is not None]
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-6)
+
+
+def test_a_loop_of_ones_own_learns(teacher: Path) -> None:
+    pair = pair_of(teacher)
+    objective = pair.objective({"soft": 1.0, "hidden_mse": 1.0})
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(12):
+        loss = objective(TEXTS).total
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(parameter.grad is None for parameter in pair.teacher.model.parameters())
+
+
+def test_masks_follow_step_and_seed(teacher: Path) -> None:
+    pair, other = pair_of(teacher), pair_of(teacher, seed=1)
+    masks = [each.batch(TEXTS * 4, step).ids for each, step in ((pair, 0), (pair, 0), (pair, 1), (other, 0))]
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2]) and not torch.equal(masks[0], masks[3])
+
+
+def test_scores_agree_with_those_of_single_texts(teacher: Path) -> None:
+    """Pseudo-perplexity over all positions is that of the texts' scores; a copy of the teacher agrees with it."""
+    pair = load_pair(
+        teacher, StudentConfig(kind="layers", layers=[0, 1], dropout=0.0), sequence_length=64, device="cpu"
+    )
+    found = pair.evaluate({"mine": TEXTS}, batch_size=3)
+    assert found["agreement"]["mine"] == {"top1": 1.0, "kl": pytest.approx(0.0, abs=1e-6)}
+    assert found["teacher"] == {name: pytest.approx(value, rel=1e-5) for name, value in found["student"].items()}
+    scores = score(TEXTS, pair.teacher)
+    mean = sum(each.total for each in scores) / sum(len(each.tokens) for each in scores)
+    assert found["teacher"]["pseudo_perplexity"]["mine"] == pytest.approx(math.exp(-mean), rel=1e-4)
+    assert pair.student.model.training
+    assert "pseudo_perplexity" not in pair.evaluate({"mine": TEXTS}, pseudo_perplexity_share=0)["student"]
+
+
+def test_a_causal_pair(causal: Path) -> None:
+    """The words' term is transformers' own loss of the text between two end-of-text tokens, but for the first."""
+    pair = load_pair(causal, StudentConfig(kind="layers", layers=[1], dropout=0.0), sequence_length=64, device="cpu")
+    losses = pair.objective({"soft": 1.0, "clm": 2.0})(TEXTS[:1])
+    ids = torch.tensor([[*pair.student.tokenizer(TEXTS[0])["input_ids"], pair.student.tokenizer.eos_token_id]])
+    expected = pair.student.model(input_ids=ids, labels=ids).loss.item()
+    assert losses.terms["clm"] == pytest.approx(expected, rel=1e-5) and losses.counts["clm"] == ids.shape[1] - 1
+    assert losses.total.item() == pytest.approx(losses.terms["soft"] + 2 * expected, rel=1e-4)
+    found = pair.evaluate({"mine": TEXTS[:1]})
+    assert found["student"]["perplexity"]["mine"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_texts_longer_than_a_row_fill_several(teacher: Path) -> None:
+    pair = pair_of(teacher)
+    long = "the cat " * 30
+    assert pair.batch([long]).ids.shape[0] > 1 and pair.batch([long]).ids.shape[1] == 24
+    whole = [token for row in pair.batch([long], masking=None).ids for token in row.tolist()]
+    assert whole.count(pair.student.tokenizer.cls_token_id) == pair.batch([long]).ids.shape[0]
+
+
+def test_students_and_generators(teacher: Path) -> None:
+    before = torch.get_rng_state()
+    half = load_pair(teacher, num_layers=1, layers="first", device="cpu")
+    assert half.student.num_parameters < half.teacher.num_parameters and "teacher: BertForMaskedLM" in repr(half)
+    saved = load_pair(teacher, student=teacher, device="cpu")
+    assert saved.student.num_parameters == saved.teacher.num_parameters
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_scores_are_made_alone_where_a_launcher_has_started_several(
+    teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pair_of(teacher)
+    expected = pair.evaluate({"mine": TEXTS})
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert pair.evaluate({"mine": TEXTS}) == expected
+
+
+def test_generators_of_gpus_are_not_seeded(teacher: Path, causal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` would seed every GPU of the process."""
+    monkeypatch.setattr("torch.cuda.manual_seed_all", lambda seed: pytest.fail("seeded all GPUs"))
+    load_pair(teacher, device="cpu")
+    predict(load_model(causal, "cpu"), ["the cat"], max_new_tokens=2, sample=True, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("terms", "temperature", "setting"),
+    [
+        ({"soft": {"weight": {"start": 1.0, "end": 0.0}}}, 2.0, "objective.soft.weight is a schedule from 1.0 to 0.0"),
+        ({"soft": {"temperature": {"start": 4.0, "end": 1.0}}}, 2.0, "objective.soft.temperature is a schedule"),
+        ({"soft": 1.0, "mlm": 1.0}, {"start": 4.0, "end": 1.0}, "objective.temperature is a schedule from 4.0 to 1.0"),
+    ],
+)
+def test_schedules_are_refused(teacher: Path, terms: Any, temperature: Any, setting: str) -> None:
+    with pytest.raises(SettingError, match=f"^{setting}"):
+        pair_of(teacher).objective(terms, temperature=temperature)
+
+
+def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"^layers and num_layers are for a student from the teacher's layers"):
+        load_pair(teacher, student=teacher, layers=[0])
+    for wants_rows in ({"layers": "auto"}, {"start": "fitted"}):
+        with pytest.raises(SettingError, match=r"^layers=auto and start=fitted look at the rows of a corpus"):
+            load_pair(teacher, StudentConfig(kind="layers", **wants_rows), device="cpu")
+    with pytest.raises(SettingError, match=r"^layers=auto and start=fitted"):
+        load_pair(teacher, layers="auto", device="cpu")
+    with pytest.raises(SettingError, match="no model that loads"):
+        load_pair(tmp_path / "nothing")
+    pair = pair_of(teacher)
+    with pytest.raises(SettingError, match=r"^objective\.clm predicts clm"):
+        pair.objective({"clm": 1.0})
+    with pytest.raises(SettingError, match=r"^objective\.sot\.kind=sot is not known"):
+        pair.objective({"sot": 1.0})
+    with pytest.raises(SettingError, match=r"^texts: none of them has a token"):
+        pair.objective({"mlm": 1.0})([""])
+    with pytest.raises(SettingError, match=r"^texts is one string: give a list of texts$"):
+        pair.objective({"mlm": 1.0})("the cat and an owl")
+    with pytest.raises(SettingError, match=r"^texts is one string"):
+        pair.evaluate({"mine": "the cat and an owl"})
+    with pytest.raises(SettingError, match=r"^student\.path=.*: masked language models need"):
+        load_pair(teacher, student=causal, device="cpu")

@@ -1,0 +1,190 @@
+"""Answers of models of every kind, against transformers' own pipelines and plain forward passes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from job import Shelf, save_model
+from prediction_models import save_fine_tuned
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, pipeline
+
+from distill.commands.prediction.predict import predict
+from distill.models.loaded import LoadedModel, load_model
+from distill.runtime.errors import SettingError
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    names = {0: "bad", 1: "good", 2: "fair"}
+    folder = tmp_path_factory.mktemp("classes") / "model"
+    return load_model(save_fine_tuned(folder, AutoModelForSequenceClassification, id2label=names), "cpu")
+
+
+@pytest.fixture(scope="module")
+def answerer(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("answers") / "model"
+    return load_model(save_fine_tuned(folder, AutoModelForQuestionAnswering), "cpu")
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(save_model(tmp_path_factory.mktemp("causal") / "model", "gpt2", 2), "cpu")
+
+
+def test_masks_as_the_pipeline_fills_them(shelf: Shelf) -> None:
+    found = load_model(shelf.teacher, "cpu")
+    texts = ["The old river found the [MASK] by the sea.", "The [MASK].", "A quiet [MASK] kept the letter."]
+    fill = pipeline("fill-mask", model=found.model, tokenizer=found.tokenizer, top_k=3)
+    for text, each in zip(texts, predict(found, texts, top_k=3, batch_size=2), strict=True):
+        expected = fill(text)
+        (given,) = each["masks"]
+        assert [one["token"] for one in given] == [one["token_str"].strip() for one in expected]
+        assert [one["probability"] for one in given] == pytest.approx([one["score"] for one in expected], abs=1e-5)
+        assert each["filled"] == text.replace("[MASK]", given[0]["token"]) and each["text"] == text
+
+
+def test_several_masks_and_another_models_mask(shelf: Shelf) -> None:
+    both = predict(shelf.teacher, {"text": "The <mask> found [MASK].", "id": 7})
+    assert len(both["masks"]) == 2 and len(both["masks"][0]) == 5 and both["id"] == 7
+    words = [mask[0]["token"] for mask in both["masks"]]
+    assert both["filled"] == f"The {words[0]} found {words[1]}."
+    with pytest.raises(SettingError, match=r"^text 2 has no mask to fill: write \[MASK\]"):
+        predict(shelf.teacher, ["A [MASK].", "none"])
+
+
+def test_continuations_do_not_depend_on_their_batch(writer: LoadedModel) -> None:
+    texts = ["the cat", "an owl and the", "", "t"]
+    together = predict(writer, texts, max_new_tokens=6)
+    for text, each in zip(texts, together, strict=True):
+        ids = writer.tokenizer(text)["input_ids"] or [writer.tokenizer.eos_token_id]
+        for _ in range(6):  # greedily, one token after the other
+            with torch.no_grad():
+                ids = [*ids, int(writer.model(torch.tensor([ids])).logits[0, -1].argmax())]
+            if ids[-1] == writer.tokenizer.eos_token_id:
+                break
+        new = ids[max(len(writer.tokenizer(text)["input_ids"]), 1) :]
+        assert each["ended"] == (new[-1] == writer.tokenizer.eos_token_id)
+        assert each["continuation"] == writer.tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_no_text_has_no_continuation(writer: LoadedModel) -> None:
+    assert predict(writer, []) == []
+
+
+def test_several_classes_at_once_are_refused(tmp_path: Path) -> None:
+    kinds = {"problem_type": "multi_label_classification", "num_labels": 3}
+    found = load_model(save_fine_tuned(tmp_path / "model", AutoModelForSequenceClassification, **kinds), "cpu")
+    with pytest.raises(
+        SettingError, match=r"^model=.* gives a text several classes at once \(problem_type=multi_label"
+    ):
+        predict(found, ["the cat"])
+
+
+def test_drawn_continuations_follow_the_seed(writer: LoadedModel) -> None:
+    before = torch.get_rng_state()
+
+    def draw(seed: int, **more: Any) -> str:
+        return str(predict(writer, "the cat", sample=True, max_new_tokens=12, seed=seed, **more)["continuation"])
+
+    assert draw(1) == draw(1) and len({draw(seed) for seed in range(4)}) > 1
+    greedy = predict(writer, "the cat", max_new_tokens=12)["continuation"]
+    assert draw(3, top_k=1) == greedy and draw(3, temperature=1e-4) == greedy and draw(3, top_p=1e-6) == greedy
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_classes_as_the_pipeline_gives_them(classifier: LoadedModel) -> None:
+    texts = ["the cat", "owls and the cat and the owl", "of"]
+    classify = pipeline("text-classification", model=classifier.model, tokenizer=classifier.tokenizer, top_k=None)
+    for text, each in zip(texts, predict(classifier, texts), strict=True):
+        expected = {one["label"]: one["score"] for one in classify([text])[0]}
+        assert each["probabilities"] == pytest.approx(expected, abs=1e-5)
+        assert each["class"] == max(expected, key=lambda name: expected[name]) == next(iter(each["probabilities"]))
+        assert each["probability"] == pytest.approx(max(expected.values()), abs=1e-5)
+    pair = predict(classifier, ("the cat", "an owl"), top_k=1)
+    with torch.no_grad():
+        logits = classifier.model(**classifier.tokenizer("the cat", "an owl", return_tensors="pt")).logits[0]
+    best = int(logits.argmax())
+    name, share = classifier.model.config.id2label[best], float(logits.softmax(-1)[best])
+    assert pair["probabilities"] == {name: pytest.approx(share, abs=1e-5)}
+    with pytest.raises(SettingError, match=r"^record 2: some records are pairs"):
+        predict(classifier, [("the cat", "an owl"), "the cat"])
+
+
+def test_values(tmp_path: Path) -> None:
+    folder = save_fine_tuned(tmp_path / "model", AutoModelForSequenceClassification, num_labels=1)
+    found = load_model(folder, "cpu")
+    with torch.no_grad():
+        expected = float(found.model(**found.tokenizer("the cat", return_tensors="pt")).logits)
+    assert predict(found, [{"text": "the cat", "id": "x"}]) == [
+        {"text": "the cat", "id": "x", "value": pytest.approx(expected, abs=1e-5)}
+    ]
+
+
+def naive_answer(found: LoadedModel, question: str, context: str, most: int) -> tuple[float, str, float]:
+    """The best pair of positions of one window by trying all of them; and the score of having no answer."""
+    encoded = found.tokenizer(question, context, return_offsets_mapping=True)
+    with torch.no_grad():
+        output = found.model(**{name: torch.tensor([encoded[name]]) for name in ("input_ids", "token_type_ids")})
+    start, end = (logits[0].double().numpy() for logits in (output.start_logits, output.end_logits))
+    inside = [place for place, part in enumerate(encoded.sequence_ids()) if part == 1]
+    pairs = [(start[i] + end[j], i, j) for i in inside for j in inside if i <= j < i + most]
+    best, i, j = max(pairs)
+    offsets = encoded["offset_mapping"]
+    return float(best), context[offsets[i][0] : offsets[j][1]], float(start[0] + end[0])
+
+
+def test_answers_are_the_best_stretches(answerer: LoadedModel) -> None:
+    record = {"question": "what", "context": "the cat sat on an owl and ran.", "id": "q1"}
+    score, text, null = naive_answer(answerer, record["question"], record["context"], 5)
+    found = predict(answerer, record, max_answer_tokens=5, top_k=3)
+    assert (found["answer"], found["id"]) == (text, "q1")
+    assert found["score"] == pytest.approx(score, abs=1e-4)
+    assert found["no_answer_score"] == pytest.approx(null - score, abs=1e-4)
+    assert record["context"][found["start"] : found["end"]] == text
+    scores = np.array([each["score"] for each in found["answers"]])
+    assert len(scores) == 3 and (np.diff(scores) <= 0).all() and found["answers"][0]["answer"] == text
+    assert 0 < sum(each["probability"] for each in found["answers"]) <= 1
+    may_lack = predict(answerer, record, max_answer_tokens=5, no_answer=True)
+    assert may_lack["answer"] == ("" if null > score else text)
+
+
+def test_long_contexts_are_read_in_windows(answerer: LoadedModel) -> None:
+    record = {"question": "what", "context": "the cat sat. " * 40}
+    found = predict(answerer, [record, record | {"context": "of the"}])
+    assert len(found) == 2 and found[0]["answer"] in record["context"] and found[1]["end"] <= 6
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"temperature": 2.0}, r"^temperature=2.0: a model for classes of texts does not read it"),
+        ({"sequence_length": 999}, r"^sequence_length=999: .* reads 64 tokens; lower it"),
+        ({"batch_size": 0}, r"^batch_size=0: give 1 or more"),
+        ({"device": "warp"}, None),
+    ],
+)
+def test_options_that_do_not_fit(classifier: LoadedModel, options: dict[str, Any], line: str | None) -> None:
+    if line is None:
+        with pytest.raises(SettingError, match=r"^device=warp: give auto, cpu"):
+            load_model(classifier.path, **options)
+    else:
+        with pytest.raises(SettingError, match=line):
+            predict(classifier, "the cat", **options)
+
+
+def test_options_of_drawing_want_sample(writer: LoadedModel) -> None:
+    with pytest.raises(SettingError, match=r"^temperature=0.7 is for drawn tokens.*sample=true"):
+        predict(writer, "the", temperature=0.7)
+    with pytest.raises(SettingError, match=r"^text 1 has .* with max_new_tokens=60, and model=.* reads 64"):
+        predict(writer, "the cat sat", max_new_tokens=60)
+
+
+def test_inputs_that_a_model_does_not_read(writer: LoadedModel, answerer: LoadedModel) -> None:
+    with pytest.raises(SettingError, match=r"^input 1 is no record: .* wants question and context"):
+        predict(answerer, "who?")
+    with pytest.raises(SettingError, match=r"^input 2 has no context that is text"):
+        predict(answerer, [{"question": "a", "context": "b"}, {"question": "a"}])
+    with pytest.raises(SettingError, match=r"^input 1 has a second text"):
+        predict(writer, {"text": "a", "second": "b"})

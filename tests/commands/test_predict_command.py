@@ -1,0 +1,165 @@
+"""The command: inputs from the command line, files and pipes, outcomes as files, GLUE's submissions, and refusals."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from job import Shelf
+from prediction_models import save_fine_tuned
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+
+from distill.commands.prediction.command import main
+from distill.commands.prediction.predict import predict
+
+
+@pytest.fixture(scope="module")
+def sentiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder, as far as predictions look at it, of a model for SST-2 whose classes stand in another order."""
+    folder = tmp_path_factory.mktemp("sst2")
+    save_fine_tuned(folder / "student", AutoModelForSequenceClassification, id2label={0: "positive", 1: "negative"})
+    settings = {"corpus": {"kind": "glue", "task": "sst2", "sequence_length": 16, "text": None, "second": None}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "metrics.jsonl").write_text("")
+    return folder
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a command is refused."""
+    assert main(list(arguments)) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("distill: ") and output.err.count("\n") == 1, output
+    return output.err.removeprefix("distill: ").strip()
+
+
+def test_texts_on_the_command_line(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["The old [MASK].", "A [MASK] = letter."]
+    assert main([f"model={shelf.teacher}", *(f"text={text}" for text in texts), "top_k=2"]) == 0
+    assert lines(capsys.readouterr().out) == predict(shelf.teacher, texts, top_k=2)
+
+
+def test_files_and_pipes(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    texts = ["the cat", "an owl", "of the"]
+    expected = predict(sentiment, texts)
+    (tmp_path / "in.txt").write_text("\n\n".join(texts))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(texts)))
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text", "mark"], *([text, n] for n, text in enumerate(texts))])
+    for name, extra in (("in.txt", None), ("in.jsonl", "id"), ("in.csv", "mark")):
+        assert main([f"model={sentiment}", f"input={tmp_path / name}", f"output={tmp_path / 'out.jsonl'}"]) == 0
+        found = lines((tmp_path / "out.jsonl").read_text())
+        assert [one["class"] for one in found] == [one["class"] for one in expected]
+        assert extra is None or [int(one[extra]) for one in found] == [0, 1, 2]
+    assert "3 predictions in" in capsys.readouterr().err
+    for piped in ("\n".join(texts), "".join(json.dumps(text) + "\n" for text in texts)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+        assert main([f"model={sentiment}"]) == 0
+        assert [one["text"] for one in lines(capsys.readouterr().out)] == texts
+
+
+def test_columns_are_called_as_in_training(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "student").symlink_to(sentiment / "student")
+    (folder / "metrics.jsonl").write_text("")
+    settings = {"corpus": {"kind": "table", "text": "review", "second": "reply", "sequence_length": 16}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "in.csv").write_text("review,reply\nthe cat,an owl\n")
+    assert main([f"model={folder}", f"input={tmp_path / 'in.csv'}"]) == 0
+    (found,) = lines(capsys.readouterr().out)
+    assert found["class"] == predict(sentiment, ("the cat", "an owl"))["class"]
+    assert found["probability"] == pytest.approx(predict(sentiment, ("the cat", "an owl"))["probability"])
+
+
+def test_answers_in_squads_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_fine_tuned(tmp_path / "model", AutoModelForQuestionAnswering)
+    questions = [{"id": f"q{n}", "question": text, "answers": []} for n, text in enumerate(("what", "who is it"))]
+    content = {"data": [{"paragraphs": [{"context": "the cat and an owl", "qas": questions}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    assert main([f"model={model}", f"input={tmp_path / 'dev.json'}", f"output={tmp_path / 'answers.json'}"]) == 0
+    found = json.loads((tmp_path / "answers.json").read_text())
+    records = [{"question": each["question"], "context": "the cat and an owl"} for each in questions]
+    assert found == {f"q{n}": each["answer"] for n, each in enumerate(predict(model, records))}
+    assert main([f"model={model}", "question=what", "context=the cat"]) == 0
+    assert lines(capsys.readouterr().out.splitlines()[-1])[0]["answer"]
+
+
+def test_the_file_of_a_task_of_glue(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every row of the test set in its order, by GLUE's numbers of the classes and not by the model's."""
+    texts = ["the cat", 'an "owl', "of the cat and the owl", "owl"]
+    folder = tmp_path / "glue" / "SST-2"
+    folder.mkdir(parents=True)
+    rows = "".join(f"{n + 10}\t{text}\n" for n, text in enumerate(texts))
+    (folder / "test.tsv").write_text(f"index\tsentence\n{rows}")
+    assert main([f"model={sentiment}", f"input={tmp_path / 'glue'}", f"output={tmp_path}"]) == 0
+    found = (tmp_path / "SST-2.tsv").read_text().splitlines()
+    numbers = {"negative": 0, "positive": 1}
+    expected = [f"{n + 10}\t{numbers[one['class']]}" for n, one in enumerate(predict(sentiment, texts))]
+    assert found == ["index\tprediction", *expected]
+    assert "4 predictions in" in capsys.readouterr().err
+
+
+def test_words_values_and_several_test_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {0: "contradiction", 1: "entailment", 2: "neutral"}
+    model = save_fine_tuned(tmp_path / "mnli", AutoModelForSequenceClassification, id2label=names)
+    (tmp_path / "MNLI").mkdir()
+    for part in ("matched", "mismatched"):
+        (tmp_path / "MNLI" / f"test_{part}.tsv").write_text(f"index\tsentence1\tsentence2\n0\t{part[:3]}\tan owl\n")
+    given = [f"model={model}", f"input={tmp_path / 'MNLI'}", "task=mnli"]
+    assert "several test sets" in refused(capsys, *given, f"output={tmp_path / 'one.tsv'}")
+    assert main([*given, f"output={tmp_path}"]) == 0
+    for name, part in (("MNLI-m", "matched"), ("MNLI-mm", "mismatched")):
+        word = predict(model, (part[:3], "an owl"))["class"]
+        assert (tmp_path / f"{name}.tsv").read_text() == f"index\tprediction\n0\t{word}\n"
+    value = save_fine_tuned(tmp_path / "stsb", AutoModelForSequenceClassification, num_labels=1)
+    (tmp_path / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tthe cat\tan owl\n")
+    given = [f"model={value}", f"input={tmp_path / 'test.tsv'}", f"output={tmp_path / 'STS-B.tsv'}"]
+    assert main([*given, "task=stsb"]) == 0
+    number = float((tmp_path / "STS-B.tsv").read_text().split("\t")[-1])
+    expected = min(max(predict(value, ("the cat", "an owl"))["value"], 0), 5)
+    assert number == pytest.approx(expected, abs=5.1e-4)
+    capsys.readouterr()
+    assert "has negative, positive: choose another model" in refused(capsys, *given, "task=sst2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["text=a"], "model is missing"),
+        (["model=m", "--fast"], "--fast: this command takes NAME=VALUE"),
+        (["model=m", "topk=5"], "topk is no setting of this command (did you mean top_k"),
+        (["model=m", "top_k=many"], "top_k=many: give a whole number"),
+        (["model=m", "sample=maybe"], "sample=maybe: give true or false"),
+        (["model=m", "text=a", "input=b"], "text and input are both given"),
+        (["model=m", "question=a"], "question= and context= belong together"),
+        (["model=no/such/model", "text=a"], "model=no/such/model is no model that loads"),
+    ],
+)
+def test_bad_command_lines(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, *arguments).startswith(line)
+
+
+def test_bad_inputs(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, bad = f"model={sentiment}", tmp_path / "in.jsonl"
+    bad.write_text('{"text": "the cat"}\n{"text"\n')
+    assert refused(capsys, model, f"input={bad}", f"output={tmp_path / 'out.jsonl'}").startswith(
+        "in.jsonl, line 2 is no"
+    )
+    assert not (tmp_path / "out.jsonl").exists()
+    bad.write_text('{"text": 3}\n')
+    assert "in.jsonl, line 1: input 1 has no text that is text" in refused(capsys, model, f"input={bad}")
+    assert "no such file" in refused(capsys, model, f"input={tmp_path / 'none.txt'}")
+    assert "does not say what it is" in refused(capsys, model, f"input={sentiment / 'student' / 'model.safetensors'}")
+    (tmp_path / "test.tsv").write_text("index\tsentence\n0\tthe\tcat\n")
+    given = [model, f"input={tmp_path / 'test.tsv'}", f"output={tmp_path / 'x.tsv'}"]
+    assert "another number of fields" in refused(capsys, *given)
+    assert "task=sst3 is not known (did you mean sst2" in refused(capsys, *given, "task=sst3")
+    assert "task=sst2 is for GLUE's form" in refused(capsys, model, "text=a", "task=sst2")

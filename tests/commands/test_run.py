@@ -1,0 +1,202 @@
+"""Runs from a program: the command's own student, results that show themselves, a process that is as before, errors."""
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distill.config.composed_run import composed_run, run_dir
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from job import Shelf, assert_same, results
+from transformers import AutoModelForMaskedLM
+from transformers.utils import logging as transformers_logging
+
+import distill
+from distill.commands.api import run as module
+from distill.commands.api.run_results import RunResults
+from distill.config.compose import register
+from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
+from distill.runtime.signals import SAME_REQUEST, Signals
+
+
+def state() -> list[Any]:
+    """What a run could leave changed in its process."""
+    package = logging.getLogger("distill")
+    bars = transformers_logging.is_progress_bar_enabled()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    hydra = [GlobalHydra.instance().hydra, HydraConfig.instance().cfg]
+    return [package.level, package.propagate, list(package.handlers), bars, handlers, torch.get_num_threads(), hydra]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+@pytest.fixture(scope="module")
+def ran(shelf: Shelf, elsewhere: Path) -> RunResults:
+    """A run in another working directory, in a program that uses Hydra itself; nothing but its folder is left."""
+    before, generator, here = state(), torch.get_rng_state(), os.getcwd()
+    (elsewhere / "conf").mkdir()
+    os.chdir(elsewhere)
+    try:
+        with initialize_config_dir(str(elsewhere / "conf"), version_base="1.3"):
+            own = GlobalHydra.instance().hydra
+            found = distill.run(shelf.arguments(Path("out")))
+            assert GlobalHydra.instance().hydra is own
+        assert state() == before and torch.equal(torch.get_rng_state(), generator)
+    finally:
+        os.chdir(here)
+    return RunResults(elsewhere / found.folder, found.content)
+
+
+def test_the_student_is_that_of_the_command(ran: RunResults, done: Path, elsewhere: Path) -> None:
+    assert_same(ran.folder, done)
+    assert ran.folder == elsewhere / "out" and {path.name for path in elsewhere.iterdir()} == {"conf", "out"}
+    assert results(ran.folder)["command"].startswith("python -m distill +recipe=distilbert_gutenberg")
+
+
+def test_what_the_results_hold(ran: RunResults, shelf: Shelf) -> None:
+    content = results(ran.folder)
+    assert ran.scores["student"]["perplexity"] == content["student"]["perplexity"]
+    assert set(ran.scores) == {"teacher", "student"}
+    assert set(ran.scores["teacher"]) == {"perplexity", "pseudo_perplexity"}
+    assert ran.teacher == str(shelf.teacher) and ran.settings["train"]["batch_size"] == 8
+    assert [line["step"] for line in ran.metrics] == list(range(1, content["training"]["steps"] + 1))
+    assert ran.history == content["history"] and ran.report.is_file()
+    AutoModelForMaskedLM.from_pretrained(ran.student)
+    assert distill.predict(str(ran.student), "The [MASK].")["masks"]
+
+
+def test_how_the_results_show_themselves(ran: RunResults) -> None:
+    lines = repr(ran).splitlines()
+    assert lines[0].startswith(f"distilbert_gutenberg in {ran.folder} after ") and str(ran.report) in lines[-1]
+    table = next(line for line in lines if line.lstrip().startswith("Teacher"))
+    assert "Student" in table and any(line.startswith("Perplexity") for line in lines)
+    page = ran._repr_html_()
+    assert page.count("<tr>") == page.count("</tr>") > 4 and "<th>Student</th>" in page and "<b>" in page
+    shown = ran.plot()
+    assert shown._repr_png_().startswith(b"\x89PNG")
+    losses, scores = shown.axes
+    names = [line.get_label() for line in losses.lines]
+    assert names[0] == "Total" and len(names) == 4
+    (student, teacher) = scores.lines
+    assert list(student.get_ydata()) == [line["perplexity"]["heldout"] for line in ran.history]
+    assert set(teacher.get_ydata()) == {ran.scores["teacher"]["perplexity"]["heldout"]}
+
+
+def test_a_finished_run_is_given_again_and_opened(ran: RunResults, shelf: Shelf) -> None:
+    written = (ran.folder / "results.json").stat().st_mtime_ns
+    again = distill.run(shelf.arguments(ran.folder))
+    assert again.scores == ran.scores and (ran.folder / "results.json").stat().st_mtime_ns == written
+    opened = distill.open_run(ran.folder)
+    assert opened.content == ran.content and opened.teacher == ran.teacher
+    with pytest.raises(SettingError, match=r"^folder=.*nothing is no finished run"):
+        distill.open_run(ran.folder / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ("+recipe=smoke", r"^overrides=\+recipe=smoke is one string: give a list"),
+        (["+recipe=smok"], "smok"),
+        (["+recipe=smoke", "optimizer.lr=fast"], r"^optimizer\.lr"),
+        (["+recipe=smoke", "seed=1,2"], r"about one run: leave --multirun"),
+        (["--multirun", "+recipe=smoke"], r"^--multirun is an option of the command"),
+        (
+            ["+recipe=smoke", "hydra.job.chdir=true"],
+            r"^hydra\.job\.chdir: of Hydra's own settings only hydra\.run\.dir",
+        ),
+        (["+recipe=albert_chain"], "chain"),
+        (["--config-dir", "no/such/folder", "+recipe=mine"], r"no such folder"),
+    ],
+)
+def test_errors_are_raised(overrides: Any, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = state()
+    with pytest.raises(SettingError, match=line):
+        distill.run(overrides)
+    assert state() == before and not list(tmp_path.iterdir())
+
+
+def test_a_secret_is_not_in_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingError) as error:
+        distill.run(["+recipe=smoke", "+hub.api_key=q1w2e3r4t5"])
+    assert "q1w2e3r4t5" not in str(error.value)
+
+
+def test_a_recipe_of_ones_own(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "recipe").mkdir(parents=True)
+    recipe = "# @package _global_\ndefaults:\n  - distilbert_gutenberg\n  - _self_\ntrain: {steps: 1}\n"
+    (tmp_path / "mine" / "recipe" / "own.yaml").write_text(recipe)
+    arguments = [each for each in shelf.arguments(tmp_path / "x") if not each.startswith(("+recipe", "hydra.run.dir"))]
+    found = distill.run(["--config-dir=mine", "+recipe=own", *arguments, "train.epochs=null", "evaluate.rows=2"])
+    assert found.folder == Path("runs/own") and found.content["training"]["steps"] == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "it's, a=b", "(1) {b} [c]", "end\\", "${seed}", "a:b%"])
+def test_the_folder_of_a_command_is_quoted(name: str) -> None:
+    register()
+    assert composed_run(["+recipe=smoke", run_dir(Path("runs") / name)]).folder == Path("runs") / name
+
+
+def test_ranks_write_into_the_folder_that_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with the time in it is another one a moment later."""
+    calls: list[list[str]] = []
+    opened: list[Path] = []
+    monkeypatch.setattr(module, "_has_several_ranks", lambda job: True)
+    monkeypatch.setattr(module, "_run_command", calls.append)
+    monkeypatch.setattr(module, "open_run", opened.append)
+    given = "hydra.run.dir=runs/${now:%H-%M-%S-%f}"
+    distill.run(["--config-dir", str(tmp_path), "+recipe=smoke", given])
+    options = ["--config-dir", str(tmp_path)]
+    assert calls == [["+recipe=smoke", given, f"hydra.run.dir='{opened[0]}'", *options]] and "$" not in str(opened[0])
+
+
+def test_several_ranks(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The command is started for them, finds what this process finds, and its lines appear here."""
+    ranks = ["backend=ddp", "backend.processes=2", "train.epochs=null", "train.steps=1", "evaluate.rows=4"]
+    found = distill.run(shelf.arguments(tmp_path / "out", *ranks))
+    assert found.content["backend"]["ranks"] == 2 and found.scores["student"]["perplexity"]
+    assert "Report: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(2, SettingError), (3, Diverged), (4, RankLost), (74, StorageFailed), (143, Interrupted), (1, RuntimeError)],
+)
+def test_how_a_command_has_ended(
+    status: int, kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/given\necho "distill: seed=x: the line" >&2\nexit {status}\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(kind, match=r"^seed=x: the line$") as error:
+        module._run_command(["+recipe=smoke", "seed=x"])
+    assert (tmp_path / "given").read_text() == "-m distill +recipe=smoke seed=x\n"
+    assert status < 128 or json.dumps(error.value.status) == str(status)  # type: ignore[attr-defined]
+
+
+def test_a_second_interrupt_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("distill.runtime.signals.time.monotonic", lambda: now)
+    signals = Signals(owns_process=False)
+    with pytest.raises(Interrupted, match="at once by a second SIGINT"), signals.deferred():
+        signals.handle(signal.SIGINT, None)
+        now = SAME_REQUEST / 2
+        signals.handle(signal.SIGINT, None)  # the same request
+        now = 2 * SAME_REQUEST
+        signals.handle(signal.SIGINT, None)
+        pytest.fail("went on")

@@ -1,0 +1,199 @@
+"""A student that is divided between ranks is that of one process: every family, exchanges, checkpoints."""
+
+import copy
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import run_ranks
+from families import without_dropout
+from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config, plain_sgd, weights_of
+
+from distill.config.settings import BackendConfig, MaskingConfig, OptimizerConfig, TrainConfig
+from distill.distributed import build, counted
+from distill.distributed.shard import sharded_modules, whole
+from distill.objective.vocabulary_parallel import sliced_loss
+from distill.optim.optimizers.lamb import Lamb
+from distill.runs.divide import blocks_of
+
+FAMILIES = ("bert", "distilbert", "roberta", "albert", "modernbert", "gpt2", "llama")
+# Everything that a term can read: logits, inner hidden states, queries and keys, vectors of whole rows.
+EVERYTHING = objective_config(
+    hidden_mse={"weight": 0.5}, relations={"weight": 0.1, "relation_heads": 4}, pooled={"weight": 0.3},
+    masking=MaskingConfig(share=0.3),
+)  # fmt: skip
+# The student is narrower than the teacher: there are projections, which are trained and not divided.
+NARROW = {"hidden_size": 16, "intermediate_size": 24}
+WITHOUT_COSINE = objective_config(cosine=0.0, hidden_mse={"weight": 0.5}, pooled={"weight": 0.3})
+# One term that reads nothing but the inside of the last block: no gradient comes to what the block gives.
+INSIDE = objective_config(soft=0.0, mlm=0.0, cosine=0.0, relations={"weight": 1.0, "relation_heads": 4})
+NUM_ROWS = 18  # windows of 8, 8 and 2 rows: with 4 ranks two of them have no row in the last window
+NEAR = {"rtol": 1e-6, "atol": 1e-6}
+
+# By name: family of both models, objective, fields of the student, optimizer.
+CASES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
+    **{family: (family, EVERYTHING, {}, "sgd") for family in FAMILIES},
+    "inside": ("bert", INSIDE, {}, "sgd"),
+    "projections": ("bert", WITHOUT_COSINE, NARROW, "sgd"),
+    "adamw": ("llama", EVERYTHING, {}, "adamw"),
+    "lamb": ("llama", EVERYTHING, {}, "lamb"),
+}
+SLICED = ("bert", "modernbert", "gpt2", "adamw", "lamb")  # of them those that are also trained with a sliced vocabulary
+
+
+def fit_of(folder: Path, case: str, backend: Any = None, **settings: Any) -> Fit:
+    """A training of windows of 8 rows, in micro-batches of one row where there are several ranks."""
+    family, objective, fields, optimizer = CASES[case]
+    student, teacher = without_dropout(family, **fields).train(), without_dropout(family).requires_grad_(False)
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.mul_(1.1)
+    size = 1 if backend is None else backend.size
+    for model in (student, teacher) if backend is not None else ():
+        backend.divide(model, *blocks_of(model), trained=model is student)
+    chosen: dict[str, Any] = plain_sgd(0.02)
+    if optimizer == "adamw":
+        chosen = {"optimizer_settings": OptimizerConfig(lr=1e-3, clip=0.5)}
+    elif optimizer == "lamb":
+        chosen["optimizer"] = lambda model: Lamb(model.parameters(), lr=1e-3)
+    length = TrainConfig(1 if size > 1 else 8, 8 // size if size > 1 else 1, epochs=1, save_every=1, keep=9)
+    fit = Fit(
+        folder, make_tokenizer(), make_rows(NUM_ROWS, shortest=5), teacher, student, copy.deepcopy(objective),
+        replace(length, **settings), backend=backend, **chosen,
+    )  # fmt: skip
+    if backend is not None and backend.vocabulary_group is not None:
+        fit.terms.visit = partial(sliced_loss, group=backend.vocabulary_group)
+    return fit
+
+
+def weights(fit: Fit) -> dict[str, torch.Tensor]:
+    """All that is trained, whole."""
+    return {name: whole(parameter.detach()).clone() for name, parameter in fit.model.named_parameters()}
+
+
+def sliced_on_a_rank(folder: Path) -> dict[str, Any]:
+    """The cases with two slices of the vocabulary, and a run of them that is cut in two."""
+    torch.set_num_threads(1)
+    backend = build(BackendConfig(name="fsdp", device="cpu", timeout=60.0, vocabulary_parallel=2))
+    found: dict[str, Any] = {}
+    for case in SLICED if backend.size == 2 else ("adamw", "lamb"):
+        fit = fit_of(folder / case, case, backend)
+        fit.run()
+        found[case] = weights(fit)
+    goes_on = fit_of(folder / "adamw", "adamw", backend).resume(folder / "adamw" / "step-00000001")
+    goes_on.folder = goes_on.checkpoints.folder = folder / "resumed"
+    goes_on.run()
+    found["resumed"] = weights(goes_on)
+    backend.close()
+    return found
+
+
+def on_a_rank(folder: Path) -> dict[str, Any]:
+    """Every case; a run that is cut in two; the calls of one step."""
+    torch.set_num_threads(1)
+    backend = build(BackendConfig(name="fsdp", device="cpu", timeout=60.0))
+    found: dict[str, Any] = {}
+    for case in CASES if backend.size == 2 else ("bert", "albert"):
+        fit = fit_of(folder / case, case, backend)
+        fit.run()
+        found[case] = weights(fit)
+    if backend.size == 2:
+        goes_on = fit_of(folder / "adamw", "adamw", backend).resume(folder / "adamw" / "step-00000001")
+        goes_on.folder = goes_on.checkpoints.folder = folder / "resumed"
+        goes_on.run()
+        found["resumed"] = weights(goes_on)
+        found["calls"] = {sync: calls_of_a_step(folder / sync, backend, sync) for sync in ("window", "every")}
+    backend.close()
+    return found
+
+
+def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
+    """How often gradients were reduced and numbers summed, and what the backend counted."""
+    calls: Counter[str] = Counter()
+    before = counted.REDUCE_SCATTER, dist.all_reduce, backend.num_syncs
+
+    def counting(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return function(*arguments, **named)
+
+        return call
+
+    fit = fit_of(folder, "bert", backend, epochs=None, steps=1)
+    fit.checkpoints.save = lambda *_: True  # type: ignore[method-assign, assignment]
+    backend.settings.sync = sync
+    counted.REDUCE_SCATTER, dist.all_reduce = counting("reduced", before[0]), counting("summed", before[1])
+    try:
+        fit.run()
+    finally:
+        counted.REDUCE_SCATTER, dist.all_reduce = before[:2]
+        backend.settings.sync = "window"
+    groups = len(list(sharded_modules(fit.student)))
+    return {**calls, "groups": groups, "micro-batches": fit.settings.accumulate, "syncs": backend.num_syncs - before[2]}
+
+
+def near(case: str) -> dict[str, float]:
+    """How near weights have to be; Adam makes steps of one length from gradients of any, and so of rounding too."""
+    return {"rtol": 1e-5, "atol": 1e-5} if case in ("adamw", "lamb") else NEAR
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("two")
+    return run_ranks(2, folder / "out", on_a_rank, folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+    folder, found = tmp_path_factory.mktemp("alone"), {}
+    for case in CASES:
+        fit = fit_of(folder / case, case)
+        before = weights_of(fit.model)
+        fit.run()
+        found[case] = weights_of(fit.model)
+        moved = max(float((found[case][name] - value).abs().max()) for name, value in before.items())
+        assert moved > 1e-3, f"{case}: the comparison needs weights that move"
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_student_is_that_of_one_process(case: str, two_ranks: list[Any], alone: dict[str, Any]) -> None:
+    for rank in two_ranks:
+        assert_close(rank[case], alone[case], **near(case))
+
+
+def test_four_ranks_of_which_two_have_nothing_in_the_last_window(tmp_path: Path, alone: dict[str, Any]) -> None:
+    for rank in run_ranks(4, tmp_path / "out", on_a_rank, tmp_path):
+        for case in ("bert", "albert"):
+            assert_close(rank[case], alone[case], **NEAR)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_slices_of_the_vocabulary_give_the_same_student(size: int, tmp_path: Path, alone: dict[str, Any]) -> None:
+    """With 4 ranks two hold each slice, and share it."""
+    for rank in run_ranks(size, tmp_path / "out", sliced_on_a_rank, tmp_path):
+        assert_close(rank.pop("resumed"), rank["adamw"], rtol=0, atol=0)
+        for case, found in rank.items():
+            assert_close(
+                found, alone[case], **(NEAR if case not in ("adamw", "lamb") else {"rtol": 1e-5, "atol": 1e-5})
+            )
+
+
+def test_a_resumed_run_ends_with_the_same_bits(two_ranks: list[Any]) -> None:
+    for rank in two_ranks:
+        assert_close(rank["resumed"], rank["adamw"], rtol=0, atol=0)
+
+
+def test_gradients_are_exchanged_once_a_window(two_ranks: list[Any]) -> None:
+    """For each divided module; the stats of the step and the norm of the gradient take a small sum each."""
+    for rank in two_ranks:
+        once, every = rank["calls"]["window"], rank["calls"]["every"]
+        assert once["groups"] == 3 and once["micro-batches"] == 4
+        assert once["reduced"] == once["groups"] and once["syncs"] == 1
+        assert every["reduced"] == 4 * every["groups"] and every["syncs"] == 4
+        assert once["summed"] == every["summed"]

@@ -1,0 +1,96 @@
+"""Which rank a process is, where ranks meet, and how many rings `auto` takes."""
+
+import pytest
+
+from distill.distributed.rank import RankInfo, rank_from_env
+from distill.distributed.rendezvous import first_host, meeting_point
+from distill.distributed.rings import choose_rings
+from distill.runtime.errors import SettingError
+
+RANKS = [
+    ({}, None),
+    ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, RankInfo("torchrun", 3, 4, 1, 2)),
+    ({"RANK": "3", "WORLD_SIZE": "4"}, RankInfo("torchrun", 3, 4, 0, 1)),
+    (
+        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
+        RankInfo("horovodrun", 1, 2, 1, 2),
+    ),
+    (
+        {
+            "SLURM_PROCID": "17",
+            "SLURM_STEP_NUM_TASKS": "20",
+            "SLURM_LOCALID": "1",
+            "SLURM_NODEID": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "8(x2),4",
+        },
+        RankInfo("Slurm", 17, 20, 1, 4),
+    ),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "20"}, None),  # the shell of a batch script
+    (
+        {
+            "OMPI_COMM_WORLD_RANK": "5",
+            "OMPI_COMM_WORLD_SIZE": "8",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        },
+        RankInfo("Open MPI", 5, 8, 1, 4),
+    ),
+    ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}, RankInfo("MPI", 5, 8, 1, 4)),
+]
+
+
+@pytest.mark.parametrize(("environment", "info"), RANKS)
+def test_ranks_of_all_launchers(environment: dict[str, str], info: RankInfo | None) -> None:
+    assert rank_from_env(environment) == info
+
+
+def test_meeting_points() -> None:
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "1", "SLURM_STEP_NODELIST": "gpu[03-07,9],login"}
+    address, port = meeting_point(RankInfo("Slurm", 0, 8, 0, 4), slurm)
+    assert address == "gpu03" and 20_000 <= port < 32_000
+    assert (address, port) == meeting_point(RankInfo("Slurm", 7, 8, 3, 4), slurm)
+    said = {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+    assert meeting_point(RankInfo("Open MPI", 0, 8, 0, 4), said) == ("head", 1234)
+    assert meeting_point(RankInfo("Open MPI", 0, 4, 0, 4), {})[0] == "127.0.0.1"
+    with pytest.raises(SettingError, match="MASTER_ADDR"):
+        meeting_point(RankInfo("Open MPI", 0, 8, 0, 4), {})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("a", "a"), ("a,b", "a"), ("n[1-3]", "n1"), ("n[07,9]-ib,x", "n07-ib"), ("c2-d[1,2]", "c2-d1")]
+)
+def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rings"),
+    [
+        ({1: 1.0, 2: 0.95, 4: 0.92}, 1),  # a gain below a tenth
+        ({1: 1.0, 2: 0.55, 4: 0.545}, 2),  # as good as the fastest, with fewer connections
+        ({1: 3.1, 2: 1.55, 4: 0.9}, 4),
+        ({1: 1.0, 2: 1.2, 4: 1.3}, 1),
+    ],
+)
+def test_auto_takes_more_rings_only_where_they_pay(seconds: dict[int, float], rings: int) -> None:
+    first = dict.fromkeys(seconds, True)
+
+    def measured(number: int) -> float:
+        if first[number]:
+            first[number] = False
+            return 1e-9 if number == 4 else 1e9  # the first round does not count
+        return seconds[number]
+
+    assert choose_rings(measured) == (rings, seconds)
+
+
+def test_auto_measures_again_where_that_is_cheap() -> None:
+    """Two lucky exchanges on four rings decide nothing among fifteen rounds of milliseconds."""
+    calls = dict.fromkeys((1, 2, 4), 0)
+
+    def measured(number: int) -> float:
+        calls[number] += 1
+        return 0.001 if number == 4 and calls[4] in (2, 5) else 0.01
+
+    assert choose_rings(measured)[0] == 1
+    assert calls == dict.fromkeys((1, 2, 4), 16)

@@ -1,0 +1,58 @@
+"""`train.rows_per_step` in value: the same steps for any number of ranks, also where that changes within a run."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from tiny import Fit, make_model, make_rows, make_tokenizer, plain_sgd
+from torch.testing import assert_close
+
+from distill.config.settings import BackendConfig, TrainConfig
+from distill.distributed import build
+
+ROWS = 7  # of a step: neither two ranks nor three divide them
+STEPS = 5  # of 20 rows: two epochs of three steps, whose last has six rows, but one step
+
+
+def fit(folder: Path, steps: int, **more: Any) -> Fit:
+    settings = TrainConfig(2, 99, ROWS, epochs=None, steps=steps, save_every=1, keep=9)
+    student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
+    teacher = make_model("bert", 4).requires_grad_(False)
+    rows = make_rows(20, shortest=5)
+    made = Fit(
+        folder, make_tokenizer(), rows, teacher, student, settings=settings, keyed_dropout=True, **plain_sgd(), **more
+    )
+    return made.resume() if made.checkpoints.newest() else made
+
+
+def rank_trains(folder: Path, steps: int) -> dict[str, Any]:
+    """One rank, from the newest checkpoint to so many steps: its weights, its losses, and its share of a step."""
+    torch.set_num_threads(1)
+    backend = build(BackendConfig(name="ddp", device="cpu"))
+    made = fit(folder, steps, backend=backend)
+    made.run()
+    backend.close()
+    window = [len(batch.row_ids) for batch in made.batches.window(0)]
+    weights = {name: tensor.detach().clone() for name, tensor in made.student.state_dict().items()}
+    return {"weights": weights, "losses": [line["loss/total"] for line in made.logs], "window": window}
+
+
+def test_ranks_come_and_go_and_the_steps_stay_the_same(tmp_path: Path) -> None:
+    """Two steps on three ranks, two on two, and the last on one, against one process that takes whole steps."""
+    parts = [
+        run_ranks(size, tmp_path / f"out{size}", rank_trains, tmp_path / "run", steps)
+        for size, steps in ((3, 2), (2, 4))
+    ]
+    assert [[rank["window"] for rank in part] for part in parts] == [[[2, 1], [2], [2]], [[2, 2], [2, 1]]]
+    last = fit(tmp_path / "run", STEPS)
+    last.run()
+    losses = [loss for part in parts for loss in part[0]["losses"]] + [line["loss/total"] for line in last.logs]
+
+    whole = fit(tmp_path / "whole", STEPS)
+    whole.batches = replace(whole.batches, batch_size=ROWS)
+    whole.run()
+    assert losses == pytest.approx([line["loss/total"] for line in whole.logs], rel=1e-5)
+    assert_close(dict(last.student.state_dict()), dict(whole.student.state_dict()), rtol=1e-4, atol=2e-6)

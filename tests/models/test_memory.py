@@ -1,0 +1,189 @@
+"""A lack of memory ends a run in one line that names what to lower."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from job import Shelf
+from tiny import make_tokenizer, new_student
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+
+from distill.config.settings import BackendConfig, StudentConfig
+from distill.distributed.single import Single
+from distill.models.kernels.activations import use_one_gelu
+from distill.models.kernels.dropout import replace_dropout
+from distill.models.kernels.precision import dtype_of
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.memory import available, memory_failure, require_memory_for_step
+from distill.models.student import make_student
+from distill.runtime.errors import SettingError
+
+BACKEND = Single(BackendConfig(device="cpu"))
+
+
+def least(student: Any, rows: int, length: int) -> int:
+    """Bytes in fp32 that `require_memory_for_step` takes to be the least."""
+    return 4 * 4 * student.config.hidden_size * student.config.num_hidden_layers * rows * length
+
+
+def test_a_step_that_is_sure_to_be_too_much_is_refused_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    student = new_student()
+    monkeypatch.setattr("distill.models.memory.available", lambda backend: least(student, 4, 32))
+    require_memory_for_step(student, "fp32", 4, 32, BACKEND)
+    require_memory_for_step(student, "bf16", 8, 32, BACKEND)  # whose numbers take half as much
+    for precision, rows in (("fp32", 5), ("bf16", 9)):
+        with pytest.raises(SettingError, match=rf"train\.batch_size={rows}: .* raise train\.accumulate"):
+            require_memory_for_step(student, precision, rows, 32, BACKEND)
+
+
+def test_nothing_is_foreseen_of_a_model_without_a_width() -> None:
+    require_memory_for_step(torch.nn.Linear(2, 2), "fp32", 10**9, 10**9, BACKEND)
+
+
+def kept_bytes(student: Any, precision: str, rows: int) -> int:
+    """Of what autograd keeps of a forward of so many rows of 32 positions, each storage once."""
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage  # held, so that no other one comes to lie there
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        ids = torch.randint(5, 20, (rows, 32))
+        hidden = LanguageModel(student, precision)({"input_ids": ids}, None, OutputSpec(layers=(LAST,))).hidden[LAST]
+    assert hidden.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1, "vocab_size": 50}
+NARROW: dict[str, dict[str, Any]] = {
+    "bert": SMALL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "distilbert": {"dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 1, "dropout": 0.0, "vocab_size": 50},
+    "albert": SMALL | {"embedding_size": 8},
+    "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_inner": 1, "resid_pdrop": 0.0, "vocab_size": 50},
+    "llama": SMALL | {"num_key_value_heads": 1},
+    "gemma": SMALL | {"num_key_value_heads": 1, "head_dim": 4},
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", NARROW)
+def test_the_estimate_is_below_what_a_step_keeps(family: str, precision: str) -> None:
+    """Also of models whose inner layers are as narrow as can be; what does not grow with the batch does not count."""
+    config = AutoConfig.for_model(family, **NARROW[family])
+    kind = AutoModelForCausalLM if family in ("gpt2", "llama", "gemma") else AutoModelForMaskedLM
+    student = kind.from_config(config).train()
+    replace_dropout(student)
+    use_one_gelu(student)
+    per_row = (kept_bytes(student, precision, 12) - kept_bytes(student, precision, 4)) / 8
+    assert least(student, 1, 32) * dtype_of(precision).itemsize / 4 < per_row
+
+
+# --- free memory ---------------------------------------------------------------------------------------------------
+
+
+def write_group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+VERSION_2 = {"memory__current": "700\n", "memory__stat": "anon 400\ninactive_file 200\nactive_file 50\n"}
+VERSION_1 = {
+    "memory__usage_in_bytes": "700\n",
+    "memory__stat": "inactive_file 1\ntotal_inactive_file 200\ntotal_active_file 50\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "where", "files"),
+    [
+        ("0::/\n", "", VERSION_2 | {"memory__max": "1000\n"}),
+        ("0::/pod/me\n", "pod", VERSION_2 | {"memory__max": "1000\n"}),  # the limit of a group above its own
+        ("0::/elsewhere\n", "", VERSION_2 | {"memory__max": "1000\n"}),  # in a container that sees its own alone
+        ("4:memory:/pod\n0::/\n", "memory/pod", VERSION_1 | {"memory__limit_in_bytes": "1000\n"}),
+    ],
+)
+def test_the_limit_of_a_container_is_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, where: str, files: dict[str, str]
+) -> None:
+    """What it has read from the disk counts as free."""
+    (tmp_path / "own").write_text(own)
+    write_group(tmp_path / "groups" / where, **files)
+    monkeypatch.setattr("distill.runtime.host.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("distill.runtime.host.OWN_GROUPS", tmp_path / "own")
+    assert available(BACKEND) == 1000 - 700 + 250
+    monkeypatch.setattr(BACKEND, "local_size", 5)
+    assert available(BACKEND) == 110
+
+
+@pytest.mark.parametrize("files", [{}, VERSION_2 | {"memory__max": "max\n"}])
+def test_without_a_limit_the_memory_of_the_machine_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    (tmp_path / "own").write_text("0::/\n")
+    write_group(tmp_path / "groups", **files)
+    monkeypatch.setattr("distill.runtime.host.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("distill.runtime.host.OWN_GROUPS", tmp_path / "own")
+    free = available(BACKEND)
+    assert free is not None and free > 100_000_000
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_a_student_that_memory_does_not_hold_is_not_built() -> None:
+    fields = {"hidden_size": 32_000, "num_hidden_layers": 200, "num_attention_heads": 2, "intermediate_size": 64_000}
+    settings = StudentConfig(kind="config", architecture="bert", config=fields)
+    with pytest.raises(SettingError, match=r"student\.config makes a student whose weights .* make it smaller"):
+        make_student(settings, None, make_tokenizer(), 32)
+
+
+def torch_error() -> None:
+    torch.empty(2**62, dtype=torch.uint8)
+
+
+def numpy_error() -> None:
+    np.zeros(2**60, dtype=np.uint8)
+
+
+def gpu_error() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def system_error() -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize("fail", [torch_error, numpy_error, gpu_error, system_error])
+def test_a_failed_allocation_is_recognised(fail: Callable[[], None]) -> None:
+    with pytest.raises((MemoryError, OSError, RuntimeError)) as caught:
+        fail()
+    assert "lower train.batch_size" in str(memory_failure(caught.value))
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    assert memory_failure(RuntimeError("shapes do not fit")) is None
+    assert memory_failure(ValueError("out of memory")) is None
+
+
+def test_memory_that_runs_out_in_training_has_one_line(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("distill.train.accumulate_gradients", lambda *_, **__: gpu_error())
+    assert shelf.run(shelf.root / "too_large") == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert any("distill: there is not enough memory (CUDA out of memory" in line for line in lines)
+
+
+def test_a_batch_that_the_machine_cannot_hold_is_refused(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("distill.models.memory.available", lambda backend: 1000)
+    assert shelf.run(shelf.root / "refused") == 2
+    assert "train.batch_size=" in capfd.readouterr().err

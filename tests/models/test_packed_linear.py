@@ -1,0 +1,124 @@
+"""The teacher as training runs it: the same function within the rounding, and the teacher itself is left alone."""
+
+from typing import Any
+
+import families
+import pytest
+import tiny
+import torch
+
+from distill.config.settings import PrecisionConfig
+from distill.models.kernels import FAMILIES, packed_linear
+from distill.models.kernels.attention import use_batched_products
+from distill.models.kernels.packed_linear import PackedLinear, can_pack, pack_for_evaluation, pack_teacher
+
+CPU = torch.device("cpu")
+NO_BF16 = "this processor has no packed products in bf16"  # such as one without AVX-512
+
+
+def answers(model: Any, precision: str, padded: bool) -> torch.Tensor:
+    """Logits at all positions, float32."""
+    ids = torch.from_numpy(tiny.make_rows(4, shortest=5 if padded else None, seed=3)).long()
+    attention = ids != tiny.PAD if padded else None
+    with torch.no_grad():
+        return tiny.all_logits(model, ids, attention, precision).float()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("precision", "tolerance", "packs"),
+    [("fp32", 1e-6, True), ("fp32", 1e-6, False), ("bf16", 0.02, True), ("bf16", 0.02, False), ("fp16", 0.005, False)],
+)
+def test_it_answers_as_the_teacher_does(
+    family: str, precision: str, tolerance: float, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if packs and not can_pack(torch.float32 if precision == "fp32" else torch.bfloat16):
+        pytest.skip(NO_BF16)
+    if precision != "fp16":  # which this finds out by itself
+        monkeypatch.setattr(packed_linear, "can_pack", lambda dtype: packs)
+    teacher = families.make_family(family).requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+    packed = pack_teacher(teacher, PrecisionConfig(teacher=precision), CPU)
+    assert any(isinstance(module, PackedLinear) for module in packed.modules()) == packs
+    for padded in (False, True):
+        expected = answers(teacher, "fp32", padded)
+        assert (answers(packed, precision, padded) - expected).norm() < tolerance * expected.norm()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
+    assert not any(isinstance(module, PackedLinear) for module in teacher.modules())
+
+
+def test_all_but_the_linear_layers_is_shared() -> None:
+    teacher = tiny.make_model("bert", 2).eval().requires_grad_(False)
+    packed = pack_teacher(teacher, PrecisionConfig(teacher="bf16"), CPU)
+    own = teacher.get_input_embeddings()
+    assert packed.get_input_embeddings().weight is own.weight
+    assert packed.get_output_embeddings().weight.dtype == torch.bfloat16
+    assert teacher.get_output_embeddings().weight is own.weight and own.weight.dtype == torch.float32
+
+
+def test_an_unknown_family_is_left_as_it_is() -> None:
+    teacher = tiny.make_model("bert", 1).eval()
+    teacher.config.model_type = "mine"
+    assert pack_teacher(teacher, PrecisionConfig(teacher="bf16"), CPU) is teacher
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.03)])
+def test_evaluation_sees_the_present_weights(precision: str, tolerance: float) -> None:
+    if precision == "bf16" and not can_pack(torch.bfloat16):
+        pytest.skip(NO_BF16)
+    student = tiny.make_model("distilbert", 2).eval()
+    for _ in range(2):
+        packed = pack_for_evaluation(student, PrecisionConfig(evaluate=precision), CPU)
+        assert any(isinstance(module, PackedLinear) for module in packed.modules())
+        with torch.no_grad():
+            expected = answers(student, "fp32", True)
+            torch.testing.assert_close(answers(packed, precision, True), expected, rtol=tolerance, atol=tolerance)
+            for parameter in student.parameters():
+                parameter.add_(0.01)
+
+
+def test_evaluation_treats_all_models_alike() -> None:
+    """A student that has trained attends by other kernels; neither scores nor speeds may owe anything to that."""
+    teacher, student = tiny.make_model("bert", 1).eval(), tiny.make_model("bert", 1).eval()
+    use_batched_products(student)
+    kinds = {
+        pack_for_evaluation(model, PrecisionConfig(evaluate="fp32"), CPU).config._attn_implementation
+        for model in (teacher, student)
+    }
+    assert len(kinds) == 1 and teacher.config._attn_implementation == "sdpa"
+
+
+def test_what_evaluation_takes_as_it_is() -> None:
+    student, cuda = tiny.make_model("bert", 1).eval(), torch.device("cuda")
+    for precision, device in (
+        (PrecisionConfig(), cuda),
+        (PrecisionConfig(compile=True), CPU),
+        (PrecisionConfig(kernels="plain"), CPU),
+        (PrecisionConfig(evaluate="fp16"), CPU),
+    ):
+        assert pack_for_evaluation(student, precision, device) is student
+    assert pack_for_evaluation(torch.nn.Linear(1, 1), PrecisionConfig(), CPU).__class__ is torch.nn.Linear
+    assert pack_for_evaluation(student, PrecisionConfig(), CPU) is not student
+
+
+@pytest.mark.parametrize("operator", ["gone", "something else", "another activation"])
+def test_without_its_private_operators_torchs_own_layers_run(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no promise of torch: another release may rename them or give them another meaning."""
+    right = PackedLinear.forward
+
+    def broken(layer: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        if operator == "gone":
+            raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
+        if operator == "another activation" and layer.then == ("none", ""):
+            return right(layer, x)
+        return torch.zeros(len(x), 32)
+
+    monkeypatch.setattr(PackedLinear, "forward", broken)
+    can_pack.cache_clear()
+    try:
+        assert not can_pack(torch.float32)
+        teacher = tiny.make_model("bert", 1).eval().requires_grad_(False)
+        packed = pack_teacher(teacher, PrecisionConfig(), CPU)
+        assert not any(isinstance(module, PackedLinear) for module in packed.modules())
+    finally:
+        can_pack.cache_clear()

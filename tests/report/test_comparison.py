@@ -1,0 +1,285 @@
+"""Runs side by side, on run folders made by hand: what is folded, marked, ordered and said."""
+
+import csv
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from made_runs import make_run, results_of, settings_of
+
+from distill.compare import main
+from distill.config.sweep.index import FAILED, SweepIndex
+from distill.report.comparison.columns import columns_of
+from distill.report.comparison.comparison import Comparison, compare
+from distill.report.comparison.figures import axis_of, scattered_settings
+from distill.report.comparison.from_python import compare_runs
+from distill.report.comparison.runs import find_runs
+from distill.report.comparison.tables import best_lines, runs_table, scores_table, settings_table
+from distill.report.comparison.write import aligned, write
+from distill.runtime.errors import SettingError
+
+
+def laid_out(*folders: Path, first: str | None = None) -> Comparison:
+    return compare(find_runs([str(folder) for folder in folders]), first)
+
+
+def rows_of(comparison: Comparison) -> list[list[str]]:
+    return scores_table(comparison).rows
+
+
+def test_seeds_become_one_line_with_mean_and_range(tmp_path: Path) -> None:
+    for temperature, seed, score in [(1.0, 0, 10.0), (1.0, 1, 12.0), (10.0, 0, 9.0), (2.0, 0, 8.0)]:
+        make_run(tmp_path / f"{temperature}-{seed}", settings_of(seed, temperature), results_of({"heldout": score}))
+    comparison = laid_out(tmp_path)
+    table = scores_table(comparison)
+    assert table.head == ["objective.temperature", "Seeds", "heldout"] and table.groups == [("", 2), ("Perplexity", 1)]
+    assert table.rows == [
+        ["1", "0, 1", "11.00 (10.00 to 12.00)"],
+        ["2", "0", "8.000"],
+        ["10", "0", "9.000"],
+        ["teacher", "", "9.000"],
+    ]
+    assert "mean" in table.note and "Lower is better: Perplexity" in table.note
+    assert best_lines(comparison) == [
+        "Perplexity, heldout: best is 8.000 with objective.temperature=2; next 9.000 with objective.temperature=10."
+    ]
+
+
+def test_who_is_best_is_open_where_the_ranges_overlap(tmp_path: Path) -> None:
+    for temperature, scores in {1.0: (10.0, 12.0), 2.0: (9.0, 11.5)}.items():
+        for seed, score in enumerate(scores):
+            make_run(tmp_path / f"{temperature}-{seed}", settings_of(seed, temperature), results_of({"heldout": score}))
+    (line,) = best_lines(laid_out(tmp_path))
+    assert "best is 10.25 with objective.temperature=2 (mean of 2 seeds)" in line and "overlap" in line
+
+
+def test_settings_without_a_part_in_the_student_do_not_tell_runs_apart(tmp_path: Path) -> None:
+    for seed, tracker in enumerate(("none", "wandb")):
+        given = settings_of(seed, tracker={"kind": tracker}, corpus={"cache": f"c{seed}"}, resume=f"r{seed}")
+        make_run(tmp_path / str(seed), given, results_of({"heldout": 3.0}))
+    (group,) = laid_out(tmp_path).groups
+    assert group.values == {} and [run.seed for run in group.runs] == [0, 1]
+
+
+def test_another_text_at_the_same_path_is_another_setting(tmp_path: Path) -> None:
+    for name in ("0123456789", "9876543210"):
+        make_run(tmp_path / name, settings_of(0), results_of({"heldout": 3.0}, identity={"corpus.digest": name}))
+    assert [group.values for group in laid_out(tmp_path).groups] == [
+        {"corpus.digest": "01234567"},
+        {"corpus.digest": "98765432"},
+    ]
+
+
+def test_a_run_that_is_not_finished_is_listed(tmp_path: Path) -> None:
+    sweep = SweepIndex(tmp_path)
+    make_run(tmp_path / "seed=0", settings_of(0), results_of({"heldout": 3.0}))
+    make_run(tmp_path / "seed=1", settings_of(1), steps=7)
+    make_run(tmp_path / "seed=2", settings_of(2), steps=2)
+    make_run(tmp_path / "seed=4", settings_of(4), results_of({"heldout": 3.0}))
+    (tmp_path / "seed=4" / "results.json").write_text("{")
+    (tmp_path / "seed=3").mkdir()
+    sweep.record("seed=2", ["seed=2"], FAILED, "the loss is not finite")
+    sweep.record("seed=3", ["seed=3"], FAILED, "optimizer.lr=-1 is no rate")
+    comparison = laid_out(tmp_path)
+    found = {name: status for name, _, status in runs_table(comparison).rows}
+    assert found["seed=0"] == "finished"
+    assert found["seed=1"] == "not finished: it stopped after step 7"
+    assert found["seed=2"] == "failed after step 2: the loss is not finite"
+    assert found["seed=3"] == "failed before its first step: optimizer.lr=-1 is no rate"
+    assert found["seed=4"].startswith("damaged: ")
+    assert rows_of(comparison)[0][:2] == ["seed=0", "0 (3 not finished)"]
+
+
+def test_numbers_that_cannot_be_compared_are_marked(tmp_path: Path) -> None:
+    """Another vocabulary, and another text of the same name; accuracy does not depend on the vocabulary."""
+    measures = {name: {"title": name, "lower_is_better": name != "accuracy"} for name in ("perplexity", "accuracy")}
+
+    def results(score: float, documents: int = 3) -> dict:
+        found = results_of({"heldout": score}, measures=measures)
+        found["student"]["accuracy"] = {"heldout": 50.0 + score}
+        found["evaluation"]["heldout"]["documents"] = documents
+        return found
+
+    for number, score in enumerate((10.0, 11.0)):
+        make_run(tmp_path / f"a{number}", settings_of(0, number + 1.0), results(score))
+    make_run(tmp_path / "b", settings_of(0, 3.0), results(1.0), words="abc")
+    make_run(tmp_path / "c", settings_of(0, 4.0), results(2.0, documents=4))
+    comparison = laid_out(tmp_path)
+    table = scores_table(comparison)
+    assert [row[2:] for row in table.rows[:4]] == [
+        ["10.00", "60.00"],
+        ["11.00", "61.00"],
+        ["1.000 †", "51.00"],
+        ["2.000 ‡", "52.00 †"],
+    ]
+    assert "What is not the same: the vocabulary of the student, the evaluation set." in table.note
+    best = {line.partition(":")[0]: line for line in best_lines(comparison)}
+    assert "best is 10.00" in best["perplexity, heldout"] and "best is 61.00" in best["accuracy, heldout"]
+
+
+def test_agreement_with_another_teacher_is_marked(tmp_path: Path) -> None:
+    for number, teacher in enumerate(("one", "one", "other")):
+        agreement = {"heldout": {"top1": 0.5 + number / 10, "kl": 0.1}}
+        found = results_of({"heldout": 5.0}, agreement=agreement, identity={"teacher.digest": teacher})
+        make_run(tmp_path / str(number), settings_of(0, 1.0 + number), found)
+    table = scores_table(laid_out(tmp_path))
+    assert [row[3] for row in table.rows[:3]] == [
+        "50.0%",
+        "60.0%",
+        "70.0% †",
+    ] and "What is not the same: the teacher." in table.note
+    assert [row[2] for row in table.rows[:3]] == ["5.000"] * 3
+
+
+def test_many_settings_have_a_table_of_their_own(tmp_path: Path) -> None:
+    for number in range(2):
+        given = settings_of(0, student={f"field{each}": number for each in range(6)})
+        make_run(tmp_path / f"run{number}", given, results_of({"heldout": 3.0 + number}))
+    comparison = laid_out(tmp_path)
+    assert [row[0] for row in rows_of(comparison)][:2] == ["run0", "run1"]
+    table = settings_table(comparison)
+    assert table.head == ["", "run0", "run1"] and table.rows[0] == ["student.field0", "0", "1"] and len(table.rows) == 6
+
+
+def test_ordered_by_a_number(tmp_path: Path) -> None:
+    for temperature, score in ((1.0, 5.0), (2.0, 3.0), (3.0, 4.0)):
+        scores = {"wikitext2": score + 1, "heldout": score}
+        make_run(tmp_path / str(temperature), settings_of(0, temperature), results_of(scores))
+    comparison = laid_out(tmp_path, first="heldout.perplexity")
+    assert [row[0] for row in rows_of(comparison)] == ["2", "3", "1", "teacher"]
+    assert [column.data for column in comparison.columns] == ["heldout", "wikitext2"]
+    with pytest.raises(SettingError, match=r"--by=perplexty is no number .*did you mean perplexity"):
+        laid_out(tmp_path, first="perplexty")
+
+
+def test_axes_of_the_figures(tmp_path: Path) -> None:
+    """A grid has one axis and lines; a search, whose values hardly come twice, has one panel a setting."""
+    for temperature in (1.0, 2.0, 4.0):
+        for weight in (1.0, 5.0):
+            given = {"seed": 0, "objective": {"temperature": temperature, "soft": {"weight": weight}}}
+            name = f"{temperature}-{weight}"
+            make_run(tmp_path / "grid" / name, given, results_of({"heldout": weight + temperature}))
+    assert axis_of(laid_out(tmp_path / "grid")) == "objective.temperature"
+    for number in range(8):
+        given = {"seed": 0, "objective": {"temperature": 1 + number / 7, "soft": {"weight": number**1.5}}}
+        make_run(tmp_path / "search" / str(number), given, results_of({"heldout": 5.0 + number}))
+    comparison = laid_out(tmp_path / "search")
+    assert axis_of(comparison) is None
+    assert scattered_settings(comparison) == ["objective.temperature", "objective.soft.weight"]
+    for name in ("grid", "search"):
+        write(tmp_path / name, find_runs([str(tmp_path / name)]), name)
+        assert (tmp_path / name / "plots" / "compare.png").stat().st_size > 2000
+
+
+def test_files_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, kind in enumerate(("<adamw>", "lamb|b")):
+        given = settings_of(number, optimizer={"kind": kind})
+        make_run(tmp_path / f"run{number}", given, results_of({"heldout": 4.0 + number}))
+    make_run(tmp_path / "run9", settings_of(9, optimizer={"kind": "lamb|b"}))
+    monkeypatch.chdir(tmp_path)
+    assert main(["run*", "--output", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert "optimizer.kind" in printed and "run9: not finished: it stopped after step 4" in printed
+    assert printed.splitlines()[-1] == "Comparison: out/compare.html"
+    html = (tmp_path / "out" / "compare.html").read_text()
+    tree = ElementTree.fromstring(html.partition("\n")[2])
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", html), "loads nothing"
+    assert "&lt;adamw&gt;" in html and "prefers-color-scheme:dark" in html
+    assert "<svg" in html and tree.tag == "html"
+    markdown = (tmp_path / "out" / "compare.md").read_text()
+    assert "lamb\\|b" in markdown and "](plots/compare.png)" in markdown
+    with (tmp_path / "out" / "compare.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["seed"] for line in lines] == ["0", "1", "9"] and lines[2]["heldout.perplexity"] == ""
+    assert float(lines[1]["heldout.perplexity"]) == 5.0 and lines[1]["optimizer.kind"] == "lamb|b"
+
+
+def test_from_python(tmp_path: Path) -> None:
+    for seed in range(2):
+        given = settings_of(0, objective={"pairs": [[1, 2 + seed]]})
+        make_run(tmp_path / f"run{seed}", given, results_of({"heldout": 3.0 + seed}))
+    compared = compare_runs(tmp_path / "run0", f"{tmp_path}/run1", by="perplexity")
+    first, second = compared.records
+    assert first["objective.pairs"] == [[1, 2]] and first["heldout.perplexity"] == 3.0
+    assert second["run"] == "run1" and second["status"] == "finished" and second["seed"] == 0
+    assert "objective.pairs" in str(compared) and "4.000" in compared._repr_html_()
+    assert compared.write(tmp_path / "out").read_text().startswith("<!DOCTYPE html>")
+    assert repr(compared) == str(compared)
+    with pytest.raises(SettingError, match=r"^by=perplexty is no number .*did you mean perplexity"):
+        compare_runs(tmp_path / "run0", by="perplexty")
+
+
+def test_the_command_ends_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run", settings_of(0), results_of({"heldout": 3.0}))
+    assert main([str(tmp_path / "run"), "--by", "perplexty"]) == 2
+    assert capsys.readouterr().err.startswith("distill: --by=perplexty is no number")
+    module = sys.modules[main.__module__]  # the name in the package is the function
+    monkeypatch.setattr(module, "find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
+    assert main([str(tmp_path / "run")]) == 143
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "stopped by SIGTERM" in line
+
+
+def test_a_sweep_is_compared_in_its_own_folder(tmp_path: Path) -> None:
+    make_run(tmp_path / "seed=0", settings_of(0), results_of({"heldout": 3.0}))
+    SweepIndex(tmp_path).record("seed=0", ["seed=0"], "finished")
+    assert main([str(tmp_path)]) == 0
+    assert (tmp_path / "compare.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "argument, says", [("nowhere", "nowhere is no folder"), ("empty", "empty holds no run"), ("no*", "matches none")]
+)
+def test_refusals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argument: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main([argument]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line and line.startswith("distill: RUNS: ")
+    assert not (tmp_path / "compare").exists()
+
+
+def test_results_of_older_releases_have_fewer_numbers(tmp_path: Path) -> None:
+    make_run(tmp_path / "old", settings_of(0), {"student": {"perplexity": {"heldout": 4.0}}})
+    make_run(tmp_path / "new", settings_of(1), results_of({"heldout": None, "imdb": 5.0}))
+    comparison = write(tmp_path / "out", find_runs([str(tmp_path / "old"), str(tmp_path / "new")]), "both")
+    assert {column.name for column in comparison.columns} == {"heldout.perplexity", "imdb.perplexity"}
+
+
+def test_tables_for_a_terminal_line_up(tmp_path: Path) -> None:
+    for temperature in (1.0, 2.0):
+        scores = {"heldout": 100.0 * temperature, "wikitext2": 3.0}
+        make_run(tmp_path / str(temperature), settings_of(0, temperature), results_of(scores))
+    lines = aligned(scores_table(laid_out(tmp_path))).splitlines()
+    assert lines[0].strip() == "Perplexity" and len({len(line) for line in lines}) == 1
+    assert lines[2].split() == ["1", "0", "100.0", "3.000"]
+
+
+def test_the_command_starts_without_torch() -> None:
+    import subprocess
+
+    code = "import distill.compare, sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_names_of_numbers(tmp_path: Path) -> None:
+    found = results_of({"heldout": 3.0}, agreement={"heldout": {"top1": 0.5, "kl": None}})
+    assert [column.name for column in columns_of(found)] == [
+        "heldout.perplexity",
+        "heldout.top1",
+        "parameters",
+        "tokens_per_second",
+        "training.tokens_per_second",
+        "training.seconds",
+        "loss.total",
+    ]

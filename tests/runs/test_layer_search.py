@@ -1,0 +1,226 @@
+"""student.layers=auto: which layers are found, by which loss, and that the run starts from them."""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from job import Shelf, assert_same, command, metrics, results
+from tiny import make_model
+
+from distill.config.settings import StudentConfig
+from distill.models.kind import MASKED
+from distill.models.layer_choice import RULES
+from distill.models.student import from_layers
+from distill.runs.layer_search import search
+from distill.runtime.errors import SettingError
+from distill.runtime.files import remove
+
+
+class Costs:
+    """In place of losses: each layer that is missing costs something, and some pairs cost more."""
+
+    num_rows, perplexity, refusal = 7, True, ""
+
+    def __init__(self, costs: Sequence[float], pairs: dict[tuple[int, int], float] | None = None) -> None:
+        self.costs, self.pairs, self.asked = costs, pairs or {}, list[tuple[Any, ...]]()
+
+    def __call__(self, chosen: Sequence[Any]) -> float:
+        self.asked.append(tuple(map(str, chosen)))
+        numbers = [layer for layer in chosen if isinstance(layer, int)]
+        missing = [layer for layer in range(len(self.costs)) if layer not in numbers]
+        both = sum(cost for pair, cost in self.pairs.items() if set(pair) <= set(missing))
+        return 1 + sum(self.costs[layer] for layer in missing) + both
+
+
+def test_of_few_subsets_the_best_of_all_is_found() -> None:
+    # Layer 1 costs least by itself, but a great deal together with any other one: greedy removal would lose it first.
+    costs = Costs([0.3, 0.1, 0.2, 0.25], {(0, 1): 9.0, (1, 2): 9.0, (1, 3): 9.0})
+    found = search(4, 2, costs)  # type: ignore[arg-type]
+    assert found.layers == [0, 1]
+    assert found.all_subsets and found.tried == 6 and found.best[0].layers == found.layers
+    assert len(costs.asked) == len(set(costs.asked))  # none is scored twice
+
+
+def test_of_many_subsets_one_layer_after_another_is_taken_away() -> None:
+    costs = [5.0, 4.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 3.0]
+    score = Costs(costs)
+    found = search(12, 3, score)  # type: ignore[arg-type]
+    assert found.layers == [0, 1, 11] and not found.all_subsets
+    scored = 12 + 11 + 10 + 9 + 8 + 7 + 6 + 5 + 4  # of 12 layers, of 11, ... of 4
+    assert scored <= found.tried < math.comb(12, 3)
+    assert {rule for each in found.by_rule for rule in each.rules} == set(RULES)
+    assert found.teacher == 1.0
+
+
+@pytest.mark.parametrize(("available", "count"), [(12, 3), (8, 4)])
+def test_few_rows_sort_out_what_all_rows_decide(available: int, count: int) -> None:
+    """On few rows layer 2 looks a little better than layer 1, which it is not."""
+    costs = [5.0, 1.0, 0.9] + [0.1 * number for number in range(available - 3)]
+    score, rough = Costs(costs), Costs([*costs[:1], 0.9, 1.0, *costs[3:]])
+    found = search(available, count, score, rough)  # type: ignore[arg-type]
+    assert found.layers == search(available, count, Costs(costs)).layers  # type: ignore[arg-type]
+    assert len(score.asked) < 20 < len(rough.asked) and found.tried >= len(set(rough.asked))
+    assert found.best[0].loss == Costs(costs)(found.layers)
+
+
+def test_a_rule_that_is_better_than_greedy_removal_is_taken() -> None:
+    """Of 12 layers each of the first six seems to cost nothing, until all of them are gone."""
+
+    class Traps(Costs):
+        def __call__(self, chosen: Sequence[Any]) -> float:
+            numbers = {layer for layer in chosen if isinstance(layer, int)}
+            return 0.5 if numbers == set(range(6)) else super().__call__(chosen)
+
+    found = search(12, 6, Traps([0.0] * 6 + [1.0] * 6))  # type: ignore[arg-type]
+    assert found.layers == [0, 1, 2, 3, 4, 5] and found.best[0].loss == 0.5
+
+
+def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_refused() -> None:
+    class Refusing(Costs):
+        refusal = "keep layer 0 first"
+
+        def __call__(self, chosen: Sequence[Any]) -> float:
+            return super().__call__(chosen) if chosen[0] == self.needed else math.inf
+
+    refusing = Refusing([0.1, 0.5, 0.2, 0.3])
+    refusing.needed = 0  # type: ignore[attr-defined]
+    found = search(4, 2, refusing)  # type: ignore[arg-type]
+    assert found.layers == [0, 1]
+    assert all(math.isfinite(each.loss) for each in [*found.best, *found.by_rule])
+    refusing.needed = 9  # type: ignore[attr-defined]
+    with pytest.raises(SettingError, match="keep layer 0 first"):
+        search(4, 2, refusing)  # type: ignore[arg-type]
+
+
+def test_a_list_in_place_of_a_layer_gives_the_mean_of_their_weights() -> None:
+    teacher, settings = make_model("bert", 4), StudentConfig(kind="layers", architecture="distilbert")
+    made = from_layers(settings, teacher, [[0, 1], 3], MASKED, share=False)
+    blocks = teacher.bert.encoder.layer
+    first, second = (blocks[number].attention.self.query.weight for number in (0, 1))
+    found = made.distilbert.transformer.layer
+    torch.testing.assert_close(found[0].attention.q_lin.weight, (first + second) / 2)
+    assert torch.equal(found[1].attention.q_lin.weight, blocks[3].attention.self.query.weight)
+
+
+@pytest.fixture(scope="module")
+def searched(shelf: Shelf) -> Path:
+    """A run whose student starts from the layers that were found."""
+    folder = shelf.root / "auto-layers"
+    assert shelf.run(folder, "student.layers=auto", "student.num_layers=2") == 0
+    return folder
+
+
+def test_the_losses_are_those_of_the_students_that_start_there(shelf: Shelf, searched: Path) -> None:
+    """The first step of training reports the same loss, of the same rows with the same masks."""
+    start = results(searched)["student"]["start"]
+    found = start["search"]
+    assert found["layers"] == start["layers"] == found["best"][0]["layers"]
+    assert found["all_subsets"] and found["tried"] == 6 and found["perplexity"]
+    assert found["best"][0]["loss"] <= min(each["loss"] for each in found["by_rule"] if "averaged" not in each["rules"])
+    rows = ["train.batch_size=60", "train.accumulate=1", "train.epochs=null", "train.steps=1"]
+    for number, each in enumerate(found["best"][:2]):
+        folder = shelf.root / f"untrained-{number}"
+        assert shelf.run(folder, *rows, f"student.layers={each['layers']}", "student.dropout=0") == 0
+        assert metrics(folder)[0]["loss/mlm"] == pytest.approx(each["loss"], rel=1e-5)
+
+
+def test_the_report_shows_the_table(searched: Path) -> None:
+    report = (searched / "report.md").read_text()
+    assert "Layers to start from" in report and "the whole teacher" in report and "every second" in report
+    assert (
+        json.loads((searched / "layers.json").read_text())["layers"] == results(searched)["student"]["start"]["layers"]
+    )
+
+
+def test_naming_the_layers_that_were_found_gives_the_same_student(shelf: Shelf, searched: Path) -> None:
+    folder = shelf.root / "named"
+    assert shelf.run(folder, f"student.layers={results(searched)['student']['start']['layers']}") == 0
+    assert_same(folder, searched)
+
+
+def test_several_ranks_find_the_same(shelf: Shelf, searched: Path) -> None:
+    folder = shelf.root / "auto-ranks"
+    ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
+    process = command(*shelf.arguments(folder, "student.layers=auto", "student.num_layers=2", *ranks))
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert results(folder)["student"]["start"]["layers"] == results(searched)["student"]["start"]["layers"]
+    assert errors.count("student.layers=auto: perplexity") == 1  # rank 0 alone speaks
+
+
+def test_a_run_that_goes_on_keeps_its_layers(shelf: Shelf, searched: Path, lines: list[str]) -> None:
+    """Whatever a search would give now, as on another machine: the folder of the checkpoint says what they were."""
+    folder, arguments = shelf.root / "auto-resumed", ["student.layers=auto", "student.num_layers=2"]
+    shutil.copytree(searched, folder)
+    (folder / "results.json").unlink()
+    remove(folder / "checkpoints" / "step-00000008")
+    other = json.loads((folder / "layers.json").read_text()) | {"layers": [2, 3]}
+    (folder / "layers.json").write_text(json.dumps(other))
+    shutil.copytree(folder, shelf.root / "auto-elsewhere-before")
+    assert shelf.run(folder, *arguments) == 0
+    assert results(folder)["student"]["start"]["layers"] == [2, 3]
+    assert_same(folder, searched)  # the weights are those of the checkpoint
+    elsewhere = shelf.root / "auto-elsewhere"
+    start = shelf.root / "auto-elsewhere-before" / "checkpoints" / "step-00000006"
+    assert shelf.run(elsewhere, *arguments, f"resume={start}") == 0
+    assert results(elsewhere)["student"]["start"]["layers"] == [2, 3]
+    assert not any("perplexity of the untrained" in line for line in lines)
+
+
+@pytest.mark.parametrize("left", [None, "{", '{"layers": 3}'])
+def test_layers_that_nobody_knows_any_more_are_not_made_up(
+    shelf: Shelf, searched: Path, lines: list[str], left: str | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(searched, folder)
+    (folder / "results.json").unlink()
+    remove(folder / "checkpoints" / "step-00000008")
+    (folder / "layers.json").unlink()
+    if left is not None:
+        (folder / "layers.json").write_text(left)
+    assert shelf.run(folder, "student.layers=auto", "student.num_layers=2") == 0
+    assert "layers" not in results(folder)["student"]["start"]
+    assert_same(folder, searched)
+    assert sum("is not recorded any more" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("divided", ["true", "false"])
+def test_models_that_are_divided_between_ranks_are_searched_before(
+    divided: str, shelf: Shelf, searched: Path, tmp_path: Path
+) -> None:
+    """The layers are those of one process, and a run that goes on keeps them."""
+    arguments = shelf.arguments(
+        tmp_path, "student.layers=auto", "student.num_layers=2", "backend=fsdp", "backend.processes=2",
+        "train.accumulate=1", f"backend.shard_teacher={divided}",
+    )  # fmt: skip
+    for goes_on in (False, True):
+        _, errors = (process := command(*arguments)).communicate(timeout=240)
+        assert process.returncode == 0, errors
+        start = results(tmp_path)["student"]["start"]
+        assert start["layers"] == results(searched)["student"]["start"]["layers"]
+        assert ("the whole teacher" in errors) is not goes_on
+        if not goes_on:
+            named = results(tmp_path)
+            (tmp_path / "results.json").unlink()
+            remove(tmp_path / "checkpoints" / "step-00000008")
+    for measure in ("perplexity", "pseudo_perplexity"):
+        assert results(tmp_path)["student"][measure] == pytest.approx(named["student"][measure], rel=1e-3)
+        one = results(searched)["student"][measure]["heldout"]
+        assert named["student"][measure]["heldout"] == pytest.approx(one, rel=0.02)
+
+
+def test_layers_are_all_alike_where_one_block_is_called_several_times() -> None:
+    from families import make_family
+
+    from distill.runs.layer_search import find_layers
+
+    settings = StudentConfig(kind="layers", layers="auto", num_layers=2)
+    albert = make_family("albert", num_hidden_layers=4)
+    nothing: Any = SimpleNamespace()
+    assert find_layers(settings, albert, MASKED, "mlm", nothing, 64, "fp32", nothing) == {"layers": [0, 2]}

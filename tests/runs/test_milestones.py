@@ -1,0 +1,157 @@
+"""Milestones: the student of chosen steps as model folders, bitwise that of a shorter run, written once."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from job import Shelf, command, distill, results
+from tiny import Fit, new_student, only
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from distill.config.settings import TrainConfig
+from distill.runs.checkpoint import State
+from distill.runs.milestones import Milestones, check_within
+from distill.runtime.errors import SettingError
+
+CONSTANT = ("schedule=constant", "train.epochs=null")
+
+
+class Kill(BaseException):
+    """Stands for a process that ends between two instructions."""
+
+
+def weights_file(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def kept(shelf: Shelf) -> Path:
+    """A run of five steps with milestones after 1, 2 and 4; one checkpoint is left."""
+    folder, more = shelf.root / "milestones", ("train.milestones=[1]", "train.milestone_every=2")
+    assert shelf.run(folder, *CONSTANT, "train.steps=5", "train.keep=1", "evaluate.every_steps=4", *more) == 0
+    return folder
+
+
+def test_milestones_stay_beside_the_checkpoints(kept: Path) -> None:
+    assert sorted(path.name for path in (kept / "milestones").iterdir()) == ["step-1", "step-2", "step-4"]
+    assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == ["step-00000004", "step-00000005"]
+    content = results(kept)
+    assert content["milestones"] == [1, 2, 4] and [line["step"] for line in content["history"]] == [4, 5]
+    assert "milestones/step-N for N = 1, 2, 4" in (kept / "report.md").read_text()
+    card = (kept / "milestones" / "step-2" / "README.md").read_text()
+    assert "the student after step 2" in card and "Training took 2 steps" in card and "AutoModelForMaskedLM" in card
+    assert (kept / "student" / "README.md").read_text().count("after step") == 0
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_milestone_is_the_student_of_a_shorter_run(shelf: Shelf, kept: Path, step: int) -> None:
+    folder = shelf.root / f"short-{step}"
+    assert shelf.run(folder, *CONSTANT, f"train.steps={step}", "evaluate.sets=[]") == 0
+    milestone = kept / "milestones" / f"step-{step}"
+    assert weights_file(milestone) == weights_file(folder / "student") != weights_file(kept / "student")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (milestone / name).read_bytes() == (folder / "student" / name).read_bytes(), name
+
+
+def test_a_milestone_loads_as_a_model_a_student_and_a_teacher(shelf: Shelf, kept: Path) -> None:
+    milestone = kept / "milestones" / "step-2"
+    model, tokenizer = (kind.from_pretrained(milestone) for kind in (AutoModelForMaskedLM, AutoTokenizer))
+    inputs = tokenizer("The quiet river found the [MASK] by the sea.", return_tensors="pt")
+    assert model(**inputs).logits.shape[-1] == len(tokenizer)
+    further = shelf.root / "further"
+    more = ["student=pretrained", f"student.path={milestone}", f"teacher.path={milestone}", "train.steps=1"]
+    assert shelf.run(further, *more) == 0
+    content = results(further)
+    assert content["teacher"]["parameters"] == content["student"]["parameters"] == model.num_parameters()
+
+
+def test_after_a_kill_it_is_written_where_it_lacks_and_nowhere_else(
+    shelf: Shelf, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, more = shelf.root / "killed-milestones", ("train.milestone_every=2", "train.steps=5", "train.save_every=2")
+    save, calls = Milestones.save, []
+
+    def killing(self: Milestones, state: State) -> None:
+        save(self, state)
+        calls.append(state.step)
+        if state.step == 4:
+            raise Kill
+
+    with monkeypatch.context() as patch, pytest.raises(Kill):
+        patch.setattr(Milestones, "save", killing)
+        shelf.run(folder, *CONSTANT, *more)
+    assert calls == [1, 2, 3, 4], "the milestone comes before the checkpoint of its step"
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]
+    first = folder / "milestones" / "step-4"
+    before = first.stat().st_ino
+    (folder / "milestones" / ".step-6.new").mkdir()  # what a killed process leaves of one that it was writing
+    assert shelf.run(folder, *CONSTANT, *more) == 0
+    assert first.stat().st_ino == before and results(folder)["milestones"] == [2, 4]
+    assert weights_file(first) == weights_file(kept / "milestones" / "step-4")
+
+
+def test_from_a_chosen_checkpoint_later_ones_are_made_anew(shelf: Shelf) -> None:
+    folder, more = shelf.root / "chosen-milestones", ("train.milestone_every=2", "train.steps=5", "train.save_every=2")
+    assert shelf.run(folder, *CONSTANT, *more) == 0
+    (folder / "results.json").unlink()
+    inodes = {step: (folder / "milestones" / f"step-{step}").stat().st_ino for step in (2, 4)}
+    assert shelf.run(folder, *CONSTANT, *more, f"resume={folder / 'checkpoints' / 'step-00000004'}") == 0
+    assert {step: (folder / "milestones" / f"step-{step}").stat().st_ino for step in (2, 4)} == inodes
+    (folder / "results.json").unlink()
+    kept = folder.parent / "kept-checkpoint"
+    shutil.copytree(folder / "checkpoints" / "step-00000004", kept)
+    late = folder / "milestones" / "step-5"
+    shutil.copytree(folder / "milestones" / "step-4", late)
+    assert shelf.run(folder, *CONSTANT, *more, f"resume={kept}") == 0
+    assert not late.exists(), "it was of a run that went on otherwise"
+
+
+def test_of_a_beginning_without_a_checkpoint_nothing_stays(shelf: Shelf) -> None:
+    """It may have had other settings: nothing but a checkpoint knows them."""
+    folder = shelf.root / "begun"
+    for step in (1, 3):
+        (folder / "milestones" / f"step-{step}").mkdir(parents=True)
+    assert shelf.run(folder, *CONSTANT, "train.steps=2", "train.milestones=[1]") == 0
+    assert results(folder)["milestones"] == [1] and weights_file(folder / "milestones" / "step-1")
+
+
+def test_one_of_two_ranks_writes(shelf: Shelf, kept: Path) -> None:
+    folder, ranks = shelf.root / "two-milestones", ("backend=ddp", "backend.processes=2", "train.accumulate=1")
+    process = command(*shelf.arguments(folder, *CONSTANT, "train.steps=3", "train.milestones=[2]", *ranks))
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    one, two = (AutoModelForMaskedLM.from_pretrained(each / "milestones" / "step-2") for each in (kept, folder))
+    for (name, weight), other in zip(one.named_parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(weight, other, rtol=0, atol=2e-4, msg=name)
+
+
+def test_only_rank_0_writes(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+    written: list[int] = []
+    milestones = Milestones(tmp_path, frozenset([2]), 3, lambda folder, state: written.append(state.step))
+    settings = TrainConfig(4, 2, epochs=None, steps=6)
+    fit = Fit(tmp_path / "0", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, milestones=milestones)
+    fit.run()
+    assert written == [2, 3, 6]
+    other = Fit(tmp_path / "1", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, milestones=milestones)
+    other.backend.rank = 1
+    other.run()
+    assert written == [2, 3, 6]
+
+
+@pytest.mark.parametrize("setting", ["train.milestones=[2,9]", "train.milestone_every=9"])
+def test_milestones_beyond_the_end_are_refused(shelf: Shelf, setting: str, capfd: pytest.CaptureFixture) -> None:
+    folder = shelf.root / "beyond"
+    assert shelf.run(folder, setting) == 2 and not list(folder.glob("*"))
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: "))
+    assert setting.split("=")[0] in line and "9" in line and "step 8" in line
+    with pytest.raises(SettingError, match="step 9, but the run ends after step 8"):
+        check_within(TrainConfig(milestones=[3, 9]), 8)
+    check_within(TrainConfig(milestones=[8], milestone_every=8), 8)
+
+
+def test_a_step_that_is_no_number_is_refused(shelf: Shelf, capfd: pytest.CaptureFixture) -> None:
+    assert distill(*shelf.arguments(shelf.root / "beyond", "train.milestones=[a]")) == 2
+    assert "train.milestones" in capfd.readouterr().err

@@ -1,0 +1,111 @@
+"""A run with a profile: the same student bitwise, every phase timed, a trace, a page; and a slow rank is found."""
+
+import gzip
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import run_ranks
+from job import Shelf, assert_same, metrics, results
+
+from distill.runs.profile.phases import PHASES
+from distill.runs.profiling import read
+
+
+@pytest.fixture(scope="module")
+def profiled(shelf: Shelf) -> Path:
+    """The run of `done`, profiled."""
+    folder = shelf.root / "profiled"
+    assert (
+        shelf.run(folder, "profile=on", "profile.interval=0.05", "profile.trace_after=3", "profile.trace_steps=1") == 0
+    )
+    return folder
+
+
+def test_the_student_is_the_same_bitwise(done: Path, profiled: Path) -> None:
+    assert_same(done, profiled)
+    assert [line["loss/total"] for line in metrics(done)] == [line["loss/total"] for line in metrics(profiled)]
+    assert results(done)["profile"] is None
+
+
+def test_a_profile_is_no_other_run(done: Path, shelf: Shelf, capfd: pytest.CaptureFixture) -> None:
+    """The finished run without one is the same run with one."""
+    assert shelf.run(done, "profile=on") == 0
+    assert "finished and nothing was changed" in capfd.readouterr().err and not (done / "profile").exists()
+
+
+def test_every_phase_is_timed(profiled: Path) -> None:
+    profile, content = read(profiled)
+    steps = results(profiled)["training"]["steps"]
+    (rank,) = profile.ranks
+    assert rank.num_steps == len(rank.steps) == steps == content["summary"]["steps"]
+    assert rank.left_out == [0, 1, 2, 3, 4]
+    assert all(rank.totals[phase] > 0 for phase in PHASES)
+    # The phases add up to what the loop says of its own time, which ends a little before the step does.
+    ends = [0.0, *(line["seconds"] for line in metrics(profiled))]
+    chosen = [place for place in range(steps) if place not in rank.left_out]
+    own = sum(ends[place + 1] - ends[place] for place in chosen)
+    training = [place for place, phase in enumerate(PHASES) if phase not in ("checkpoint", "evaluation")]
+    assert sum(rank.steps[place][phase] for place in chosen for phase in training) == pytest.approx(own, rel=0.25)
+    assert rank.loader.windows == steps and rank.loader.prepared > 0
+
+
+def test_the_trace_has_the_phases_of_its_step(profiled: Path) -> None:
+    with gzip.open(profiled / "profile" / "trace-rank-0.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    names = [event.get("name") for event in events]
+    assert {"teacher", "forward", "backward", "optimizer", "data"} <= set(names)
+    assert names.count("forward") == 2 and any("aten::" in str(name) for name in names)  # one step of two micro-batches
+    assert (profiled / "profile" / "trace-rank-0.json.gz").stat().st_size < 2e6
+
+
+def test_the_report_has_a_page(profiled: Path, done: Path) -> None:
+    text = (profiled / "report.md").read_text()
+    page = text.split("## Where the time goes")[1].split("\n## ")[0]
+    block = results(profiled)["profile"]
+    assert re.sub(r"\W", "", block["conclusion"]) in re.sub(r"\W", "", page)
+    assert "waiting for data" in page and "plots/utilisation.png" in page and "Energy:" in page
+    assert (profiled / "plots" / "utilisation.png").stat().st_size > 5000
+    assert "Utilisation over the time" in (profiled / "report.html").read_text()
+    assert "Where the time goes" not in (done / "report.md").read_text()
+
+
+def test_a_trial_ends_after_its_steps_and_leaves_no_student(shelf: Shelf, tmp_path: Path) -> None:
+    assert shelf.run(tmp_path / "run", "profile=on", "profile.stop_after=6", "train.save_every=100") == 0
+    profile, content = read(tmp_path / "run")
+    assert profile.ranks[0].num_steps == 6 and content["summary"]["conclusion"]
+    assert not (tmp_path / "run" / "results.json").exists() and not (tmp_path / "run" / "student").exists()
+
+
+def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | None:
+    """One of two ranks of a profiled run, of which rank 1 takes 50 ms longer for each of its steps."""
+    import os
+
+    from job import distill
+
+    from distill import train
+
+    quick = train.accumulate_gradients
+
+    def slow(*values: Any) -> Any:
+        if os.environ["RANK"] == "1":
+            time.sleep(0.05)
+        return quick(*values)
+
+    train.accumulate_gradients = slow
+    import distill.__main__ as door
+
+    door.end_rank = lambda status, error=None: None  # it would end the process before it gives anything back
+    assert distill(*arguments, f"hydra.run.dir={folder}") == 0
+    return read(folder)[1]["summary"] if os.environ["RANK"] == "0" else None
+
+
+def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
+    given = ["backend=ddp", "backend.device=cpu", "backend.threads=1", "train.batch_size=4", "train.epochs=4"]
+    given += ["profile=on", "profile.trace_steps=0", "profile.stop_after=14", "train.save_every=100"]
+    block, _ = run_ranks(2, tmp_path / "ranks", slow_second_rank, tmp_path / "run", shelf.arguments(tmp_path, *given))
+    assert block["bottleneck"] == "load imbalance between ranks" and "rank 1" in block["conclusion"]
+    assert (tmp_path / "run" / "profile" / "rank-1.json").exists()

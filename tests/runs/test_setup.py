@@ -1,0 +1,137 @@
+"""Formats and kernels of a run: what `auto` is, kept on resume and alike on all ranks; one switch for kernels."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from job import Shelf, assert_alike, results
+from torch._dynamo.utils import counters
+
+from distill.config.settings import BackendConfig, PrecisionConfig
+from distill.distributed.single import Single
+from distill.models.kernels import precision
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.runs import setup
+
+AUTO = PrecisionConfig(student="auto", teacher="auto")
+
+
+class Ranks(Single):
+    """Rank 0 of several, whose others multiply in bf16 so many times as fast as in fp32."""
+
+    def __init__(self, *others: float) -> None:
+        super().__init__(BackendConfig(device="cpu"))
+        self.others, self.size = others, 1 + len(others)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + torch.tensor([0.0, *self.others])
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+def choose(speedup: float, *others: float, recorded: dict[str, str] | None = None) -> PrecisionConfig:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "bf16_speedup", lambda device: speedup)
+        return setup.choose_precision(AUTO, recorded or {}, Ranks(*others))
+
+
+@pytest.mark.parametrize(
+    ("speedups", "expected", "words"),
+    [
+        ((1.9,), "bf16", "multiplies 1.9 times as fast"),
+        ((0.6,), "fp32", "multiplies 0.6 times as fast"),
+        ((0.0,), "fp32", "only emulates bf16"),
+        ((1.9, 1.8), "bf16", "1.8"),
+        ((1.9, 0.6), "fp32", "0.6"),  # of several ranks the slowest decides for all
+    ],
+)
+def test_auto_takes_bf16_where_it_is_faster_on_all_ranks(
+    speedups: tuple[float, ...], expected: str, words: str, lines: list[str]
+) -> None:
+    chosen = choose(*speedups)
+    assert (chosen.student, chosen.teacher, chosen.evaluate) == (expected, expected, "fp32")
+    assert len(lines) == 1 and f"precision=auto: {expected}" in lines[0] and words in lines[0]
+
+
+def test_a_resumed_run_stays_in_its_formats() -> None:
+    recorded = {"student": "bf16", "teacher": "bf16", "evaluate": "fp32"}
+    assert choose(0.6, recorded=recorded).student == "bf16"
+    assert setup.choose_precision(PrecisionConfig(), recorded, Ranks()).student == "fp32", "what is given wins"
+
+
+def test_the_speedup_is_measured() -> None:
+    speedup = precision.bf16_speedup(torch.device("cpu"))
+    assert 0 <= speedup < 100
+
+
+def test_a_run_says_records_and_keeps_its_formats(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, arguments = shelf.root / "auto", ("precision=auto", "train.steps=4")
+    monkeypatch.setattr(setup, "bf16_speedup", lambda device: 1.9)
+    assert shelf.run(folder, *arguments) == 0
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    assert json.loads((newest / "state.json").read_text())["precision"]["student"] == "bf16"
+    assert results(folder)["precision"]["student"] == "bf16"
+    (folder / "results.json").unlink()
+    monkeypatch.setattr(setup, "bf16_speedup", lambda device: 0.6)  # as after a move to another machine
+    assert shelf.run(folder, *arguments) == 0
+    assert results(folder)["precision"]["student"] == "bf16"
+
+
+def hidden_and_gradient(model: LanguageModel) -> torch.Tensor:
+    """Hidden states of two layers and the gradient of all that they depend on, flat."""
+    inputs = {"input_ids": torch.from_numpy(tiny.make_rows(4)).long()}
+    model.zero_grad()
+    hidden = model(inputs, None, OutputSpec(layers=(1, LAST))).hidden
+    (hidden[1].square().sum() + hidden[LAST].sum()).backward()
+    found = [*hidden.values(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return torch.cat([each.detach().flatten() for each in found])
+
+
+@pytest.mark.slow
+def test_a_shared_layer_is_compiled_once_however_often_it_is_called() -> None:
+    """As ALBERT's: what torch.compile captures of 6 calls is what it captures of 2."""
+    captured = []
+    for layers in (2, 6):
+        eager = LanguageModel(tiny.make_model("albert", layers, seed=2).train())
+        compiled = LanguageModel(copy.deepcopy(eager.model))
+        setup.compile_encoder(compiled.model)
+        torch._dynamo.reset()
+        counters.clear()
+        torch.testing.assert_close(hidden_and_gradient(compiled), hidden_and_gradient(eager), rtol=1e-4, atol=1e-4)
+        captured.append(dict(counters["stats"]))
+    assert captured[0] == captured[1] and captured[0]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_an_encoder_without_shared_layers_is_compiled_whole() -> None:
+    model = LanguageModel(tiny.make_model("bert", 2).train())
+    before = hidden_and_gradient(model)
+    setup.compile_encoder(model.model)
+    torch._dynamo.reset()
+    counters.clear()
+    torch.testing.assert_close(hidden_and_gradient(model), before, rtol=1e-4, atol=1e-4)
+    assert counters["stats"]["unique_graphs"] == 1 and "forward" in vars(model.model.base_model)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("formats", ["fp32", "bf16"])
+def test_one_switch_turns_all_kernels_off(dropout: float, formats: str, shelf: Shelf, tmp_path: Path) -> None:
+    """Torch's own kernels give the same student, but for rounding: these make a run faster and nothing else."""
+    common = (
+        f"student.dropout={dropout}",
+        f"precision={formats}",
+        "train.steps=4",
+        "evaluate.pseudo_perplexity.share=0",
+    )
+    for kernels in ("auto", "plain"):
+        assert shelf.run(tmp_path / kernels, *common, f"precision.kernels={kernels}") == 0
+    assert_alike(tmp_path / "auto", tmp_path / "plain", atol=2e-4 if formats == "fp32" else 3e-3)
+    scores = [results(tmp_path / kernels)["student"]["perplexity"]["heldout"] for kernels in ("auto", "plain")]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-3 if formats == "fp32" else 2e-2)
+    said = [results(tmp_path / kernels)["objective"]["kernel"] for kernels in ("auto", "plain")]
+    assert said == ["fused", "plain"]

@@ -1,0 +1,107 @@
+"""wandb and TensorBoard really write, offline and without a question."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distill.config.settings import TrackerConfig
+from distill.runs import trackers
+from distill.runtime.errors import SettingError
+
+
+def test_none_tracks_nothing(tmp_path: Path) -> None:
+    tracker = trackers.build(TrackerConfig(kind="none"), tmp_path, {}, "run")
+    tracker.log_metrics({"a": 1.0}, step=1)
+    tracker.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_settings_give_one_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [
+        (TrackerConfig(kind="mlflow"), "tracker.kind=mlflow: unknown; choose none, wandb or tensorboard"),
+        (TrackerConfig(kind="wandb", mode="cloud"), "tracker.mode=cloud: unknown; choose offline or online"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(SettingError) as raised:
+            trackers.build(settings, tmp_path, {}, "run")
+        assert str(raised.value) == message
+    for name, module in (("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")):
+        monkeypatch.setitem(sys.modules, module, None)  # what Python does for a package that is not there
+        with pytest.raises(SettingError, match=f"tracker.kind={name}: .*pip install {name}"):
+            trackers.build(TrackerConfig(kind=name), tmp_path, {}, "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_events_read_back_across_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = trackers.build(TrackerConfig(kind="tensorboard"), tmp_path, {"seed": 7}, "run")
+    for step in (1, 2, 3, 4):
+        first.log_metrics({"loss/total": 10.0 / step, "lr": None, "step": step}, step)
+    first.close()
+    second = trackers.build(TrackerConfig(kind="tensorboard"), tmp_path, {"seed": 7}, "run")
+    for step in (3, 4, 5):  # killed after 4, resumed from the checkpoint of 2
+        second.log_metrics({"loss/total": 20.0 / step}, step)
+    second.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss/total"]
+    assert [event.step for event in events.Scalars("loss/total")] == [1, 2, 3, 4, 5]
+    assert [event.value for event in events.Scalars("loss/total")] == pytest.approx([10, 5, 20 / 3, 5, 4])
+    assert '"seed": 7' in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+SECRET = "sk-77Kd01Zq95"
+WANDB = """
+import sys
+from pathlib import Path
+from distill.runs import trackers
+from distill.config.settings import TrackerConfig
+from distill.runtime.errors import SettingError
+try:
+    settings = TrackerConfig(kind="wandb", mode=sys.argv[2])
+    tracker = trackers.build(settings, Path(sys.argv[1]), {"train": {"epochs": 3}}, "run")
+except SettingError as error:
+    print(f"SettingError: {error}")
+    sys.exit(2)
+tracker.log_metrics({"loss/total": 1.5, "lr": None}, 1)
+tracker.close()
+"""
+
+
+def wandb_run(folder: Path, home: Path, mode: str) -> subprocess.CompletedProcess[str]:
+    """A run of its own, as on a machine where wandb was never set up."""
+    home.mkdir(exist_ok=True)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "XDG", "NETRC"))}
+    environment = {**kept, "HOME": str(home)}
+    command = [sys.executable, "-c", WANDB, str(folder), mode, f"+student.api_key={SECRET}"]
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_wandb_runs_offline_quietly_and_keeps_its_id(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    folder = tmp_path / "run"
+    for _ in range(2):
+        done = wandb_run(folder, tmp_path / "home", "offline")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    identity = (folder / "wandb" / "id").read_text().strip()
+    records = list((folder / "wandb").glob(f"offline-run-*-{identity}/run-{identity}.wandb"))
+    assert records and all(record.stat().st_size > 0 for record in records)
+    assert any(b"loss/total" in record.read_bytes() for record in records)
+    # The command line, which wandb would keep as metadata, is in none of its files.
+    assert not [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert [entry.name for entry in folder.iterdir()] == ["wandb"]
+    assert not (tmp_path / "home" / ".netrc").exists()
+
+
+def test_wandb_online_without_a_key_says_so_and_does_not_ask(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    done = wandb_run(tmp_path / "run", tmp_path / "home", "online")
+    assert done.returncode == 2
+    assert "SettingError: tracker.mode=online: no wandb key on this machine; run `wandb login`" in done.stdout

@@ -1,0 +1,193 @@
+"""What signals do to a process: deferred, at once, the second one, ignored ones, and to the processes it started."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+from job import Shelf, environment, is_alive, wait_for
+
+from distill.runtime.errors import Interrupted
+from distill.runtime.signals import ALL, STOPPING, Signals, handled, name_of
+
+PAUSE = 1.2  # seconds after which a signal is another request
+
+
+def program(text: str, folder: Path, *before: str) -> "subprocess.Popen[str]":
+    """A Python program that runs in `folder`, and has touched the file `ready` when this returns."""
+    begin = "import os, signal, subprocess, sys, time; from pathlib import Path\n"
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", begin + text],
+        cwd=folder,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_for((folder / "ready").exists, process)
+    return process
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_outside_of_steps_a_signal_raises_at_once_and_its_status_names_it(number: int) -> None:
+    with pytest.raises(Interrupted) as error, handled():
+        signal.raise_signal(number)
+    assert error.value.status == 128 + number and name_of(error.value.status) == signal.Signals(number).name
+    assert not isinstance(error.value, Exception), "what survives errors of its own does not survive this"
+
+
+def test_deferred_signals_are_noted_and_raise_at_the_end() -> None:
+    former = [signal.getsignal(number) for number in ALL]
+    steps = []
+    with pytest.raises(Interrupted) as error, handled() as signals, signals.deferred():
+        signal.raise_signal(signal.SIGHUP)
+        steps.append(signals.wishes())
+    assert steps == [[0, 1, 0, 0, 0]] and error.value.status == 129
+    assert [signal.getsignal(number) for number in ALL] == former
+
+
+def test_a_part_of_a_deferred_stretch_can_end_at_once() -> None:
+    with pytest.raises(Interrupted), handled() as signals, signals.deferred():
+        with signals.at_once():
+            signal.raise_signal(signal.SIGTERM)
+        pytest.fail("went on")
+    with pytest.raises(Interrupted), handled() as signals, signals.deferred():
+        signal.raise_signal(signal.SIGTERM)
+        with signals.at_once():
+            pytest.fail("went on")
+
+
+def test_usr1_is_a_wish_to_save_given_once_or_to_stop() -> None:
+    with handled() as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        assert signals.wishes() == [0, 0, 0, 0, 1] and signals.wishes() == [0, 0, 0, 0, 0]
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(Interrupted) as error:
+            signals.on_usr1(stops=True)
+        assert error.value.status == 138
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGUSR1)
+
+
+def test_all_ranks_agree_on_one_signal() -> None:
+    """The sums of the wishes of ranks that received different signals, or none."""
+    signals = Signals()
+    assert signals.agreed_stop([0, 0, 0, 0, 0]) is None and signals.agreed_stop([0, 0, 0, 0, 3]) is None
+    assert signals.agreed_stop([0, 1, 0, 0, 0]) == signal.SIGHUP
+    assert signals.agreed_stop([1, 2, 0, 0, 2]) == signal.SIGTERM
+    signals.on_usr1(stops=True)
+    assert signals.agreed_stop([0, 0, 0, 0, 1]) == signal.SIGUSR1
+
+
+BUSY = "from distill.runtime.signals import handled\nwith handled() as signals, signals.deferred():\n"
+BUSY += "    Path('ready').touch()\n    "
+IN_C = "__import__('hashlib').pbkdf2_hmac('sha256', b'', b'', 10**9)"  # Python's handlers wait for its end
+
+
+@pytest.mark.parametrize("work", ["while True: time.sleep(0.05)", IN_C])
+def test_a_second_signal_ends_at_once(tmp_path: Path, work: str) -> None:
+    process = program(BUSY + work, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)  # the same request, as by `timeout` or a launcher
+    time.sleep(PAUSE)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130 and "stopped at once by a second signal, SIGINT" in errors
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    work = "\n    ".join(["for _ in range(20): time.sleep(0.05)", "print(signals.received)"])
+    process = program(BUSY + work, tmp_path, "nohup")
+    process.send_signal(signal.SIGHUP)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "[]\n"), errors
+
+
+def test_a_forked_child_ends_by_a_signal_and_its_parent_does_not_hear_of_it(tmp_path: Path) -> None:
+    process = program(
+        "from distill.runtime.signals import handled\nwith handled() as signals:\n"
+        "    child = os.fork()\n    if not child:\n        time.sleep(60)\n"
+        "    Path('ready').touch()\n    time.sleep(0.5)\n"
+        "    os.kill(child, signal.SIGUSR1); time.sleep(1.2); os.kill(child, signal.SIGTERM)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), signals.received)\n",
+        tmp_path,
+    )
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "-15 []\n"), errors
+
+
+def test_a_child_dies_with_its_parent_and_gets_its_signals(tmp_path: Path) -> None:
+    """The parent is killed by -9."""
+    child = "import signal, time; signal.signal(1, lambda *_: open('heard', 'w').close()); open('{}', 'w').close(); "
+    text = (
+        "from distill.runtime.signals import handled\nfrom distill.runtime.children import dying_with, pass_signals\n"
+        "with handled() as signals, pass_signals(signals) as children:\n"
+        f"    code = {child.format('ready') + 'time.sleep(60)'!r}\n"
+        "    new = subprocess.Popen([sys.executable, '-c', code], preexec_fn=dying_with(os.getpid()))\n"
+        "    Path('pid').write_text(str(new.pid))\n    children.append(new); new.wait()\n"
+    )
+    process = program(text, tmp_path)
+    pid = int((tmp_path / "pid").read_text())
+    process.send_signal(signal.SIGHUP)
+    wait_for((tmp_path / "heard").exists, process, 10)
+    assert process.poll() is None and is_alive(pid)
+    process.kill()
+    process.communicate(timeout=10)
+    deadline = time.monotonic() + 5
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def start_on(stream: int, shelf: Shelf, folder: Path, *settings: str) -> "subprocess.Popen[bytes]":
+    """A run whose output goes to a stream, its own terminal if it is one; it has taken a step when this returns."""
+
+    def take_terminal() -> None:
+        if os.isatty(1):
+            fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+
+    command = [sys.executable, "-m", "distill", *shelf.arguments(folder, *settings)]
+    process = subprocess.Popen(
+        command, env=environment(), stdout=stream, stderr=stream, start_new_session=True, preexec_fn=take_terminal
+    )
+    os.close(stream)
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 0, process)
+    return process
+
+
+def test_a_closed_terminal_ends_a_run_with_a_checkpoint(shelf: Shelf, tmp_path: Path) -> None:
+    """As by an ssh session that is lost: SIGHUP, and nowhere to write to."""
+    outside, inside = os.openpty()
+    process = start_on(inside, shelf, tmp_path, "train.epochs=null", "train.steps=100000", "train.save_every=100000")
+    os.close(outside)
+    assert process.wait(timeout=60) == 129
+    steps = (tmp_path / "metrics.jsonl").read_bytes().count(b"\n")
+    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == f"step-{steps:08d}"
+
+
+def test_a_closed_pipe_ends_no_run(shelf: Shelf, tmp_path: Path) -> None:
+    """As of `python -m distill ... 2>&1 | head`."""
+    outside, inside = os.pipe()
+    process = start_on(inside, shelf, tmp_path)
+    os.close(outside)
+    assert process.wait(timeout=120) == 0 and (tmp_path / "results.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_whose_error_python_drops_is_raised_again() -> None:
+    """Python drops what is raised in the callback of a weak reference, and its imports have some."""
+    with handled() as signals:
+        item = Signals()
+        dying = weakref.ref(item, lambda _: signal.raise_signal(signal.SIGTERM))
+        del item
+        assert dying() is None
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            signals.end_waiting()

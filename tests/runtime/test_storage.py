@@ -1,0 +1,241 @@
+"""Storage that fails: full, read-only, a file where a folder should be. One line, status 74, and nothing lost."""
+
+import errno
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from job import Shelf, assert_same, results
+from safetensors.torch import save_file
+from tiny import Fit, new_student, only, weights_of
+
+from distill.config.settings import TrackerConfig, TrainConfig
+from distill.report import report
+from distill.report.__main__ import main as report_main
+from distill.runs import trackers
+from distill.runtime.errors import StorageFailed
+from distill.runtime.files import atomic
+from distill.runtime.jsonl import JsonLines, read_lines
+from distill.runtime.storage import require_room, size, storage_failure
+
+
+@contextmanager
+def files_up_to(num_bytes: int) -> Iterator[None]:
+    """No file of this process may grow larger than that: the system refuses it as it would on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+# --- recognising ---------------------------------------------------------------------------------------------------
+
+
+def failure_of(work: Any) -> StorageFailed:
+    with pytest.raises(Exception) as error:
+        work()
+    failure = storage_failure(error.value)
+    assert failure is not None and failure.status == 74 and "\n" not in str(failure)
+    return failure
+
+
+def test_errors_of_storage_are_known_whoever_raises_them(tmp_path: Path) -> None:
+    with files_up_to(1000):
+        assert "File too large" in str(failure_of(lambda: (tmp_path / "a").write_bytes(bytes(5000))))
+        assert "File too large" in str(failure_of(lambda: save_file({"a": torch.zeros(5000)}, tmp_path / "b")))
+        failure_of(lambda: np.save(tmp_path / "c.npy", np.zeros(5000)))
+    (tmp_path / "file").touch()
+    assert str(tmp_path / "file") in str(failure_of(lambda: (tmp_path / "file" / "x").mkdir()))
+
+
+def test_an_error_of_storage_is_found_behind_another_one() -> None:
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/x")
+        except OSError as error:
+            raise RuntimeError("could not write") from error
+    except RuntimeError as outer:
+        failure = storage_failure(outer)
+    assert failure is not None and str(failure).startswith("/somewhere/x: No space left on device, with ")
+
+
+def test_an_error_of_storage_is_found_where_a_library_stumbles_over_it(tmp_path: Path) -> None:
+    """Torch cannot end the archive that the full disk cut short, and raises an error of its own about that."""
+
+    def save() -> None:
+        with (tmp_path / "weights").open("wb", buffering=0) as file:
+            torch.save(torch.zeros(5000), file)
+
+    with files_up_to(1000):
+        assert "File too large" in str(failure_of(save))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
+def test_what_fails_in_an_open_file_names_no_path(number: int) -> None:
+    """As a write or a flush does; the folder of the run stands in for it."""
+    failure = storage_failure(OSError(number, os.strerror(number)), "/somewhere")
+    assert failure is not None and str(failure).startswith(f"/somewhere: {os.strerror(number)}")
+
+
+def test_a_bug_in_dealing_with_an_error_of_storage_is_a_bug(tmp_path: Path) -> None:
+    with pytest.raises(KeyError) as error:
+        try:
+            tmp_path.mkdir()
+        except FileExistsError:
+            {}["bug"]
+    assert storage_failure(error.value) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no"),
+        OSError("no number"),
+        FileNotFoundError(2, "no such file", "x"),
+        PermissionError(errno.EACCES, "Permission denied"),  # of a socket, which names no file
+    ],
+)
+def test_other_errors_are_no_errors_of_storage(error: Exception) -> None:
+    assert storage_failure(error) is None
+
+
+def test_sizes_are_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1500, 2.5e6, 3e9, 4e12)] == [
+        "0 bytes", "999 bytes", "1.5 kB", "2.5 MB", "3 GB", "4 TB",
+    ]  # fmt: skip
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_keeps_its_whole_lines(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "log.jsonl")
+    log.append({"step": 1})
+    with files_up_to(20), pytest.raises(OSError):
+        log.append({"step": 2, "long": "x" * 50})
+    assert (tmp_path / "log.jsonl").read_bytes() == b'{"step": 1}\n'
+    log.append({"step": 2})
+    log.close()
+    assert [line["step"] for line in read_lines(tmp_path / "log.jsonl")] == [1, 2]
+
+
+def test_what_could_not_be_written_is_removed(tmp_path: Path) -> None:
+    with files_up_to(100), pytest.raises(OSError), atomic(tmp_path / "whole") as new:
+        new.write_bytes(bytes(500))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_room_is_looked_for_before_anything_is_written(small_disk: Path) -> None:
+    require_room(small_disk, 1_000_000, "the checkpoint")
+    with pytest.raises(StorageFailed, match=r"the checkpoint needs 30 MB and 25\.\d MB are free"):
+        require_room(small_disk, 30_000_000, "the checkpoint")
+
+
+def test_a_checkpoint_without_room_leaves_the_one_before(small_disk: Path, tokenizer: Any, rows: np.ndarray) -> None:
+    fit = Fit(
+        small_disk / "checkpoints", tokenizer, rows, None, new_student(), only(mlm=1.0), TrainConfig(4, 2, steps=2)
+    )
+    fit.run()
+    before = weights_of(fit.student)
+    kept = fit.checkpoints.found()
+    fill(small_disk)
+    fit.state.step = 3
+    with pytest.raises(StorageFailed, match=r"the checkpoint of step 3 needs .* free"):
+        fit.checkpoints.save(fit.state, fit.model, fit.made)
+    assert fit.checkpoints.found() == kept and sorted(p.name for p in fit.folder.iterdir()) == [p.name for p in kept]
+    (small_disk / "full").unlink()
+    fit.resume()
+    assert all(torch.equal(weights, before[name]) for name, weights in weights_of(fit.student).items())
+
+
+def fill(folder: Path, name: str = "full") -> None:
+    with (folder / name).open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+def test_a_tracker_that_fails_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = trackers.build(TrackerConfig(kind="tensorboard"), tmp_path / "run", {}, "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").write_text("a file where the folder of its events should be")
+    for step in (1, 2, 3):
+        tracker.log_metrics({"loss": 1.0}, step)
+    tracker.close()
+    (said,) = [record.message for record in caplog.records if "tracker" in record.message]
+    assert "tracker.kind=tensorboard has failed" in said and "metrics.jsonl" in said
+
+
+# --- whole runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["/dev/null", "/dev/null/run", "{file}", "{file}/run"])
+def test_a_run_folder_that_cannot_be(shelf: Shelf, capfd: pytest.CaptureFixture, where: str) -> None:
+    file = shelf.root / "file"
+    file.touch()
+    folder = where.format(file=file)
+    status = shelf.run(Path(folder))
+    error = capfd.readouterr().err
+    assert status == 74 and "Traceback" not in error, error
+    assert folder in error.splitlines()[-1]
+
+
+def test_a_full_disk_ends_the_run_and_room_lets_it_go_on(
+    shelf: Shelf, done: Path, small_disk: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """The run needs more than the disk has; when that is cleared, the same command gives the same student."""
+    ballast = small_disk / "ballast"
+    fill(small_disk, "ballast")
+    folder = small_disk / "run"
+    statuses = []
+    for freed in (0, 200_000, 1_000_000, 500_000, 20_000_000):
+        os.truncate(ballast, ballast.stat().st_size - freed)
+        statuses.append(shelf.run(folder))
+        error = capfd.readouterr().err
+        assert "Traceback" not in error, error
+        assert statuses[-1] == 0 or f"{folder}" in error.splitlines()[-1], error
+    assert statuses[:3] == [74] * 3 and statuses[-1] == 0
+    assert_same(folder, done)
+
+
+def test_a_report_that_cannot_be_written_does_not_end_the_run(
+    shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    def full(folder: Path, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "plots" / "loss.png"))
+
+    folder = shelf.root / "no_report"
+    with monkeypatch.context() as patched:
+        patched.setattr(report, "write", full)
+        assert shelf.run(folder) == 0
+    assert_same(folder, done)
+    said = capfd.readouterr().err
+    assert "loss.png: No space left on device" in said and f"python -m distill.report {folder}" in said
+    assert results(folder)["finished"] and not (folder / "report.html").exists()
+    monkeypatch.setattr("sys.argv", ["report", str(folder)])
+    assert report_main() == 0
+    assert capfd.readouterr().out.strip() == str(folder / "report.html")
+    assert (folder / "report.html").is_file() and (folder / "report.md").is_file()
