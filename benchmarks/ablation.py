@@ -11,7 +11,7 @@ made on. Finished runs are not run again.
 Expected before it was run, at 3,000 rows once, embedded pair: temperature 1 and a smaller weight of the words' own
 term each gain 1 to 3 % on held-out text and less on the books; soft targets at every position and smoothed masks lose
 2 to 15 %; every second layer is the worst row but the twin; frozen lower layers lose less than 2 % and are quicker;
-the fitted start gains less than 1 %; draws of a cache cost 2 %.
+draws of a cache cost 2 %.
 """
 
 import argparse
@@ -40,7 +40,6 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "masks smoothed 0.7": ("objective.masking.smoothing=0.7",),
     "every second layer": ("student.layers=null",),
     "layers chosen by scores": ("student.layers=auto",),
-    "fitted start": ("student.start=fitted",),
     "frozen embeddings and layer 0": ("student.frozen=[embeddings,0]",),
     "frozen, learning rate 2e-3": ("student.frozen=[embeddings,0]", "optimizer.lr=2e-3"),
     "learning rate 2e-3": ("optimizer.lr=2e-3",),

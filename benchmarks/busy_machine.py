@@ -5,9 +5,9 @@
 
 OpenMP's threads wait for each other by spinning. On a machine with more busy processes than cores a waiting thread then
 takes the core of the one that it waits for. Distill lets them give way after `GOMP_SPINCOUNT=1000` rounds
-(`distill.runtime.threads`). Measured is each kind of work with one thread, with all of them as OpenMP has it, with Distill's
-limit, and with `OMP_WAIT_POLICY=passive`, beside so many other processes that never rest (`--busy`). Each is a process
-of its own; the settings take turns, and medians count. Kinds of work:
+(`distill.runtime.threads`). Measured is each kind of work with one thread, with all of them as OpenMP has it, with
+Distill's limit, and with `OMP_WAIT_POLICY=passive`, beside so many other processes that never rest
+(`--busy`). Each is a process of its own; the settings take turns, and medians count. Kinds of work:
 
     linear     20 linear layers of 256, forward, 256 rows: many short parallel regions
     train      a training step of the embedded pair (4 x 192 -> 2 x 192, 16 rows of 128 tokens), as `step.py` times it

@@ -4,7 +4,6 @@ import logging
 import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
-from distill.objective.vocabulary_parallel import sliced_loss
 from distill.optim import updates as optim
 from distill.optim.schedule import Schedule, length_in_steps, make_schedule, total_steps
 from distill.outcome import make_milestones, results_of, write_outputs
@@ -43,13 +41,11 @@ from distill.runs.identity import run_identity
 from distill.runs.milestones import check_within
 from distill.runs.pair import Models, load_models, settle_start
 from distill.runs.run_folder import RunFolder
-from distill.runs.setup import choose_precision, setup_student, share_lowest_blocks
+from distill.runs.setup import choose_precision, setup_student
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
-from distill.runtime.errors import SettingError
 from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redacted
 from distill.tasks import Prepared, Task, find_task
-from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
 from distill.twin import find_twin, settled_twin
@@ -98,7 +94,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         origin = cache_origin(config, models.tokenizer, text, objective)
         caches = find_caches(config, models.digests, origin, text.batches, objective)
         require_memory_for_step(models.student, config.precision.student, *text.batches.shape, backend)
-        trainable, frozen = setup_models(config, models, objective, caches, backend)
+        trainable, frozen = setup_models(config, models, objective, backend)
         optimizer = optim.build(trainable, config.optimizer)
         state = folder.begin(trainable, optimizer, resolved)
         page.begin(state.step, state.seconds, steps)
@@ -159,13 +155,11 @@ def num_steps(config: Config, batches: Batches) -> int:
 
 
 def setup_models(
-    config: Config, models: Models, objective: Objective, caches: dict[str, Cache], backend: Backend
+    config: Config, models: Models, objective: Objective, backend: Backend
 ) -> tuple[Trainable, dict[str, LanguageModel]]:
     """What is trained, and the teachers by name, as training runs them."""
     trainable = setup_student(models.student, objective, config.precision, backend)
     frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
-    if len(frozen) == 1 and not caches and not models.tokenizers and not backend.divides:
-        share_lowest_blocks(config.student, config.precision, trainable, models.teachers[0].model, objective)
     return trainable, frozen
 
 
@@ -174,15 +168,7 @@ def make_objective(
 ) -> Objective:
     """The objective of a run of so many steps."""
     num_positions = steps * batches.rows_per_step * batches.rows.shape[1]
-    objective = build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
-    if backend.vocabulary_group is not None:
-        if objective.plain:
-            raise SettingError(
-                f"backend.vocabulary_parallel={config.backend.vocabulary_parallel} with a plain objective, which needs "
-                "all logits: set objective.kernel=auto and precision.kernels=auto"
-            )
-        objective.visit = partial(sliced_loss, group=backend.vocabulary_group)
-    return objective
+    return build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
 
 
 def cache_origin(

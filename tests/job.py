@@ -160,7 +160,7 @@ class Shelf:
         teacher = ["teacher=pretrained", f"teacher.path={self.teacher}"]
         # The same format on every machine that the tests run on, whatever pays there.
         fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.share=0.1", "precision=fp32"]
-        # Layers are found by scores in tests/runs/test_layer_search.py; DistilBERT's weights show each term in the loss.
+        # tests/runs/test_layer_search.py finds layers by scores; DistilBERT's weights show each term in the loss.
         fixed += ["student.layers=[0,1]", "objective=masked"]
         return ["+recipe=distilbert_gutenberg", *fixed, f"hydra.run.dir={folder}", *more]
 

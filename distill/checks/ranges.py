@@ -48,8 +48,8 @@ WEIGHT = Range(0, 1e6)
 TEMPERATURE = Range(0.01, 1000)
 EVERYWHERE = Range(-1e12, 1e12)  # numbers that have no range of their own, such as those of a callable of the user's
 
-# Of every dataclass of `distill.config.settings`, each field that is a number. The upper ends are far above what any run has
-# had: they are there for slips of the finger, which would end in a lack of memory or in a student of nan.
+# Of every dataclass of `distill.config.settings`, each field that is a number. The upper ends are far above what any
+# run has had: they are there for slips of the finger, which would end in a lack of memory or in a student of nan.
 RANGES: dict[type[Any], dict[str, Range]] = {
     settings.SourceConfig: {"share": SHARE_ABOVE_ZERO},
     settings.TokensConfig: {

@@ -15,7 +15,7 @@ KINDS = ("layers", "config", "pretrained", "custom")
 def check_student(settings: StudentConfig) -> None:
     """Raises SettingError for a kind, family, field of its configuration or rule of layers that is not known."""
     choose("student.kind", settings.kind, KINDS)
-    choose("student.start", settings.start, ("random", "neighbours", "fitted"))
+    choose("student.start", settings.start, ("random", "neighbours"))
     _check_layers(settings.layers)
     for part in settings.frozen:
         if part != EMBEDDINGS and (not isinstance(part, int) or isinstance(part, bool) or part < 0):

@@ -57,12 +57,6 @@ def _check_sharding(settings: BackendConfig) -> None:
                 f"backend.{name}={getattr(settings, name)} with backend.name={settings.name}: only fsdp divides models "
                 "between ranks; set backend=fsdp, or leave it out"
             )
-    whole = settings.name != "fsdp" or False in (settings.shard_student, settings.shard_teacher)
-    if settings.vocabulary_parallel < 1 or (settings.vocabulary_parallel > 1 and whole):
-        raise SettingError(
-            f"backend.vocabulary_parallel={settings.vocabulary_parallel}: give 1, or the ranks that share a vocabulary "
-            "with backend=fsdp, where both models are divided"
-        )
     if settings.offload_teacher and (settings.name != "fsdp" or settings.shard_teacher is False):
         raise SettingError(
             "backend.offload_teacher=true is for a teacher that is divided: set backend=fsdp without "

@@ -3,8 +3,6 @@
 from distill.config.settings import Config
 from distill.runtime.errors import SettingError
 
-STARTS = {"neighbours": ("config",), "fitted": ("layers",)}  # the kinds of student that have them
-
 FROM_TEACHER = ("layers", "pretrained", "custom")  # kinds of student that may be given numbers of layers
 
 
@@ -19,12 +17,7 @@ def check_unread(config: Config) -> None:
         # A rule is a scale's default; numbers are the user's, and a student from random weights takes none of them.
         ("student.layers", student.layers if isinstance(student.layers, list) else None, student.kind, FROM_TEACHER),
         ("student.num_layers", student.num_layers, student.kind, ("layers",)),
-        (
-            "student.start",
-            None if student.start == "random" else student.start,
-            student.kind,
-            STARTS.get(student.start, ("config",)),
-        ),
+        ("student.start", None if student.start == "random" else student.start, student.kind, ("config",)),
     ):
         wanted = wanting[0]
         if value is not None and kind not in wanting:

@@ -10,14 +10,12 @@ from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError
 if TYPE_CHECKING:
     from distill.runtime.signals import Signals
 
+BROKEN_PIPE = 141  # 128 + SIGPIPE: whoever reads the output has ended
 Failure = SettingError | Diverged | RankLost | StageFailed | StorageFailed  # each has its exit `status`
 
 
-def status_of(command: Callable[[], object], folder: str = "") -> int:
+def status_of(command: Callable[[], object]) -> int:
     """Run a command; its exit status, after one line about bad input, storage that fails or a signal.
-
-    Args:
-        folder: what the command writes to.
 
     Raises:
         Exception: a bug, which has a traceback.
@@ -26,8 +24,11 @@ def status_of(command: Callable[[], object], folder: str = "") -> int:
     def run(signals: "Signals") -> int:
         try:
             command()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would fail again when it flushes what is left
+            return BROKEN_PIPE
         except Exception as error:
-            if (failure := expected(error, folder)) is None:
+            if (failure := expected(error)) is None:
                 raise
             say(failure)
             return failure.status

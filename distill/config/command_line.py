@@ -1,5 +1,6 @@
 """The door: what a command line says, composed once by Hydra, and refused where it can mean nothing."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,10 +9,12 @@ from typing import Any, NamedTuple
 
 from distill.config.compose import build, chain_config, group_of, register, written
 from distill.config.settings import CONF, RECIPES, ChainConfig, Config
+from distill.config.sweep.index import SweepIndex
+from distill.config.sweep.names import swept_overrides
+from distill.config.written import as_yaml, without_environment
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.redaction import redact, secret_given, secrets_in
-from distill.written import as_yaml, without_environment
 
 MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings that every recipe starts from
 SAYS_WHAT = ("recipe", "scale")  # a command line that has neither is the main job
@@ -19,6 +22,7 @@ SAYS_WHAT = ("recipe", "scale")  # a command line that has neither is the main j
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 READ_BY_ONE_RUN = ("hydra.run.dir", "hydra.searchpath")
 HYDRA = ("hydra.", "hydra/")
+BASIC = "basic"  # Hydra's own sweeper
 SHORT = {"-c": "--cfg", "-cd": "--config-dir", "-m": "--multirun", "-i": "--info", "-p": "--package"}
 WITH_VALUE = ("--cfg", "--config-dir", "--package")
 SHOWING = ("--cfg", "--info", "--hydra-help")  # Hydra prints something, and nothing runs
@@ -44,7 +48,7 @@ class CommandLine:
             name = SHORT.get(name, name)
             if name not in OPTIONS:
                 raise SettingError(
-                    f"{name} is no option{did_you_mean(name, OPTIONS)}: settings are NAME=VALUE, and --help shows the rest"
+                    f"{name} is no option{did_you_mean(name, OPTIONS)}: settings are NAME=VALUE; --help shows the rest"
                 )
             options[name] = value if separator or name not in WITH_VALUE else next(rest, "")
         folder = options.get("--config-dir")
@@ -57,6 +61,11 @@ class CommandLine:
         """The configuration that the overrides change."""
         names = {each.lstrip("+~").partition("=")[0].partition("@")[0] for each in self.overrides}
         return BASE if names.intersection(SAYS_WHAT) else MAIN
+
+    @property
+    def shows(self) -> bool:
+        """Whether Hydra is asked to print something, and nothing runs."""
+        return any(name in self.options for name in SHOWING)
 
     @property
     def own(self) -> list[str]:
@@ -100,11 +109,6 @@ class Composed:
     @property
     def recipe(self) -> str:
         return str(self.hydra.runtime.choices.get("recipe") or "default")
-
-    @property
-    def sweeper(self) -> str:
-        """The option of hydra/sweeper; that of Hydra itself is basic, and runs every value that is given."""
-        return str(self.hydra.runtime.choices.get("hydra/sweeper"))
 
     @property
     def chain(self) -> ChainConfig | None:
@@ -160,7 +164,7 @@ def _one_run(line: CommandLine) -> Composed:
         raise SettingError(
             "this command is about one run: leave --multirun, lists of several values and recipes of sweeps out"
         )
-    check_hydra(line)
+    check_one_run(line)
     if found.settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
     return found
@@ -171,7 +175,7 @@ def compose(line: CommandLine) -> Composed:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import open_dict
+    from omegaconf import OmegaConf
 
     register()
     path, overrides = [], []
@@ -188,10 +192,8 @@ def compose(line: CommandLine) -> Composed:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         settings = hydra_compose(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"], return_hydra_config=True)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
-    folder = Path(str(settings.hydra.run.dir))
-    with open_dict(settings):
-        del settings["hydra"]
-    return Composed(settings, HydraConfig.get(), line.own, folder)
+    own = OmegaConf.masked_copy(settings, [str(name) for name in settings if name != "hydra"])
+    return Composed(own, HydraConfig.get(), line.own, Path(str(settings.hydra.run.dir)))
 
 
 def run_of(found: Composed) -> ComposedRun:
@@ -215,7 +217,48 @@ def by_hydra(line: CommandLine, run: Callable[[Composed], float | None]) -> None
         return run(Composed(settings, job, list(job.overrides.task), Path(job.runtime.output_dir)))
 
     register()
+    name_sweep_folders(line)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, which get one line
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
+
+
+def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
+    """The names of the overrides that are the same in all runs of a sweep, as Hydra writes them: `+recipe`.
+
+    Args:
+        hydra: its own configuration, with the overrides of its sweeper besides those of the command line.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    sweeper = OmegaConf.to_container(hydra.sweeper)
+    assert isinstance(sweeper, dict)
+    params = [f"{name}={value}" for name, value in (sweeper.get("params") or {}).items()]
+    is_swept = {
+        each.get_key_element(): each.is_sweep_override()
+        for each in [*OverridesParser.create().parse_overrides(params), *line.parsed()]
+    }  # of a name that comes twice the last one holds
+    return {name for name, swept in is_swept.items() if not swept}
+
+
+def name_sweep_folders(line: CommandLine) -> None:
+    """Let Hydra name the folders of a sweep's runs by what is swept: the value of `${sweep_folder:}`."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    def folder() -> str:
+        job = HydraConfig.get()
+        if OmegaConf.is_missing(job.job, "num"):  # the configuration is only shown
+            return "NAME=VALUE"
+        swept = swept_overrides(job.overrides.task, fixed_overrides(line, job))
+        return SweepIndex(Path(job.sweep.dir)).folder_of(swept, numbered=sweeper_of(job) != BASIC)
+
+    OmegaConf.register_new_resolver("sweep_folder", folder, replace=True)
+
+
+def sweeper_of(hydra: Any) -> str:
+    """The option of hydra/sweeper; Hydra's own is basic, and runs every value that is given."""
+    return str(hydra.runtime.choices.get("hydra/sweeper"))
 
 
 def run_dir(folder: Path) -> str:
@@ -252,8 +295,8 @@ def check_overrides(line: CommandLine) -> None:
     for override in line.overrides:
         if (secret := secret_given(override)) is not None:
             raise SettingError(
-                f"{secret} is named like a secret, and everybody on this machine can read the command line: set a variable "
-                f"and give {secret}='${{oc.env:NAME}}'"
+                f"{secret} is named like a secret, and everybody on this machine can read the command line: set a "
+                f"variable and give {secret}='${{oc.env:NAME}}'"
             )
     groups = {each.name for each in CONF.iterdir() if each.is_dir()} | {"recipe"}
     for override in line.parsed():
@@ -277,13 +320,19 @@ def options_of(group: str) -> list[str]:
     return sorted(file.stem for file in folder.glob("*.yaml"))
 
 
-def check_hydra(line: CommandLine) -> None:
-    """Raises SettingError for parts of Hydra that only sweeps act on."""
+def check_one_run(line: CommandLine) -> None:
+    """Raises SettingError for what only sweeps act on."""
     for override in line.overrides:
         name = override.lstrip("+~").partition("=")[0]
         if name.startswith(HYDRA) and name not in READ_BY_ONE_RUN:
             raise SettingError(
                 f"{name}: of Hydra's own settings one run reads {' and '.join(READ_BY_ONE_RUN)} alone; leave it out"
+            )
+    for each in line.parsed():
+        if each.is_sweep_override():
+            raise SettingError(
+                f"{redact(each.input_line)} is several values: add --multirun for a run of each, or write a list as "
+                f"{each.key_or_group}=[A,B]"
             )
 
 
@@ -299,8 +348,22 @@ def check_sweep(found: Composed) -> None:
             f"{secret} is named like a secret, which Hydra would write into a file of the sweep: write "
             f"{secret.rpartition('.')[2]}: ${{oc.env:NAME}} into the recipe and set that variable"
         )
-    if found.sweeper != "basic" and found.settings.get("optimize") is None:
+    if sweeper_of(found.hydra) != BASIC and found.settings.get("optimize") is None:
         raise SettingError(
-            f"optimize=null, but the sweeper {found.sweeper} chooses by a number of each run: set optimize=perplexity, or "
-            "another number of the results"
+            f"optimize=null, but the sweeper {sweeper_of(found.hydra)} chooses by a number of each run: set "
+            "optimize=perplexity, or another number of the results"
         )
+
+
+def read_list(name: str, value: str) -> list[str]:
+    """The entries of [A,B], as Hydra reads it. Raises SettingError where it is none."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        entries = OverridesParser.create().parse_override(f"{name}={value}").value()
+    except HydraException:
+        entries = None
+    if not isinstance(entries, list):
+        raise SettingError(f"{name}={value} is no list: write {name}=[A,B], or {name}=A {name}=B")
+    return [str(each) for each in entries]

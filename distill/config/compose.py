@@ -1,4 +1,4 @@
-"""Turns Hydra's configuration into `distill.config.settings.Config`; beside it only what reads the command line knows Hydra.
+"""Turns Hydra's configuration into `Config`; beside it only what reads the command line knows Hydra.
 
 Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
 read settings start quickly.
@@ -45,9 +45,9 @@ from distill.config.settings import (
     TokensConfig,
 )
 from distill.config.unknown import explain
+from distill.config.written import escaped, without_environment, written_and_compared
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-from distill.written import without_environment, written_and_compared
 
 WHOLE = ("given", "compared")  # of Config: all settings together
 NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
@@ -188,7 +188,7 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
         )
     try:
         # A variable's value would stand on the command line of the stage, for everybody on this machine to read.
-        given = group_of("chain", without_environment(composed)["chain"])
+        given = group_of("chain", escaped(without_environment(composed)["chain"]))
     except OmegaConfBaseException as error:
         raise SettingError(explain(error)) from error
     if left_open := [name for name, value in flatten(given).items() if value == "???"]:

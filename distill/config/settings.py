@@ -1,13 +1,12 @@
 """All settings as plain typed dataclasses: what the rest of the package reads, whoever filled them in.
 
-`distill.config.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names are
-those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is
+`distill.config.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names
+are those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is
 `corpus.source.path`, and `objective.soft.weight` is `objective.terms["soft"].weight`.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from distill.config.component import Component
@@ -17,6 +16,8 @@ from distill.config.evaluate import Missing as Missing
 from distill.config.evaluate import PseudoPerplexityConfig as PseudoPerplexityConfig
 from distill.config.evaluate import SetConfig as SetConfig
 from distill.config.evaluate import SetShare as SetShare
+from distill.config.folders import CONF as CONF
+from distill.config.folders import RECIPES as RECIPES
 from distill.config.profile import ProfileConfig
 from distill.config.ramp import Ramp
 from distill.config.report import ReportConfig
@@ -24,11 +25,6 @@ from distill.config.teacher import MISSING as MISSING
 from distill.config.teacher import MemberConfig as MemberConfig
 from distill.config.teacher import TeacherCacheConfig as TeacherCacheConfig
 from distill.config.teacher import TeacherConfig as TeacherConfig
-
-HERE = Path(__file__).resolve().parent.parent
-# In a wheel conf/ and recipes/ lie inside the package, in a checkout beside it.
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
-RECIPES = HERE / "recipes" if (HERE / "recipes").is_dir() else HERE.parent / "recipes"
 
 
 class OnUsr1(Enum):
@@ -129,15 +125,13 @@ class StudentConfig:
     layers: Any = None
     num_layers: int | None = None  # how many a rule takes; null: half of the teacher's
     config: dict[str, Any] = field(default_factory=dict)  # fields of the transformers configuration
-    # Parts that keep the weights they start with: embeddings, and layers of the student by number, from 0. With
-    # dropout=0 what is then the teacher's own, from the embeddings up, is computed once for both.
+    # Parts that keep the weights they start with: embeddings, and layers of the student by number, from 0.
     frozen: list[Any] = field(default_factory=list)
     dropout: float | None = None  # null: 0.1, or what a saved model says; not of kind=custom
     # Folder or Hub name, or corpus (trained on it); null: the teacher's. Another one than the teacher's is for losses
     # that need no pair of token rows, such as `pooled`.
     tokenizer: str | None = None
-    # Of kind=config: random weights, or neighbours (heads that look at the words beside). Of kind=layers: random (the
-    # layers as they are), or fitted (the last one to the teacher's last state in closed form).
+    # Of kind=config: random weights, or neighbours (heads that look at the words beside).
     start: str = "random"
     path: str | None = None
     trust_remote_code: bool = False
@@ -258,7 +252,6 @@ class BackendConfig:
     # Of fsdp: whether the weights of either model are divided between the ranks; null: they are.
     shard_student: bool | None = None
     shard_teacher: bool | None = None
-    vocabulary_parallel: int = 1  # ranks that hold a slice of both output embeddings each, and compute its logits
     offload_teacher: bool = False  # its parts lie in the memory of the host, not of the GPU
     # Fewest and most ranks, e.g. 2:4: ranks and hosts may be lost and come back. null: the first loss ends the run.
     elastic: str | None = None
@@ -271,8 +264,8 @@ class PrecisionConfig:
 
     fp16 is for GPUs that have no bf16; a student in it has its loss scaled (`distill.optim.loss_scale`).
     auto is bf16 where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when
-    it is resumed; else fp32. The teacher in training can be int8 too (`distill.models.kernels.int8`); as an evaluated model it
-    never is.
+    it is resumed; else fp32. The teacher in training can be int8 too (`distill.models.kernels.int8`); as an evaluated
+    model it never is.
     """
 
     student: str = "fp32"

@@ -8,6 +8,11 @@ from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
 NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
+# Settings that an earlier release had, and what to do without them.
+REMOVED = {
+    "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
+    "the losses over the vocabulary chunk by chunk",
+}
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
 
 
@@ -66,6 +71,8 @@ def _no_such_setting(key: str, parent: Any) -> str:
     Args:
         parent: the node of OmegaConf that has no such key.
     """
+    if key in REMOVED:
+        return f"{key} is not a setting any more: {REMOVED[key]}"
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
     nearest = did_you_mean(name, _names(parent), before)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from distill.distributed.shard import reshard, sharded_modules
 
@@ -31,25 +30,17 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """From now on the weights of a divided model are of this format when they are whole.
-
-    So are the vectors of an embedding that is cut into slices.
-    """
+    """From now on the weights of a divided model are of this format when they are whole."""
     _set_formats(model, dict.fromkeys(_formats(model), dtype))
 
 
 def _formats(model: nn.Module) -> dict[Any, torch.dtype | None]:
-    found: dict[Any, torch.dtype | None] = {module: module.computes_in for module in _sliced(model)}
-    return found | {module: module._get_fsdp_state()._mp_policy.param_dtype for module in sharded_modules(model)}
+    return {module: module._get_fsdp_state()._mp_policy.param_dtype for module in sharded_modules(model)}
 
 
 def _set_formats(model: nn.Module, formats: dict[Any, torch.dtype | None]) -> None:
     reshard(model)
     for module, dtype in formats.items():
-        if hasattr(module, "computes_in"):
-            module.computes_in = dtype
-        if not isinstance(module, FSDPModule):
-            continue
         state: Any = module._get_fsdp_state()
         if state._mp_policy.param_dtype == dtype:
             continue
@@ -62,10 +53,6 @@ def _set_formats(model: nn.Module, formats: dict[Any, torch.dtype | None]) -> No
                 with suppress(AttributeError):
                     del parameter._unsharded_param
             group._init_mp_dtypes()
-
-
-def _sliced(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, "computes_in")]
 
 
 def _groups(state: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -18,10 +18,7 @@ from distill.distributed.ddp import Ddp
 from distill.distributed.interface import naming_lost_rank_inside
 from distill.distributed.lockstep import Lockstep, roots
 from distill.distributed.shard import local, reshard, shard, sharded_modules
-from distill.distributed.sliced_vocabulary import REPLICAS, SLICED, VOCABULARY, divide_vocabulary
 from distill.runtime.errors import SettingError
-
-HEAD = "get_output_embeddings"
 
 
 class Fsdp(Ddp):
@@ -49,22 +46,9 @@ class Fsdp(Ddp):
         divided = {"student": settings.shard_student, "teacher": settings.shard_teacher}
         self.divides = frozenset(name for name, wanted in divided.items() if wanted is not False)
         self._offloads = settings.offload_teacher
-        self._axes = self._make_axes(settings.vocabulary_parallel)
-        self.vocabulary_group = None if self._axes is None else self._axes[VOCABULARY].get_group()
         self.equal_windows = bool(self.divides)
         self._roots: list[FSDPModule] = []
         self._divided: list[nn.Parameter] = []
-
-    def _make_axes(self, slices: int) -> DeviceMesh | None:
-        """The ranks as a table: those of one line hold the slices of the vocabulary, those of one column the same."""
-        if slices == 1:
-            return None
-        if self.size % slices:
-            raise SettingError(
-                f"backend.vocabulary_parallel={slices} does not divide the {self.size} ranks: give a number that does"
-            )
-        shape, names = (self.size // slices, slices), (REPLICAS, VOCABULARY)
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
 
     def _join_alone(self) -> None:
         dist.init_process_group(
@@ -74,10 +58,7 @@ class Fsdp(Ddp):
     def divide(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
         # What is trained is stored in fp32, what is frozen as it was saved.
         storage = torch.float32 if trained else None
-        sliced: list[nn.Parameter] = []
-        if self._axes is not None:
-            sliced = divide_vocabulary(model, self._axes, storage)
-        shard(model, blocks, calls, self.mesh, storage, not trained and self._offloads, sliced)
+        shard(model, blocks, calls, self.mesh, storage, not trained and self._offloads)
 
     def prepare(self, model: nn.Module) -> None:
         """As in every backend; parameters that are divided have to be the same model's on all ranks already."""
@@ -136,9 +117,7 @@ class Fsdp(Ddp):
         if not divided or self.size == 1 or self._lockstep is not None:
             yield
             return
-        heads = [getattr(root, HEAD)() for root in divided if hasattr(root, HEAD)]
-        sliced = [getattr(head, SLICED) for head in heads if hasattr(head, SLICED)]
-        self._lockstep = Lockstep([*divided, *sliced], idle)
+        self._lockstep = Lockstep(divided, idle)
         try:
             with self.computing(), self._lockstep:
                 yield

@@ -1,4 +1,4 @@
-"""Build Horovod from PyPI's source for the torch that is installed here: `python -m distill.distributed.install_horovod`.
+"""Build Horovod from PyPI's source for the torch installed here: `python -m distill.distributed.install_horovod`.
 
 Horovod 0.28.1 wants C++14 or C++17, which the headers of torch >= 2.13 (C++20) refuse. Its sources stay
 as they are: CMake learns through a toolchain file that all three mean C++20. Where there is a GPU it gets NCCL;

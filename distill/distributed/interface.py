@@ -77,7 +77,6 @@ class Backend:
     name: str
     engine: str
     equal_windows = False  # whether all ranks have to have the same number of micro-batches in a window
-    vocabulary_group: Any | None = None  # the torch.distributed group whose ranks hold slices of the vocabulary
     divides: frozenset[str] = frozenset()  # of "student" and "teacher", those whose weights are divided between ranks
 
     def __init__(self, settings: BackendConfig, info: RankInfo, device: torch.device) -> None:

@@ -5,7 +5,6 @@ the last norm) is made whole in the model's forward and stays so until the end o
 that is what lets losses over the vocabulary read the output embedding after the forward.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch.distributed.tensor import DTensor
 
 from distill.distributed.mapped import release, return_free_memory
 
-REDISTRIBUTING = logging.getLogger("torch.distributed.tensor._redistribute")
-
 
 def shard(
     model: nn.Module,
@@ -27,7 +24,6 @@ def shard(
     mesh: DeviceMesh,
     storage: torch.dtype | None = None,
     offload: bool = False,
-    sliced: Sequence[nn.Parameter] = (),
 ) -> None:
     """Divide the parameters of `model` between the ranks of `mesh`, in place, and put them on its device.
 
@@ -39,7 +35,6 @@ def shard(
         calls: how often the blocks are called in a forward; a block that is called several times stays whole between.
         storage: of the parts; None: that of the weights as they are.
         offload: the parts lie in the memory of the host, and come to the device with each block.
-        sliced: parameters that are divided in another way already, and are left as they are.
 
     Weights are in fp32 while they are whole, until `formats.compute_in` says otherwise.
     """
@@ -61,7 +56,7 @@ def shard(
             reshard_after_forward=reshards,
             mp_policy=formats,
             offload_policy=offloading,
-            ignored_params={*sliced, *numbers},
+            ignored_params=numbers,
         )
         for tensor in before:
             release(tensor)
@@ -125,11 +120,4 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with the parts of all ranks, which have to call this together; itself where it is not divided."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    level = REDISTRIBUTING.level
-    REDISTRIBUTING.setLevel(logging.ERROR)  # a slice that is divided once more is gathered twice, which is meant
-    try:
-        return tensor.full_tensor()
-    finally:
-        REDISTRIBUTING.setLevel(level)
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

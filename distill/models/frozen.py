@@ -1,18 +1,14 @@
-"""student.frozen: parts of a student that keep the weights they start with; the teacher's own are computed once."""
+"""student.frozen: parts of a student that keep the weights they start with."""
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from distill.models.known_layers import drops, known_blocks
-from distill.models.language_model import LanguageModel, OutputSpec, block_list
-from distill.models.layer_choice import Layer
+from distill.models.language_model import block_list
 from distill.models.protocol import depth_of
 from distill.runtime.errors import SettingError
 
 EMBEDDINGS = "embeddings"
-SAME = 1e-4  # of the largest value, by which equal states may differ from rounding in fp32
 
 
 def freeze(model: Any, frozen: list[str | int]) -> None:
@@ -60,39 +56,3 @@ def _embeddings(model: Any) -> list[nn.Module]:
     lists = [each for each in encoder.modules() if isinstance(each, nn.ModuleList)]
     children = [child for child in encoder.children() if not any(each in lists for each in child.modules())]
     return [child for child in children if any(isinstance(each, nn.Embedding) for each in child.modules())]
-
-
-def shared_depth(student: Any, teacher: Any, frozen: list[str | int], chosen: list[Layer]) -> int | None:
-    """How many of the student's lowest blocks are the teacher's own, with its embeddings; None: not even these.
-
-    Their outcome is then the teacher's hidden state, which the student need not compute again. It is not so under
-    dropout, and only for families that are known to the letter, in rows without segments where the families differ.
-
-    Args:
-        frozen: as in `freeze`.
-        teacher: in fp32, on the student's device.
-        chosen: the teacher's layers that the student started from.
-    """
-    blocks = known_blocks(student)
-    if EMBEDDINGS not in frozen or blocks is None or known_blocks(teacher) is None:
-        return None
-    depth = 0
-    while depth < len(blocks) and depth in frozen and chosen[depth] == depth:
-        depth += 1
-    parts = [student.base_model.embeddings, *blocks[:depth]]
-    if any("forward" in vars(part) or any(drops(module) for module in part.modules()) for part in parts):
-        return None
-    return depth if _agree(student, teacher, depth) else None
-
-
-@torch.no_grad()
-def _agree(student: Any, teacher: Any, depth: int) -> bool:
-    """Whether both give the same state there: weights or settings that differ would show in it."""
-    device = next(student.parameters()).device
-    words = min(model.get_input_embeddings().weight.shape[0] for model in (student, teacher))
-    ids = (torch.arange(16, device=device).view(2, 8) * 7919) % words
-    spec, states = OutputSpec(layers=(depth,)), []
-    for model in (student, teacher):
-        states.append(LanguageModel(model)({"input_ids": ids}, None, spec).hidden[depth].double())
-    largest = float(states[1].abs().max())
-    return float((states[0] - states[1]).abs().max()) <= SAME * max(largest, 1e-12)

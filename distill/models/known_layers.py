@@ -4,7 +4,7 @@ Shapes: B rows, S positions, P positions of each row, H hidden size, A heads.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,19 +166,3 @@ def _at(layer: Layer, x: Tensor, mask: Tensor | None, positions: Tensor) -> Tens
     attended = attend(layer, layer.query(here), layer.key(x), layer.value(x), mask)
     output = layer.rest(attended, here)
     return output.flatten(0, 1).index_select(0, row * most + place)[None]
-
-
-@contextmanager
-def starting_above(model: Any, depth: int, state: Tensor) -> Iterator[None]:
-    """While it is open the model's encoder begins with `state` [B, S, H], what its first `depth` blocks would give."""
-    blocks = known_blocks(model)
-    assert blocks is not None
-
-    def given(*_: Any, **__: Any) -> Tensor:
-        return state
-
-    with ExitStack() as undone:
-        for module in (model.base_model.embeddings, *blocks[:depth]):
-            module.forward = given
-            undone.callback(delattr, module, "forward")
-        yield

@@ -22,9 +22,8 @@ from transformers import PreTrainedModel
 
 from distill.distributed.shard import is_root, plain_class
 from distill.distributed.side_outputs import joined
-from distill.distributed.sliced_vocabulary import SlicedLogits, local_slice, sliced_logits
 from distill.models.kernels.precision import at_least_fp32, autocast, dtype_of
-from distill.models.known_layers import last_block_at, starting_above
+from distill.models.known_layers import last_block_at
 from distill.models.protocol import depth_of
 from distill.models.recorded_attention import QKV, recorded
 
@@ -127,17 +126,13 @@ class LanguageModel(nn.Module):
         self.model = model
         self.precision = precision
         self.plain = plain
-        self.shared_depth = 0
         self._casts: dict[torch.dtype, Tensor] | None = None
 
-    def forward(
-        self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec, below: Tensor | None = None
-    ) -> Outputs:
+    def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
         """
         Args:
             inputs: `input_ids` [B, S] and whatever else the model takes.
             documents: [B, S], negative at padding.
-            below: [B, S, H], what the model's first `shared_depth` blocks give, where that is known.
 
         Raises:
             ValueError: queries and keys are wanted of a model that does not show them, as DeBERTa and MPNet do not, or
@@ -151,8 +146,6 @@ class LanguageModel(nn.Module):
         model = self.model if spec.head or spec.extra or is_root(self.model) else self.model.base_model
         inputs = _known(inputs, self.model)
         with ExitStack() as entered:
-            if below is not None:
-                entered.enter_context(starting_above(self.model, self.shared_depth, below))
             entered.enter_context(autocast(self.precision, inputs["input_ids"].device))
             found = entered.enter_context(_watched(self.model, spec, self.plain))
             output = model(**inputs, attention_mask=attention, **_without_cache(plain_class(self.model).forward))
@@ -176,28 +169,20 @@ class LanguageModel(nn.Module):
         )
 
     def head(self, rows: Tensor) -> Head:
-        """The output embedding with its input `rows` [N, E], in the format of this model.
-
-        Of one that is cut into slices it is this rank's slice.
-        """
+        """The output embedding with its input `rows` [N, E], in the format of this model."""
         layer = self.model.get_output_embeddings()
         dtype = rows.dtype if self.precision == "fp32" else dtype_of(self.precision)
         scale, softcap = logit_changes(self.model)
         rows = rows if scale == 1 else rows * scale
-        weight, bias = local_slice(layer.weight), None if layer.bias is None else local_slice(layer.bias)
-        return Head(rows, weight, bias, dtype, self._cast(weight, dtype), softcap)
+        return Head(rows, layer.weight, layer.bias, dtype, self._cast(layer.weight, dtype), softcap)
 
     def logits(self, rows: Tensor, vocab: int) -> Tensor:
         """rows [N, E] -> logits [N, vocab], without the entries that only pad the embedding."""
         layer = self.model.get_output_embeddings()
         scale, softcap = logit_changes(self.model)
-        sliced = sliced_logits(self.model)
         with autocast(self.precision, rows.device):
-            if sliced is not None:
-                product = sliced(rows if scale == 1 else rows * scale)[..., :vocab]
-            else:
-                bias = None if layer.bias is None else layer.bias[:vocab]
-                product = nn.functional.linear(rows if scale == 1 else rows * scale, layer.weight[:vocab], bias)
+            bias = None if layer.bias is None else layer.bias[:vocab]
+            product = nn.functional.linear(rows if scale == 1 else rows * scale, layer.weight[:vocab], bias)
         return Head(rows, layer.weight, softcap=softcap).cap(product)
 
     @contextmanager
@@ -237,10 +222,7 @@ def has_head(model: LanguageModel, head: str) -> bool:
 
 @torch.no_grad()
 def idle_forward(model: Any) -> None:
-    """A forward of one token, or its logits, for a rank that takes part for the sake of the others."""
-    if isinstance(model, SlicedLogits):
-        model.idle()
-        return
+    """A forward of one token, for a rank that takes part for the sake of the others."""
     ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     LanguageModel(model)({"input_ids": ids}, None, OutputSpec(layers=(LAST,)))
 

@@ -76,8 +76,6 @@ def chunked_loss(
     return differentiable(student, scales, lambda wanted: visit_chunks(student, plan, wanted))
 
 
-# `chunked_loss`, or what gives the same by other means.
-Visitor = Callable[..., tuple[Tensor, Tensor]]
 # Gives for what is wanted of rows, weight and bias: the sums [T], and the gradients of the scaled loss (None: not
 # wanted).
 Visit = Callable[[list[bool]], tuple[Tensor, list[Tensor | None]]]
@@ -116,9 +114,7 @@ class Plan:
     Attributes:
         targets: [N]; None: no row has one.
         scales: [T]; its dtype is that of the elementwise part.
-        vocab: how many of the first entries of either head count, at most; the budget reckons with all of them, so
-            ranks with slices of a vocabulary make the same chunks where they name the same number here.
-        foreign: bool [N], rows whose losses are not to be among the sums; None: none.
+        vocab: how many of the first entries of either head count.
     """
 
     teacher: Head | Sparse | Mixture | None
@@ -127,7 +123,6 @@ class Plan:
     scales: Tensor
     vocab: int
     budget: int
-    foreign: Tensor | None = None
 
 
 def visit_chunks(student: Head, plan: Plan, wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
@@ -137,7 +132,7 @@ def visit_chunks(student: Head, plan: Plan, wanted: list[bool]) -> tuple[Tensor,
     student_logits = _Logits(student, order, plan, chunk)
     members = plan.teacher.members if isinstance(plan.teacher, Mixture) else (plan.teacher,)
     teachers = [_TeacherChunks(member, order, plan, chunk) for member in members]
-    targets, foreign = _pick(plan.targets, order), _pick(plan.foreign, order)
+    targets = _pick(plan.targets, order)
     gradients = _Gradients(student, student_logits, plan.scales.dtype, wanted)
     sums = plan.scales.new_zeros(len(plan.scales))
     for start, stop in pieces(0, num_rows, chunk):
@@ -153,7 +148,7 @@ def visit_chunks(student: Head, plan: Plan, wanted: list[bool]) -> tuple[Tensor,
                 targets[low:high] if targets is not None and has_targets else None,
                 plan.scales,
             )
-            sums += (losses if foreign is None else losses.masked_fill(foreign[low:high], 0)).sum(1)
+            sums += losses.sum(1)
             if capped is not None and student.softcap is not None:  # the gradient goes on through the cap
                 logits[here].mul_(1 - (capped / student.softcap).square())
         gradients.add(start, stop, logits)

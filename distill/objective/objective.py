@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from distill.config.ramp import Ramp, value_at
 from distill.data.batch import Batch
-from distill.models.language_model import LAST, Head, OutputSpec, union
+from distill.models.language_model import Head, OutputSpec, union
 from distill.objective.blocks import NO_TARGET
-from distill.objective.fused import Visitor, chunked_loss
 from distill.objective.tally import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
@@ -31,12 +30,9 @@ class Objective:
         names: of the terms, in the order of every vector [T] of this class.
         needs_teacher: whether any term does.
         compiled: whether the chunks go through torch.compile.
-        visit: what visits the rows for the terms over the vocabulary, as `vocabulary_loss` takes it.
         weights: of the terms, in force in the current step.
         scheduled_weights: the same over the run.
         temperatures: of the terms whose temperature follows a schedule.
-        shared_depth: how many of the student's lowest blocks are the teacher's own, so that it begins with the
-            teacher's hidden state; None: it computes everything itself.
     """
 
     def __init__(
@@ -54,12 +50,10 @@ class Objective:
             temperatures: by term, where it follows a schedule.
         """
         self.terms, self.compiled = terms, False
-        self.visit: Visitor = chunked_loss
         self.scheduled_weights = {name: weights[name] for name in terms}
         self.temperatures = {name: ramp for name, ramp in (temperatures or {}).items() if name in terms}
         self.begin_step(0.0)
         self.vocab, self.plain = vocab, plain
-        self.shared_depth: int | None = None
         self.names = tuple(terms)
         self.needs_teacher = any(term.needs_teacher for term in terms.values())
         self._vocabulary = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
@@ -129,26 +123,12 @@ class Objective:
         """What is wanted of the teacher."""
         wants_logits = any(term.needs_teacher for term in self._vocabulary.values())
         inner = union(term.teacher_reads for term in self.terms.values())
-        if (depth := self._shared(batch)) is not None:
-            inner = inner._replace(layers=tuple(sorted({*inner.layers, depth})))
         positions = self.positions(batch) if wants_logits or inner.last_rows else None
         return inner._replace(head=wants_logits, positions=positions)
 
-    def _shared(self, batch: Batch) -> int | None:
-        """`shared_depth`, but of rows with segments, which families embed in different ways."""
-        return None if "token_type_ids" in batch.inputs else self.shared_depth
-
-    def reads_above(self, depth: int) -> bool:
-        """Whether no term reads anything of the student from below the outcome of its first `depth` blocks."""
-        inner = union(term.student_reads for term in self.terms.values())
-        layers = [layer for layer in inner.layers if layer != LAST]
-        return all(layer >= depth for layer in layers) and all(block > depth for block in inner.qkv)
-
     def __call__(self, model: Trainable, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the step's loss, and the sums of the terms, [T], detached."""
-        shared = self._shared(batch)
-        below = None if shared is None else signal.outputs.hidden[shared]
-        outputs = model(batch.inputs, batch.documents, self.student_spec(batch), below)
+        outputs = model(batch.inputs, batch.documents, self.student_spec(batch))
         loss = scales.new_zeros(())
         sums: dict[str, Tensor] = {}
         if self._vocabulary:
@@ -171,7 +151,7 @@ class Objective:
             source = source._replace(temperature=mixing_temperature(self._vocabulary))
         if self.plain:
             return reference_loss(terms, head, source, targets, own, self.vocab)
-        return vocabulary_loss(terms, head, source, targets, own, self.vocab, self.compiled, self.visit)
+        return vocabulary_loss(terms, head, source, targets, own, self.vocab, self.compiled)
 
     def _targets(self, batch: Batch) -> Tensor:
         """The token to predict in each row that reaches the head, [N]; NO_TARGET where there is none."""

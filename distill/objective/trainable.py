@@ -17,9 +17,7 @@ class Trainable(nn.Module):
         self.terms = nn.ModuleDict(terms or {})
         self.student = student
 
-    def forward(
-        self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec, below: Tensor | None = None
-    ) -> Outputs:
+    def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
         """The student's forward, as `LanguageModel`."""
-        outputs: Outputs = self.student(inputs, documents, spec, below)
+        outputs: Outputs = self.student(inputs, documents, spec)
         return outputs

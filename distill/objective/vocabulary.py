@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distill.models.language_model import Head
 from distill.objective.blocks import AutogradBlock, Block, JoinedBlock, SoftMlmBlock, on_its_rows
-from distill.objective.fused import Visitor, chunked_loss
+from distill.objective.fused import BUDGET, chunked_loss
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms.clm import Clm
 from distill.objective.terms.mlm import Mlm
@@ -28,7 +28,7 @@ def vocabulary_loss(
     scales: Tensor,
     vocab: int,
     compiled: bool,
-    visit: Visitor = chunked_loss,
+    budget: int = BUDGET,
 ) -> tuple[Tensor, Tensor]:
     """Sum over the terms of scale * sum over their rows, and the unscaled sums [T], detached.
 
@@ -39,11 +39,10 @@ def vocabulary_loss(
         teacher: logits or entries of the same rows; None where no term needs a teacher.
         targets: [N] int64, -100 in a row without one.
         scales: [T], in the format that elementwise work is done in.
-        visit: `chunked_loss`, or what gives the same by other means: `vocabulary_parallel.sliced_loss` on slices.
     """
     soft, mlm, others = _split(terms)
     if soft is None and mlm is None:
-        return visit(student, teacher, targets, AutogradBlock(others), scales, vocab=vocab)
+        return chunked_loss(student, teacher, targets, AutogradBlock(others), scales, vocab=vocab, budget=budget)
     pair = SoftMlmBlock(soft.temperature, soft.cutoff, compiled) if soft else SoftMlmBlock(1.0, 0.0, compiled)
     # The pair's two terms first, then the others; of the pair, a term that is not there has no scale.
     none = scales.new_zeros(())
@@ -51,10 +50,10 @@ def vocabulary_loss(
     ordered = torch.stack([none if number is None else scales[number] for number in numbers])
     if others:
         block: Block = JoinedBlock(pair, soft is not None, mlm is not None, AutogradBlock(others))
-        loss, sums = visit(student, teacher, targets, block, ordered, vocab=vocab)
+        loss, sums = chunked_loss(student, teacher, targets, block, ordered, vocab=vocab, budget=budget)
     else:
         known, wanted = teacher if soft else None, targets if mlm else None
-        loss, sums = visit(student, known, wanted, pair, ordered, vocab=vocab)
+        loss, sums = chunked_loss(student, known, wanted, pair, ordered, vocab=vocab, budget=budget)
     return loss, torch.stack([sums[numbers.index(number)] for number in range(len(terms))])
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import transformers
 
+from distill.config.folders import HERE
 from distill.config.ramp import Ramp
-from distill.config.settings import HERE, Config, OptimizerConfig
+from distill.config.settings import Config, OptimizerConfig
 from distill.data.batches import Batches
 from distill.data.duplicates import described
 from distill.data.mixture import Mixture

@@ -15,7 +15,6 @@ from distill.distributed.gather import empty_copy, put_together
 from distill.evaluation.mixture import MeanModel
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
 from distill.models.custom import load_weights
-from distill.models.fitted_start import fit_last_layer, last_of
 from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
 from distill.models.layer_choice import AUTO, choose_layers
@@ -30,8 +29,6 @@ from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
 from distill.teacher.members import Member, errors_of, load_members, settings_by_member
-
-FITTED_ON = 320  # rows: ten times as many positions as unknowns of an output, or more, in those of 128 tokens
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +102,12 @@ def waits(config: Config) -> bool:
 
 
 def settle_start(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
-    """What of the student's start is found on the rows of the corpus: its layers, and the fit of the last of them."""
+    """What of the student's start is found on the rows of the corpus: its layers."""
     if waits(config):
         settle_layers(config, models, task, batches, folder)
         kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
         length = config.corpus.tokens.sequence_length
         models.skeleton = divide_models(folder.backend, models.teachers, models.student, kinds, length)
-    fit_start(config, models, batches, folder)
 
 
 def settle_layers(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
@@ -138,31 +134,6 @@ def settle_layers(config: Config, models: Models, task: Task, batches: Batches, 
         torch.manual_seed(config.seed)
         length, mapped = config.corpus.tokens.sequence_length, "student" in backend.divides
         models.student = make_student(config.student, teacher, models.tokenizer, length, models.kind, mapped)
-
-
-def fit_start(config: Config, models: Models, batches: Batches, folder: RunFolder) -> None:
-    """Of student.start=fitted: fit the student's last layer to its teacher's, unless a checkpoint follows anyway.
-
-    Of several teachers it is the first, from whose layers the student starts.
-
-    Rank 0 does it for all, which get its weights when training is set up.
-
-    Raises:
-        SettingError: models that are divided between ranks, or of a family whose layers are not known.
-    """
-    backend, teacher = folder.backend, models.teachers[0].model if models.teachers else None
-    if config.student.kind != "layers" or config.student.start != "fitted" or teacher is None:
-        return
-    if backend.divides:
-        raise SettingError("student.start=fitted needs whole models, and this backend divides them: use random")
-    last_of(models.student), last_of(teacher)  # on all ranks, so that all of them refuse
-    if backend.rank == 0 and folder.start() is None:
-        models.student.to(backend.device), teacher.to(backend.device)
-        fit = fit_last_layer(models.student, teacher, (each.to(backend.device) for each in batches.first(FITTED_ON)))
-        logger.info(
-            f"student.start=fitted: the last state's squared distance from the teacher's is {fit.after:,.4g} at "
-            f"{fit.positions:,} positions, and was {fit.before:,.4g}"
-        )
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:

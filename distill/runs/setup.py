@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.config.settings import PrecisionConfig, StudentConfig
+from distill.config.settings import PrecisionConfig
 from distill.distributed import Backend
 from distill.distributed.formats import compute_in
 from distill.distributed.shard import is_root, is_sharded
-from distill.models.frozen import EMBEDDINGS, shared_depth
 from distill.models.kernels.activations import use_one_gelu
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import replace_dropout
@@ -18,7 +17,6 @@ from distill.models.kernels.heap import retain_heap
 from distill.models.kernels.packed_linear import pack_teacher
 from distill.models.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
 from distill.models.language_model import LanguageModel, block_list
-from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.protocol import depth_of
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
@@ -67,31 +65,6 @@ def setup_student(student: Any, objective: Objective, precision: PrecisionConfig
     trainable = Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(backend.device)
     backend.prepare(trainable)
     return trainable
-
-
-def share_lowest_blocks(
-    settings: StudentConfig, precision: PrecisionConfig, trainable: Trainable, teacher: Any, objective: Objective
-) -> None:
-    """Let the student begin with the teacher's hidden state where its frozen lowest blocks would only repeat it.
-
-    Args:
-        teacher: the only one, as it was loaded, on the student's device; it runs while the student trains.
-    """
-    student = trainable.student
-    if EMBEDDINGS not in settings.frozen or settings.kind != "layers" or settings.layers == AUTO:
-        return
-    depth = None
-    if precision.kernels != "plain" and not precision.compile and precision.teacher == precision.student:
-        chosen = choose_layers(settings.layers, settings.num_layers, teacher.config.num_hidden_layers)
-        depth = shared_depth(student.model, teacher, settings.frozen, chosen)
-    if depth is not None and objective.reads_above(depth):
-        student.shared_depth = objective.shared_depth = depth
-        logger.info(f"the student's embeddings and {depth} frozen layers are the teacher's: computed once for both")
-    else:
-        logger.info(
-            "the student's frozen embeddings and layers are computed for it alone: that they are the teacher's takes "
-            "student.dropout=0, the teacher's lowest layers, its number format, and terms that read none of them"
-        )
 
 
 def setup_teacher(teacher: Any, precision: PrecisionConfig, backend: Backend) -> LanguageModel:

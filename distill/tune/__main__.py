@@ -33,12 +33,12 @@ def main() -> int:
 
 def tune() -> None:
     """Try what the command line names, and print and write the table."""
-    from distill.config.command_line import check_one_run
+    from distill.config.command_line import CommandLine, check_one_run
     from distill.config.compose import register
 
     plan = plan_of(sys.argv[1:])
     register()
-    check_one_run(plan.arguments)
+    check_one_run(CommandLine.of(plan.arguments))
     tuning = Tuning(plan)
     tuning.run()
     text = write(tuning)

@@ -43,9 +43,9 @@ class Candidate:
 def keeps_student(setting: str, value: Any = None) -> bool:
     """Whether a setting stands outside of a run's identity, so that its student stays the same, but for rounding.
 
-    That is decided by the lists of `distill.runs.identity` that also decide with which settings a run may be resumed. The
-    rows of a micro-batch and their accumulation are among these, because a run is known by their product; the trials
-    compare the whole identity, so that a change of one alone is found. Of the number formats int8 stands in it.
+    That is decided by the lists of `distill.runs.identity` that also decide with which settings a run may be resumed.
+    The rows of a micro-batch and their accumulation are among these, because a run is known by their product; the
+    trials compare the whole identity, so that a change of one alone is found. Of the number formats int8 stands in it.
     """
     group, _, rest = setting.partition(".")
     if group in DIGESTED:

@@ -158,10 +158,9 @@ def test_schedules_are_refused(teacher: Path, terms: Any, temperature: Any, sett
 def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^layers and num_layers are for a student from the teacher's layers"):
         load_pair(teacher, student=teacher, layers=[0])
-    for wants_rows in ({"layers": "auto"}, {"start": "fitted"}):
-        with pytest.raises(SettingError, match=r"^layers=auto and start=fitted look at the rows of a corpus"):
-            load_pair(teacher, StudentConfig(kind="layers", **wants_rows), device="cpu")
-    with pytest.raises(SettingError, match=r"^layers=auto and start=fitted"):
+    with pytest.raises(SettingError, match=r"^layers=auto looks at the rows of a corpus"):
+        load_pair(teacher, StudentConfig(kind="layers", layers="auto"), device="cpu")
+    with pytest.raises(SettingError, match=r"^layers=auto looks at the rows of a corpus"):
         load_pair(teacher, layers="auto", device="cpu")
     with pytest.raises(SettingError, match="no model that loads"):
         load_pair(tmp_path / "nothing")

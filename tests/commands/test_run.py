@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from distill.config.composed_run import composed_run, run_dir
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -21,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 import distill
 from distill.commands.api import run as module
 from distill.commands.api.run_results import RunResults
+from distill.config.command_line import composed_run, run_dir
 from distill.config.compose import register
 from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
 from distill.runtime.signals import SAME_REQUEST, Signals

@@ -8,7 +8,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from distill.checks import check
-from distill.config.command_line import check_overrides
+from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
 from distill.config.unknown import explain
@@ -76,6 +76,7 @@ student.num_layers=0
 student=layers ;; student.num_layers=0
 student.tokenizer=/no/such
 student.start=neighbors
+student.start=fitted -> choose
 student.start=neighbours ;; student.frozen=[] -> student.start
 student.frozen=[head]
 student.frozen=[1.5]
@@ -96,6 +97,7 @@ backend.processes=0
 backend.processes=100000
 backend.name=dpp
 backend.rings=foo
+backend.vocabulary_parallel=2 -> backend.vocabulary_parallel is not a setting any more: leave it out
 backend.rings=0
 backend.rings=100000
 backend.sync=foo
@@ -264,7 +266,7 @@ def hydra() -> Iterator[None]:
 
 def checked(overrides: list[str]) -> Config:
     """The settings of a command line as `python -m distill` reads and checks them, errors of Hydra in one line."""
-    check_overrides(overrides)
+    check_overrides(CommandLine.of(overrides))
     try:
         config = build(compose("config", overrides), overrides)
     except (HydraException, OmegaConfBaseException) as error:

@@ -128,7 +128,8 @@ def test_a_killed_worker_is_one_clear_line() -> None:
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
-        "import os, time\nfrom distill.data.disk_cache import workers\nfrom distill.config.settings import CacheConfig\n"
+        "import os, time\nfrom distill.data.disk_cache import workers\n"
+        "from distill.config.settings import CacheConfig\n"
         "if __name__ == '__main__':\n    with workers(CacheConfig(workers=2)) as pool:\n"
         "        print(pool.submit(os.getpid).result(), flush=True)\n        time.sleep(60)\n"
     )

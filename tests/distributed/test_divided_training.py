@@ -3,7 +3,6 @@
 import copy
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config,
 from distill.config.settings import BackendConfig, MaskingConfig, OptimizerConfig, TrainConfig
 from distill.distributed import build, counted
 from distill.distributed.shard import sharded_modules, whole
-from distill.objective.vocabulary_parallel import sliced_loss
 from distill.optim.optimizers.lamb import Lamb
 from distill.runs.divide import blocks_of
 
@@ -43,7 +41,6 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "adamw": ("llama", EVERYTHING, {}, "adamw"),
     "lamb": ("llama", EVERYTHING, {}, "lamb"),
 }
-SLICED = ("bert", "modernbert", "gpt2", "adamw", "lamb")  # of them those that are also trained with a sliced vocabulary
 
 
 def fit_of(folder: Path, case: str, backend: Any = None, **settings: Any) -> Fit:
@@ -66,31 +63,12 @@ def fit_of(folder: Path, case: str, backend: Any = None, **settings: Any) -> Fit
         folder, make_tokenizer(), make_rows(NUM_ROWS, shortest=5), teacher, student, copy.deepcopy(objective),
         replace(length, **settings), backend=backend, **chosen,
     )  # fmt: skip
-    if backend is not None and backend.vocabulary_group is not None:
-        fit.terms.visit = partial(sliced_loss, group=backend.vocabulary_group)
     return fit
 
 
 def weights(fit: Fit) -> dict[str, torch.Tensor]:
     """All that is trained, whole."""
     return {name: whole(parameter.detach()).clone() for name, parameter in fit.model.named_parameters()}
-
-
-def sliced_on_a_rank(folder: Path) -> dict[str, Any]:
-    """The cases with two slices of the vocabulary, and a run of them that is cut in two."""
-    torch.set_num_threads(1)
-    backend = build(BackendConfig(name="fsdp", device="cpu", timeout=60.0, vocabulary_parallel=2))
-    found: dict[str, Any] = {}
-    for case in SLICED if backend.size == 2 else ("adamw", "lamb"):
-        fit = fit_of(folder / case, case, backend)
-        fit.run()
-        found[case] = weights(fit)
-    goes_on = fit_of(folder / "adamw", "adamw", backend).resume(folder / "adamw" / "step-00000001")
-    goes_on.folder = goes_on.checkpoints.folder = folder / "resumed"
-    goes_on.run()
-    found["resumed"] = weights(goes_on)
-    backend.close()
-    return found
 
 
 def on_a_rank(folder: Path) -> dict[str, Any]:
@@ -171,17 +149,6 @@ def test_four_ranks_of_which_two_have_nothing_in_the_last_window(tmp_path: Path,
     for rank in run_ranks(4, tmp_path / "out", on_a_rank, tmp_path):
         for case in ("bert", "albert"):
             assert_close(rank[case], alone[case], **NEAR)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_slices_of_the_vocabulary_give_the_same_student(size: int, tmp_path: Path, alone: dict[str, Any]) -> None:
-    """With 4 ranks two hold each slice, and share it."""
-    for rank in run_ranks(size, tmp_path / "out", sliced_on_a_rank, tmp_path):
-        assert_close(rank.pop("resumed"), rank["adamw"], rtol=0, atol=0)
-        for case, found in rank.items():
-            assert_close(
-                found, alone[case], **(NEAR if case not in ("adamw", "lamb") else {"rtol": 1e-5, "atol": 1e-5})
-            )
 
 
 def test_a_resumed_run_ends_with_the_same_bits(two_ranks: list[Any]) -> None:

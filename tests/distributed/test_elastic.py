@@ -113,8 +113,9 @@ def test_other_launchers_start_again_by_themselves(monkeypatch: pytest.MonkeyPat
 def run(text: str, folder: Path, **more: str) -> "subprocess.Popen[str]":
     """A launcher of `sh -c text` on two ranks of this machine, at least two and at most two."""
     program = (
-        "import sys; from pathlib import Path; from distill.distributed import elastic; from distill.config.settings import "
-        "BackendConfig; settings = BackendConfig(name='ddp', elastic='2:2', device='cpu', elastic_wait=1.0, "
+        "import sys; from pathlib import Path; from distill.distributed import elastic; "
+        "from distill.config.settings import BackendConfig; "
+        "settings = BackendConfig(name='ddp', elastic='2:2', device='cpu', elastic_wait=1.0, "
         f"hosts={more.get('hosts')!r}); elastic.LOOK = 0.2; elastic.MOST_LOSSES = 2; "
         f"sys.exit(elastic.launch(settings, Path('.'), ['sh', '-c', {text!r}]))"
     )
@@ -154,8 +155,8 @@ def test_a_run_waits_for_hosts_and_not_for_ever(tmp_path: Path, monkeypatch: pyt
 def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path: Path) -> None:
     """Its library would wait where Python is not running, and the next start with it."""
     program = (
-        "from distill.distributed import build; from distill.config.settings import BackendConfig; from distill.runtime.errors import "
-        "Interrupted; from distill.runtime.signals import handled\n"
+        "from distill.distributed import build; from distill.config.settings import BackendConfig; "
+        "from distill.runtime.errors import Interrupted; from distill.runtime.signals import handled\n"
         "try:\n    with handled(): build(BackendConfig(name='ddp', device='cpu'))\n"
         "except Interrupted as error: raise SystemExit(error.status)"
     )

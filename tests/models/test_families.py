@@ -25,8 +25,8 @@ from distill.models import kind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
-from distill.objective import vocabulary
-from distill.objective.fused import chunked_loss
+from distill.objective import objective as objective_module
+from distill.objective.vocabulary import vocabulary_loss
 
 DEPTH = 4
 BLOCKS = {
@@ -221,7 +221,8 @@ def _alike(found: dict[str, Tensor], expected: dict[str, Tensor], relative: floa
 def test_the_chunked_loss_is_the_plain_one_and_that_of_the_models_own_logits(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary, "chunked_loss", functools.partial(chunked_loss, budget=3 * 40 * 8))  # 3 rows
+    by_three_rows = functools.partial(vocabulary_loss, budget=3 * 40 * 8)
+    monkeypatch.setattr(objective_module, "vocabulary_loss", by_three_rows)
     student, batches, found = student_of(case, [0, 2]), batches_of(case), {}
     for kernel in ("plain", "fused"):
         objective = make_objective(objective_config(kernel=kernel, **_weights(case)), student, _made(case))

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.nn.functional import linear
 
 from distill.models.language_model import Head
 from distill.objective.blocks import Compiled
-from distill.objective.fused import Visitor, chunked_loss
+from distill.objective.fused import BUDGET
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft, SoftPositions
@@ -30,13 +29,13 @@ class Pair:
     teacher: Sparse | Mixture
     targets: Tensor
     scales: Tensor
-    visit: Visitor = chunked_loss
+    budget: int = BUDGET
 
     def agree(self, terms: list[VocabularyTerm], relative: float = 3e-6, upstream: float = 1.0) -> None:
         """Loss, sums and gradients by chunks are those of all logits in float64, relative to the largest entry."""
         exact = Head(*(None if each is None else each.double() for each in self.student[:3]), torch.float64)
         want, want_sums = reference_loss(terms, exact, self.teacher, self.targets, self.scales.double(), VOCAB)
-        arguments = (self.student, self.teacher, self.targets, self.scales, VOCAB, False, self.visit)
+        arguments = (self.student, self.teacher, self.targets, self.scales, VOCAB, False, self.budget)
         loss, sums = vocabulary_loss(terms, *arguments)
         torch.testing.assert_close((loss.double(), sums.double()), (want, want_sums), rtol=relative, atol=1e-4)
         pairs = zip(gradients(loss, self.student, upstream), gradients(want, self.student, upstream), strict=True)
@@ -76,7 +75,7 @@ def test_without_words_and_beside_other_terms() -> None:
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 40])
 def test_chunks_of_any_size(rows_per_chunk: int) -> None:
     case = pair()
-    case.visit = partial(chunked_loss, budget=rows_per_chunk * BOTH_HEADS)
+    case.budget = rows_per_chunk * BOTH_HEADS
     case.agree([Soft(), Mlm()])
 
 

@@ -243,10 +243,8 @@ def load_pair(
         student = StudentConfig(kind="layers", layers=chosen, num_layers=num_layers)
     elif not isinstance(student, StudentConfig):
         student = StudentConfig(kind="pretrained", path=str(student))
-    if student.layers == AUTO or student.start == "fitted":
-        raise SettingError(
-            "layers=auto and start=fitted look at the rows of a corpus, and there is none here: give numbers or a rule"
-        )
+    if student.layers == AUTO:
+        raise SettingError("layers=auto looks at the rows of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)
     with torch.random.fork_rng([]), without_bars():
         torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators

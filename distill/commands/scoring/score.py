@@ -79,7 +79,7 @@ def evaluate_models(
         config.precision = choose_precision(config.precision, {}, backend)
         scores = _score(config, _task(task_name, located, config), located, backend)
     given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
-    command = shlex.join(["python", "-m", "distill.evaluate", *given, *map(redact, settings)])
+    command = shlex.join(["distill", "evaluate", *given, *map(redact, settings)])
     scores = replace(scores, command=command)
     if output is not None:
         scores.write(Path(output).expanduser())

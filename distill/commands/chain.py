@@ -108,8 +108,8 @@ def check_chain(chain: ChainConfig) -> None:
         for setting in stage.settings:
             if (secret := secret_given(setting)) is not None:
                 raise SettingError(
-                    f"chain.stages.{name}.settings: {secret} is named like a secret, and everybody on this machine can read "
-                    f"the command line of a stage: set a variable and write {secret}=${{oc.env:NAME}}"
+                    f"chain.stages.{name}.settings: {secret} is named like a secret, and everybody on this machine can "
+                    f"read the command line of a stage: set a variable and write {secret}=${{oc.env:NAME}}"
                 )
             for other in REFERENCE.findall(setting):
                 where = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
