@@ -9,7 +9,6 @@ own gradient before the exchange. Rows are random tokens, whose time is that of 
 import argparse
 import copy
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from cluster import ready
+from cluster import end_rank, ready
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from distill import distributed as backends
@@ -219,9 +218,7 @@ def main() -> None:
         "rings": trainer.chosen_rings,
         "jobs": list(results(trainer, [Job(**given) for given in json.loads(options.jobs)])),
     }
-    print(json.dumps(found), flush=True)
-    trainer.backend.close()
-    os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
+    end_rank(trainer.backend, found)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ they give are ratios of runs that took turns, not times of a real cluster. With 
 core (a quota of Linux's scheduler in periods of 10 ms), so that more hosts do not slow each other down.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 HERE = Path(__file__).resolve().parent
 READY = "BENCH_READY"  # the variable that names the file by which a rank says that it is ready
@@ -270,3 +271,32 @@ def _wait(ranks: list[subprocess.Popen[Any]], limit: float, meanwhile: Callable[
 def _read(file: Any) -> str:
     file.seek(0)
     return str(file.read())
+
+
+def compare_engines(description: str | None) -> argparse.ArgumentParser:
+    """The options of a script that compares engines by network."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default="loopback", help=f"of loopback, {', '.join(NETWORKS)}")
+    parser.add_argument("--engines", default="ddp,horovod")
+    parser.add_argument("--size", type=int, default=2, help="ranks")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def clusters(options: argparse.Namespace) -> Iterator[tuple[str, str, Cluster]]:
+    """Network, engine and an open cluster for each pair of them, by the options of `compare_engines`."""
+    for network in options.networks.split(","):
+        for engine in options.engines.split(","):
+            with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
+                yield network, engine, cluster
+
+
+def end_rank(backend: Any, found: Any) -> NoReturn:
+    """Print what a rank has measured, for `run_json`, and end it as Distill's own ranks do.
+
+    Gloo's threads may abort a normal end.
+    """
+    if backend.rank == 0:
+        print(json.dumps(found), flush=True)
+    backend.close()
+    os._exit(0)

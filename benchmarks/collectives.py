@@ -10,14 +10,14 @@ a launcher one engine is measured: without --collective it is Gloo or NCCL.
 """
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import time
 from pathlib import Path
 
 import torch
+from cluster import NETWORKS, Cluster, end_rank
+from machine import save, table, title
 from torch import nn
 
 from distill import distributed as backends
@@ -49,10 +49,7 @@ def _rank(options: argparse.Namespace) -> None:
         elements = int(float(size) * 1e6 / 4)
         backend.prepare(nn.ParameterList([nn.Parameter(torch.ones(elements, device=backend.device))]))
         times[size] = [_seconds(backend) for _ in range(options.rounds + 1)][1:]  # the first one opens connections
-    if backend.rank == 0:
-        print(json.dumps({"engine": backend.engine, "ranks": backend.size, "seconds": times}), flush=True)
-    backend.close()
-    os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
+    end_rank(backend, {"engine": backend.engine, "ranks": backend.size, "seconds": times})
 
 
 def _options() -> argparse.Namespace:
@@ -73,9 +70,6 @@ def main() -> None:
     options = _options()
     if rank_from_env() is not None:
         _rank(options)
-    from cluster import NETWORKS, Cluster
-    from machine import save, table, title
-
     sizes = options.megabytes.split(",")
     names = ["", *filter(None, options.collective.split(","))]
     times: dict[str, dict[str, list[float]]] = {name: {size: [] for size in sizes} for name in names}

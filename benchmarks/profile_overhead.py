@@ -21,7 +21,7 @@ from machine import save, table, title
 from distill.__main__ import main as distill
 from distill.runs import profiling
 from distill.runs.profile.recorder import Recorder
-from distill.runs.profile.sampler import Sampler
+from distill.runs.profile.sampler import INTERVAL, Sampler
 
 
 class InTurns(Recorder):
@@ -57,7 +57,7 @@ class InTurns(Recorder):
         """Begin the next turn, with a thread that samples or without one."""
         self._taken, self.on = 0, not self.on
         if self.on:
-            self._sampler = Sampler(self.settings.interval, self._backend.device)
+            self._sampler = Sampler(INTERVAL, self._backend.device)
             self._sampler.start()
         else:
             self._sampler.stop()
@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace) -> dict[bool, list[float]]:
 
     @contextlib.contextmanager
     def recorder(config: Any, path: Path, batches: Any, backend: Any) -> Iterator[InTurns]:
-        settings = replace(config.profile, trace_steps=0, interval=options.interval)
+        settings = replace(config.profile, trace_steps=0)
         with InTurns(settings, path, batches.micro_batches, backend) as each:
             made.append(each)
             yield each
@@ -95,7 +95,6 @@ def main() -> None:
     parser.add_argument("--recipe", default="distilbert_gutenberg")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--turn", type=int, default=25, help="steps")
-    parser.add_argument("--interval", type=float, default=0.5, help="seconds between two samples")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("settings", nargs="*", help="further settings of the run")
     options = parser.parse_args()

@@ -8,22 +8,19 @@ what `backend.rings=auto` chose in runs of its own, and how far the time with th
 """
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from cluster import clusters, compare_engines, end_rank
+from machine import save, table
 from torch import nn
 
 from distill import distributed as backends
 from distill.config.settings import BackendConfig
 from distill.distributed import Backend
-
-ENGINES = ("ddp", "horovod")
 
 
 def _model(megabytes: float) -> nn.Module:
@@ -73,21 +70,15 @@ def _rank(options: argparse.Namespace) -> None:
         result: Any = _automatic(backend, options.megabytes)
     else:
         result = _exchanges(backend, numbers, options.megabytes, options.rounds)
-    print(json.dumps(result), flush=True)
-    backend.close()
-    os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
+    end_rank(backend, result)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", default="loopback", help="of loopback, 1gbit, 1gbit-far, capped")
-    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser = compare_engines(__doc__)
     parser.add_argument("--rings", default="1,2,4,8")
-    parser.add_argument("--size", type=int, default=2, help="ranks")
     parser.add_argument("--megabytes", type=float, default=64.0, help="of gradients")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--autos", type=int, default=3, help="runs with rings=auto")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -96,23 +87,18 @@ def main() -> None:
     options = _options()
     if options.rank:
         _rank(options)
-    from cluster import NETWORKS, Cluster
-    from machine import save, table
-
     results, rows = [], []
-    for network in options.networks.split(","):
-        for engine in options.engines.split(","):
-            with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
-                arguments = ["--engines", engine, "--megabytes", options.megabytes, "--rounds", options.rounds]
-                times = cluster.run_json("rings.py", *arguments, "--rings", options.rings, "--rank", "exchanges")
-                autos = [cluster.run_json("rings.py", *arguments, "--rank", "auto") for _ in range(options.autos)]
-            medians = {name: statistics.median(values) for name, values in times.items()}
-            best = min(value for name, value in medians.items() if name in ("1", "2", "4"))
-            chosen = [f"{auto['rings']} ({medians[str(auto['rings'])] / best - 1:+.0%})" for auto in autos]
-            results.append({"network": network, "engine": engine, "seconds": times, "medians": medians, "auto": autos})
-            names = list(medians)
-            rows.append([network, engine, *[f"{medians[name]:.3f}" for name in names], ", ".join(chosen)])
-            print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+    for network, engine, cluster in clusters(options):
+        arguments = ["--engines", engine, "--megabytes", options.megabytes, "--rounds", options.rounds]
+        times = cluster.run_json("rings.py", *arguments, "--rings", options.rings, "--rank", "exchanges")
+        autos = [cluster.run_json("rings.py", *arguments, "--rank", "auto") for _ in range(options.autos)]
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        best = min(value for name, value in medians.items() if name in ("1", "2", "4"))
+        chosen = [f"{auto['rings']} ({medians[str(auto['rings'])] / best - 1:+.0%})" for auto in autos]
+        results.append({"network": network, "engine": engine, "seconds": times, "medians": medians, "auto": autos})
+        names = list(medians)
+        rows.append([network, engine, *[f"{medians[name]:.3f}" for name in names], ", ".join(chosen)])
+        print(" ".join(rows[-1]), file=sys.stderr, flush=True)
     print(f"\n{options.size} ranks, {options.megabytes:g} MB of gradients, seconds by rings (medians)\n")
     print(table(["network", "engine", *names, "auto"], rows))
     save(options.json, results)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from cluster import Cluster
+from cluster import Cluster, end_rank
 from cost_model.memory import KEPT, sharded_student_bytes, sharded_teacher_bytes
 from machine import save, table, title
 from safetensors.torch import save_file
@@ -207,10 +207,7 @@ def _rank(options: argparse.Namespace) -> None:
             assert found.head_rows is not None and teacher.logits(found.head_rows, options.vocabulary).isfinite().all()
             backend.barrier()
     everyone = backend.gather(peaks.found)
-    if backend.rank == 0:
-        print(json.dumps(everyone), flush=True)
-    backend.close()
-    os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
+    end_rank(backend, everyone)
 
 
 def _wrapped(command: list[str]) -> None:

@@ -15,7 +15,6 @@ them. All variants give the same numbers, which is checked, and take turns in on
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -25,6 +24,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from cluster import NETWORKS, Cluster, end_rank
+from machine import save, table, title
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -159,10 +160,7 @@ def _rank(options: argparse.Namespace) -> None:
         total = backend.sum(torch.tensor([float(traffic[name]) for name in VARIANTS]))
         mean = dict(zip(VARIANTS, (total / backend.size).tolist(), strict=True))
         found.append({"micro_batches": number, "seconds": seconds, "bytes": mean, "difference": worst})
-    if backend.rank == 0:
-        print(json.dumps(found), flush=True)
-    backend.close()
-    os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
+    end_rank(backend, found)
 
 
 # The arithmetic for hosts of GPUs: bytes of a number, multiplications and additions a second of a GPU that are
@@ -205,7 +203,6 @@ def seconds_pipeline(shape: Any, tokens: int, stages: int) -> tuple[float, float
 
 def arithmetic() -> str:
     """The least time of a forward by each way, beside its computation, for teachers over hosts of 8 GPUs."""
-    from machine import table
     from sharded_memory import SHAPES
 
     rows = []
@@ -224,8 +221,6 @@ def arithmetic() -> str:
 
 
 def measured_table(results: list[dict[str, Any]]) -> str:
-    from machine import table
-
     rows = []
     for each in results:
         for name in VARIANTS:
@@ -250,9 +245,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank:
         return _rank(options)
-    from cluster import NETWORKS, Cluster
-    from machine import save, title
-
     results: list[dict[str, Any]] = []
     if options.network != "none":
         names = ("width", "blocks", "rows", "tokens", "micro_batches", "rounds")

@@ -16,17 +16,16 @@ take turns in one run. `none` exchanges nothing at all: what is left when commun
 import argparse
 import contextlib
 import copy
-import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from cluster import clusters, compare_engines, end_rank
+from machine import save, table
 from transformers import BertConfig, BertForMaskedLM
 
 from distill import distributed as backends
@@ -34,7 +33,6 @@ from distill.config.settings import BackendConfig
 from distill.distributed import Backend
 
 VOCABULARY = 6144
-ENGINES = ("ddp", "horovod")
 VARIANTS = ("none", "distill window", "distill late", "distill every", "wrapper window", "wrapper every")
 
 # One optimizer step on these micro-batches, [rows, tokens] each.
@@ -146,17 +144,12 @@ def _rank(options: argparse.Namespace) -> None:
             backend.barrier()
             if turn:
                 times[variant].append((time.perf_counter() - began) / options.steps)
-    print(json.dumps(times), flush=True)
-    backend.close()
-    os._exit(0)  # as Distill's own ranks leave: Gloo's threads may abort a normal end
+    end_rank(backend, times)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", default="loopback", help="of loopback, 1gbit, 1gbit-far, capped")
-    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser = compare_engines(__doc__)
     parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--size", type=int, default=2, help="ranks")
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--layers", type=int, default=10, help="10 x 384: 20 M parameters")
     parser.add_argument("--rows", type=int, default=1)
@@ -165,7 +158,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1, help="steps of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rings", default="1")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -174,25 +166,20 @@ def main() -> None:
     options = _options()
     if options.rank:
         _rank(options)
-    from cluster import NETWORKS, Cluster
-    from machine import save, table
-
     names = ("width", "layers", "rows", "tokens", "accumulate", "steps", "rounds", "rings", "variants")
     given = [part for name in names for part in (f"--{name}", getattr(options, name))]
     results, rows = [], []
-    for network in options.networks.split(","):
-        for engine in options.engines.split(","):
-            with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
-                # Horovod's own default, since its wrapper and `every` wait for a cycle in each micro-batch.
-                times = cluster.run_json("sync.py", *given, "--engines", engine, "--rank", HOROVOD_CYCLE_TIME="1")
-            medians = {variant: statistics.median(values) for variant, values in times.items()}
-            results.append({"network": network, "engine": engine, "seconds": times, "medians": medians})
-            for variant, seconds in medians.items():
-                row = [f"{network}, {engine}", variant, f"{seconds:.2f}"]
-                row += [f"{seconds / medians['none']:.3f}" if "none" in medians else "-"]
-                row += [f"{medians[many] / seconds:.2f}" if (many := "distill every") in medians else "-"]
-                rows.append(row)
-                print(" ".join(row), file=sys.stderr, flush=True)
+    for network, engine, cluster in clusters(options):
+        # Horovod's own default, since its wrapper and `every` wait for a cycle in each micro-batch.
+        times = cluster.run_json("sync.py", *given, "--engines", engine, "--rank", HOROVOD_CYCLE_TIME="1")
+        medians = {variant: statistics.median(values) for variant, values in times.items()}
+        results.append({"network": network, "engine": engine, "seconds": times, "medians": medians})
+        for variant, seconds in medians.items():
+            row = [f"{network}, {engine}", variant, f"{seconds:.2f}"]
+            row += [f"{seconds / medians['none']:.3f}" if "none" in medians else "-"]
+            row += [f"{medians[many] / seconds:.2f}" if (many := "distill every") in medians else "-"]
+            rows.append(row)
+            print(" ".join(row), file=sys.stderr, flush=True)
     what = (
         f"{options.layers} x {options.width}, {options.accumulate} micro-batches of {options.rows} x {options.tokens}"
     )

@@ -17,7 +17,6 @@ from distill.data.batches import Batches
 from distill.distributed import Backend
 from distill.distributed.rank import EVENT
 from distill.distributed.rank_identity import refuse_differing_settings
-from distill.distributed.shard import plain_class
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.scorable import require_positions
@@ -30,25 +29,29 @@ from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
 from distill.optim.schedule import Schedule, length_in_steps, make_schedule, total_steps
-from distill.outcome import make_milestones, results_of, write_outputs
-from distill.report import results
+from distill.outcome import finished_record, make_milestones, write_outputs
 from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
 from distill.runs import profiling
+from distill.runs.banner import banner, notes
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
+from distill.runs.describe import describe
+from distill.runs.facts import Profile
 from distill.runs.identity import run_identity
 from distill.runs.milestones import check_within
 from distill.runs.pair import Models, load_models, settle_start
+from distill.runs.parts import from_json
+from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runtime.progress import configure_logging
-from distill.runtime.redaction import redacted
 from distill.tasks import Prepared, Task, find_task
+from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
 from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
-from distill.twin import find_twin, settled_twin
+from distill.twin import BaselineRun, find_twin, settled_twin
 
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
@@ -57,14 +60,14 @@ OTHER_TOKENIZER = (
 logger = logging.getLogger(__name__)
 
 
-def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> dict[str, Any]:
+def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> Record:
     """Train, evaluate and report as `config` says; the outcome lies in the folder `path`.
 
     Args:
         recipe, command, resolved: name of the recipe, the command line and the resolved configuration, for the report.
 
     Returns:
-        The content of results.json; of a run that ends with its profile (`profile.stop_after`) the beginning of it.
+        The record; of a run that ends with its profile (`profile.stop_after`) one that is not finished.
 
     Raises:
         SettingError: bad input, before any earlier work in the folder is touched.
@@ -91,8 +94,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         settle_start(config, models, task, text.batches, folder)
         twin = settled_twin(twin, config)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
-        origin = cache_origin(config, models.tokenizer, text, objective)
-        caches = find_caches(config, models.digests, origin, text.batches, objective)
+        caches = choose_caches(config, models, text, objective)
         require_memory_for_step(models.student, config.precision.student, *text.batches.shape, backend)
         trainable, frozen = setup_models(config, models, objective, backend)
         optimizer = optim.build(trainable, config.optimizer)
@@ -101,21 +103,22 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         notes = make_notes(config, recipe, models, text, objective, twin)
         announce(config, recipe, models, text, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
-        notes += [results.cache_note(cache.facts(), name) for name, cache in caches.items()]
         evaluator = make_evaluator(config, task, models, text, objective, backend)
+        known = describe(config, models, caches, text, objective, evaluator.measures, backend)
+        record = replace(known, recipe=recipe, command=command, identity=identity, notes=notes + known.notes)
+        page.describe(record)
         monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early
-        facts: dict[str, Any] = {"recipe": recipe, "command": command, "notes": notes, "identity": identity}
         training = Training(
             trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
             schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
-            make_milestones(config, folder, facts, models, text, objective, backend), monitor.curve,
+            make_milestones(config, folder, record, models, text, backend), monitor.curve,
         )  # fmt: skip
-        ending = train_profiled(config, training, monitor, facts)
-        if ending["ended_by"] == TRIAL:
-            return facts
-        found = results_of(config, models, text, training, ending, monitor, twin, caches)
-        return publish(facts | found, models, monitor, resolved)
+        record = train_profiled(config, training, monitor, record)
+        if record.training.ended_by == TRIAL:
+            return record
+        done = finished_record(record, config, models, text, training, monitor, twin)
+        return publish(done, models, monitor, resolved)
 
 
 def join_ranks(config: Config, held: ExitStack) -> Backend:
@@ -171,6 +174,12 @@ def make_objective(
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
 
 
+def choose_caches(config: Config, models: Models, text: Prepared, objective: Objective) -> dict[str, Cache]:
+    """The caches of teachers that the settings want, by the name of the teacher."""
+    origin = cache_origin(config, models.tokenizer, text, objective)
+    return find_caches(config, models.digests, origin, text.batches, objective)
+
+
 def cache_origin(
     config: Config, tokenizer: PreTrainedTokenizerBase, text: Prepared, objective: Objective
 ) -> dict[str, Any]:
@@ -208,12 +217,12 @@ def make_evaluator(
 
 
 def make_notes(
-    config: Config, recipe: str, models: Models, text: Prepared, objective: Objective, twin: dict[str, Any] | None
+    config: Config, recipe: str, models: Models, text: Prepared, objective: Objective, twin: BaselineRun | None
 ) -> list[str]:
     """What the report says besides the numbers, as far as it is known before the first step."""
     other = [OTHER_TOKENIZER] if models.tokenizers and objective.needs_teacher else []
-    remarks = twin["remarks"] if twin else []
-    return [*results.notes(config, recipe, text.tokens, objective.needs_teacher), *text.left_out, *other, *remarks]
+    remarks = twin.remarks if twin else []
+    return [*notes(config, recipe, text.tokens, objective.needs_teacher), *text.left_out, *other, *remarks]
 
 
 def announce(
@@ -225,7 +234,7 @@ def announce(
     teacher = title_of(models.teachers)
     if teacher and not objective.needs_teacher:
         teacher += " (the student does not learn from it)"
-    logger.info(results.banner(config, recipe, text.tokens, text.batches, shown, teacher, notes))
+    logger.info(banner(config, recipe, text.tokens, text.batches, shown, teacher, notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
     if event := os.environ.get(EVENT):
@@ -247,42 +256,33 @@ def make_monitor(
     state: State,
     page: RunPage,
 ) -> Monitor:
-    """What follows the training; the page of the run learns what is known of results.json by now."""
+    """What follows the training."""
     backend = folder.backend
     comparable = objective.needs_teacher and models.tokenizers is None  # its teacher is scored on the same rows
     pair = models.student, models.teacher if comparable else None
     curve = Curve(config.evaluate.curve, folder, evaluator, pair, text.sets, steps)
-    monitor = Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state, page, curve)
-    teacher = results.model_block(title_of(models.teachers), models.teacher, {}, None) if models.teachers else None
-    description = {
-        "corpus": results.corpus_block(text.tokens, text.batches),
-        "teacher": teacher,
-        "student": results.model_block(plain_class(models.student).__name__, models.student, {}, None),
-        "objective": results.objective_block(objective),
-        "measures": results.measures_block(monitor.evaluator.measures),
-        "history_by": "epoch" if monitor.points.every_steps is None else "step",
-        "backend": results.backend_block(backend, config, state, text.batches),
-        "environment": {"device": results.device_name(backend.device)},
-    }
-    page.describe(description)
-    return monitor
+    return Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state, page, curve)
 
 
-def train_profiled(config: Config, training: Training, monitor: Monitor, facts: dict[str, Any]) -> dict[str, Any]:
-    """Train, and say what ended it, and the limits that it had; `facts` gets where the time went."""
+def train_profiled(config: Config, training: Training, monitor: Monitor, record: Record) -> Record:
+    """Train; gives the record with what has ended it, and with where the time went."""
     batches, backend, path = training.batches, training.backend, monitor.folder.path
     with saved_when_a_rank_is_lost(training), profiling.recorder(config, path, batches, backend) as training.profile:
-        ending = {"ended_by": train(training), "length": config.train.length}
+        ended_by = train(training)
     monitor.close()
-    facts["profile"] = profiling.gathered(training.profile, config, batches, backend, facts["identity"])
-    return ending
+    profile = profiling.gathered(training.profile, config, batches, backend, record.identity)
+    return replace(
+        record,
+        training=replace(record.training, ended_by=ended_by),
+        profile=None if profile is None else from_json(Profile, profile),
+    )
 
 
-def publish(found: dict[str, Any], models: Models, monitor: Monitor, resolved: str) -> dict[str, Any]:
-    """Write everything that the run leaves, the report in place of the page of the run; gives results.json."""
-    content = redacted(found)
+def publish(record: Record, models: Models, monitor: Monitor, resolved: str) -> Record:
+    """Write everything that the run leaves, the report in place of the page of the run; gives the record."""
+    record = record.redacted()
     monitor.page.stop()
-    write_outputs(monitor.folder, content, models, resolved, monitor.backend)
+    write_outputs(monitor.folder, record, models, resolved, monitor.backend)
     monitor.page.published = True  # whatever happens from here on, the report stays
     monitor.backend.barrier()
-    return content
+    return record

@@ -7,10 +7,10 @@ from typing import Any
 from distill.config.settings import Config, TrackerConfig
 from distill.distributed import Backend
 from distill.evaluation.evaluator import Evaluator, Scores
+from distill.evaluation.measures import Measure
 from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedule import ENDLESS
-from distill.report import results
 from distill.report.live_run import RunPage
 from distill.runs import trackers
 from distill.runs.checkpoint import State
@@ -91,7 +91,7 @@ class Monitor:
             return
         line = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds, "loss": losses}
         self.folder.history.append(line | scores)
-        logger.info(results.history_line(line | scores, self.evaluator.measures))
+        logger.info(history_line(line | scores, self.evaluator.measures))
         flat = {f"{measure}/{name}": value for measure, values in scores.items() for name, value in values.items()}
         self.tracker.log_metrics(flat, state.step)
 
@@ -107,3 +107,14 @@ class Monitor:
     def close(self) -> None:
         self.progress.close()
         self.tracker.close()
+
+
+def history_line(line: dict[str, Any], measures: list[Measure]) -> str:
+    """One line of history in words."""
+    losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
+    scores = [
+        f"{measure.title.lower()} {name} {value:.2f}"
+        for measure in measures
+        for name, value in line.get(measure.name, {}).items()
+    ]
+    return "; ".join([f"epoch {line['epoch']:g}, step {line['step']:,}: loss {losses}", *scores])

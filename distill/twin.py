@@ -5,13 +5,16 @@ must be the same is compared by the identities that results.json keeps (`distill
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distill.config.settings import Config
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
-from distill.report.results import read
+from distill.runs.facts import Baseline, Model, Resampled
+from distill.runs.record import Record
+from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 
 # Parts of a run's identity that a twin shares with its student, with what they are called; the student's own settings
@@ -31,25 +34,51 @@ TUNED = ("optimizer.", "schedule.", "objective.masking.")
 MOST_NAMED = 3  # differences in one line
 
 
-def find_twin(config: Config, identity: dict[str, Any], steps: int, terms: Mapping[str, Term]) -> dict[str, Any] | None:
-    """results.json of the run that `evaluate.twin` names, with the `remarks` of `check_twin`; None where it names none.
+@dataclass(frozen=True)
+class BaselineRun:
+    """The run of a twin, and a sentence for the report on each thing in which it differs besides the teacher."""
+
+    record: Record
+    remarks: list[str]
+
+    def beside(self, model: Model, folder: str | None, bootstrap: dict[str, dict[str, Resampled]]) -> Baseline:
+        """What the record of the student's run keeps of it.
+
+        Args:
+            model: with its scores on the sets of that run.
+            bootstrap: by measure and set, against the student.
+        """
+        return Baseline(
+            **vars(model),
+            folder=folder,
+            steps=self.record.training.steps,
+            history=self.record.history,
+            curve=self.record.curve,
+            objective=self.record.objective,
+            remarks=self.remarks,
+            bootstrap=bootstrap,
+        )
+
+
+def find_twin(config: Config, identity: dict[str, Any], steps: int, terms: Mapping[str, Term]) -> BaselineRun | None:
+    """The run that `evaluate.twin` names, with the remarks of `check_twin`; None where it names none.
 
     Raises:
         SettingError: it is no finished run, or no twin.
     """
     if config.evaluate.twin is None:
         return None
-    twin = read(Path(config.evaluate.twin), "evaluate.twin")
-    return twin | {"remarks": check_twin(config, twin, identity, steps, terms)}
+    twin = read_run(Path(config.evaluate.twin), "evaluate.twin")
+    return BaselineRun(twin, check_twin(config, twin, identity, steps, terms))
 
 
 def check_twin(
-    config: Config, twin: Mapping[str, Any], identity: dict[str, Any], steps: int, terms: Mapping[str, Term]
+    config: Config, twin: Record, identity: dict[str, Any], steps: int, terms: Mapping[str, Term]
 ) -> list[str]:
     """Refuse a run that is no twin of this one; give a sentence for the report on what else differs or is not known.
 
     Args:
-        twin: the content of its results.json.
+        twin: its record.
         identity: of this run.
         steps: of this run, wall-clock aside: one that ends by `train.minutes` may take any number of them.
         terms: of this run's objective.
@@ -57,16 +86,16 @@ def check_twin(
     Raises:
         SettingError: that run had a teacher, or other rows, steps, another seed, or a student that starts otherwise.
     """
-    before = twin.get("identity") or {}
-    learned_from = ", ".join((twin.get("objective") or {}).get("terms") or {})
-    found = [f"it learned from a teacher ({learned_from})"] if twin.get("teacher") else []
+    before = twin.identity
+    learned_from = ", ".join(twin.objective.terms)
+    found = [f"it learned from a teacher ({learned_from})"] if twin.teacher else []
     found += [
         f"its {words} {'are' if words.startswith('rows') else 'is'} {_pair(name, before.get(name), identity.get(name))}"
         for name, words in SHARED.items()
         if _known(name, before) and before.get(name) != identity.get(name)
     ]
     found += _other_start(before, identity)
-    taken = (twin.get("training") or {}).get("steps")
+    taken = twin.training.steps
     if taken is not None and config.train.minutes is None and taken != steps:
         found.append(f"it took {taken:,} steps, and this run takes {steps:,}")
     if found:
@@ -79,8 +108,8 @@ def check_twin(
     return _remarks(before, identity, terms, twin)
 
 
-def settled_twin(twin: dict[str, Any] | None, config: Config) -> dict[str, Any] | None:
-    """results.json of a twin compared with what is known of this run only once its formats and its start are settled.
+def settled_twin(twin: BaselineRun | None, config: Config) -> BaselineRun | None:
+    """A twin compared with what is known of this run only once its formats and its start are settled.
 
     Args:
         twin: as `find_twin` gives it; it gets a remark where it was trained in another number format.
@@ -91,18 +120,17 @@ def settled_twin(twin: dict[str, Any] | None, config: Config) -> dict[str, Any] 
     """
     if twin is None:
         return None
-    start = (twin.get("student") or {}).get("start") or {}
-    layers, here = start.get("layers"), config.student.layers
-    if config.student.kind == "layers" and isinstance(here, list) and layers is not None and layers != here:
+    layers, here = twin.record.student.start.layers if twin.record.student else [], config.student.layers
+    if config.student.kind == "layers" and isinstance(here, list) and layers and layers != here:
         raise SettingError(
             f"evaluate.twin={config.evaluate.twin} is no twin of this run: its student started from layers {layers}, "
             f"and this one starts from {here}; give both student.layers={here}, or leave evaluate.twin out"
         )
-    before, student = (twin.get("precision") or {}).get("student"), config.precision.student
+    before, student = twin.record.precision.get("student"), config.precision.student
     if before is None or before == student:
         return twin
     remark = f"The twin was trained in another number format: precision.student was {before} and is {student} here."
-    return twin | {"remarks": [*twin.get("remarks", []), remark]}
+    return replace(twin, remarks=[*twin.remarks, remark])
 
 
 def _known(name: str, before: dict[str, Any]) -> bool:
@@ -144,9 +172,7 @@ def _start_digest(identity: dict[str, Any]) -> Any:
     return identity.get(f"teacher.members.{members[0]}.digest" if members else "teacher.digest")
 
 
-def _remarks(
-    before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Term], twin: Mapping[str, Any]
-) -> list[str]:
+def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Term], twin: Record) -> list[str]:
     """What keeps the comparison from being about the teacher alone."""
     remarks = []
     if unknown := [words for name, words in SHARED.items() if name in now and not _known(name, before)]:
@@ -159,7 +185,7 @@ def _remarks(
         if name.startswith(TUNED) and name in before and before[name] != value
     ]
     labels = [name for name, term in terms.items() if not term.needs_teacher]
-    own = list((twin.get("objective") or {}).get("terms") or {})
+    own = list(twin.objective.terms)
     if labels and own and sorted(labels) != sorted(own):
         differing.append(f"it learned from {', '.join(own)}, this student besides its teacher from {', '.join(labels)}")
     if differing:

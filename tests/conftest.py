@@ -30,6 +30,12 @@ LONGEST += ["test_collective.py", "test_chain.py", "test_albert_job.py", "test_m
 
 
 @pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test starts in an empty folder: what lies where pytest was started, such as `runs/`, changes nothing."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Runs within the tests' own process leave it the number of threads that they took."""
     yield

@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from distill.runtime.results_file import write_results
+from distill.runs.record import Record
+from distill.runs.results_file import write_results
 
 MEASURES = {"perplexity": {"title": "Perplexity", "lower_is_better": True}}
 
@@ -46,5 +47,5 @@ def make_run(
     parts = {"model": {"vocab": list(words)}, "normalizer": None, "pre_tokenizer": None}
     (folder / "student" / "tokenizer.json").write_text(json.dumps(parts))
     if results is not None:
-        write_results(folder / "results.json", results)
+        write_results(folder / "results.json", Record.from_json(results))
     return folder

@@ -10,7 +10,8 @@ from distill.evaluation.pseudo_perplexity import PseudoPerplexity
 from distill.objective.terms.cosine import Cosine
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
-from distill.report.results import measures_block
+from distill.runs.describe import measure_facts
+from distill.runs.parts import to_json
 
 SETS = ("heldout", "wikitext2")
 MEASURES = ("perplexity", "pseudo_perplexity")
@@ -51,7 +52,7 @@ def objective(*terms: str) -> dict[str, Any]:
 def sample_results() -> dict[str, Any]:
     return {
         "objective": objective("soft", "mlm", "cosine"),
-        "measures": measures_block([Perplexity, PseudoPerplexity]),
+        "measures": to_json(measure_facts([Perplexity, PseudoPerplexity])),
         "recipe": "distilbert_gutenberg",
         "scale": "embedded",
         "command": "python -m distill +recipe=distilbert_gutenberg",

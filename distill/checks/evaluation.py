@@ -7,7 +7,7 @@ from distill.config.mixture_settings import EXAMPLE, MIXTURE
 from distill.config.settings import Config
 from distill.evaluation.own_measures import check_measures
 from distill.objective.build import make_terms
-from distill.report.results import read
+from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 from distill.tasks import find_task
@@ -49,7 +49,7 @@ def _check_twin(config: Config) -> None:
             f"evaluate.twin={path} is to show what a teacher was worth, but no term of this objective learns from one: "
             "leave it out (`distill compare` lays any runs beside each other)"
         )
-    read(Path(path), "evaluate.twin")
+    read_run(Path(path), "evaluate.twin")
 
 
 def _check_by_set(config: Config) -> None:

@@ -43,12 +43,11 @@ def _check_resume(resume: str) -> None:
 
 
 def looks_local(path: str) -> bool:
-    """Whether a value can be no name on the Hub, which is NAME or OWNER/NAME.
+    """Whether a value can be no name on the Hub, which is NAME or OWNER/NAME: it begins with . / or ~, or is deeper.
 
-    So it is with what begins with . / or ~, has more than one slash, or begins with a folder that is there.
+    What other folders lie beside it does not matter, so that a name means the same wherever a command is started.
     """
-    first, slash, _ = path.partition("/")
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or bool(slash and Path(first).is_dir())
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def refuse_missing(setting: str, path: str) -> None:

@@ -130,9 +130,7 @@ RANGES: dict[type[Any], dict[str, Range]] = {
         "elastic_wait": Range(0, 1e7),
     },
     ProfileConfig: {
-        "interval": Range(0.01, 3600),
         "trace_steps": Range(0, 100),
-        "trace_after": Range(0, ENDLESS),
         "stop_after": STEPS,
     },
     ReportConfig: {"every": Range(0, 86_400)},

@@ -20,10 +20,11 @@ from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
 from distill.report.by_milestone import MilestoneRuns
 from distill.report.jobs import Job, JobsPage
+from distill.runs.record import Record
+from distill.runs.results_file import check_student, read_results
 from distill.runtime.children import dying_with, pass_signals
 from distill.runtime.errors import SettingError, StageFailed
 from distill.runtime.redaction import redact, secret_given
-from distill.runtime.results_file import check_student, read_results
 from distill.runtime.signals import STOPPING, handled
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its milestones
@@ -220,7 +221,7 @@ def _is_finished(folder: Path, known: dict[str, Any]) -> bool:
     if not done.is_file() or not (folder / "results.json").is_file():
         return False
     try:
-        check_student(folder, _results(folder))
+        check_student(folder, Record.from_json(_results(folder)))
         return bool(json.loads(done.read_bytes()) == known)
     except (ValueError, RecursionError):  # damage: the run itself says what is left to do
         return False
@@ -249,4 +250,4 @@ def _run(command: list[str]) -> int:
 
 
 def _results(folder: Path) -> dict[str, Any]:
-    return read_results(folder / "results.json")
+    return read_results(folder / "results.json").to_json()

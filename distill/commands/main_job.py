@@ -95,7 +95,7 @@ def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) 
     results = run(*job)
     if goal is None:
         return None
-    value = goal.value(results)
+    value = goal.value(results.to_json())
     shown = "no number" if value is None else f"{value:.6g}"
     logging.getLogger("distill").info(f"optimize: {goal.name} = {shown}")
     return value

@@ -23,10 +23,11 @@ class ReportArguments:
 
 def run(arguments: list[str]) -> None:
     """Write the report, and print where it is."""
-    from distill.report import report, results
+    from distill.report import report
+    from distill.runs.results_file import read_run
     from distill.runtime.jsonl import read_lines
 
     folder = parse(ReportArguments, arguments, "report").run
-    content = results.read(folder, "run")
+    content = read_run(folder, "run").to_json()
     report.write(folder, content, read_lines(folder / "metrics.jsonl"), (folder / "config.yaml").read_text("utf-8"))
     print(folder / "report.html")

@@ -10,6 +10,8 @@ from distill.runtime.nearest import did_you_mean
 NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
 # Settings that an earlier release had, and what to do without them.
 REMOVED = {
+    "profile.interval": "leave it out: a profile samples the machine every half second",
+    "profile.trace_after": "leave it out: the trace begins after four steps, profile.trace_steps is how many it has",
     "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
     "the losses over the vocabulary chunk by chunk",
 }

@@ -181,8 +181,11 @@ def load_tokenizer(
 
 
 def _no_folder(path: str) -> str:
-    """The end of a message about what may be a name on the Hub or a folder that is not there."""
-    return "" if Path(path).expanduser().exists() else f"; nor is there a folder {path} here: correct the name"
+    """The end of a message about a value that is no folder and so was looked up as a name on the Hub."""
+    if Path(path).expanduser().exists():
+        return ""
+    folder = Path(path).expanduser().absolute()
+    return f"; {path} was looked up on the Hugging Face Hub, since no folder {folder} exists: correct the name"
 
 
 def _refuse_no_files(setting: str, path: str, folder: Path) -> None:

@@ -23,11 +23,12 @@ from distill.report.lookup import usable
 from distill.report.series import Series, earlier_lines, thinned
 from distill.report.tails import LINES, cleaned, tails
 from distill.runs.profile.sampler import Sampler
+from distill.runs.record import Record
 from distill.runtime.errors import first_line
 from distill.runtime.files import atomic
 from distill.runtime.jsonl import is_history, read_lines, without_nan
 from distill.runtime.progress import Progress, keeping, under_way
-from distill.runtime.redaction import redact, redacted
+from distill.runtime.redaction import redact
 from distill.runtime.storage import storage_failure
 
 PATIENCE = 30.0  # seconds that the end of a run waits for a page that is being written
@@ -66,9 +67,9 @@ class RunPage:
             self._thread.start()
         return self
 
-    def describe(self, description: dict[str, Any]) -> None:
-        """What the run is, by the names of results.json."""
-        self._description = redacted(description)
+    def describe(self, record: Record) -> None:
+        """What the run is."""
+        self._description = record.redacted().to_json()
 
     def begin(self, first_step: int, seconds: float, steps: int) -> None:
         """The folder is this run's.

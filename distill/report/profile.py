@@ -1,4 +1,4 @@
-"""The page of a report on where the time went: the bottleneck, the phases, utilisation over time, energy."""
+"""The page of a report on where the time went: the bottleneck, the phases, utilisation over time."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,10 @@ from distill.report.plots import SERIES, STYLE, Picture, make_panels, save_figur
 from distill.runs.profile.phases import TITLES
 
 GIB = 2**30
+FILES = (
+    "The folder profile/ has the steps and samples of each rank, and traces of a few steps, operation by operation, "
+    "which chrome://tracing and ui.perfetto.dev show."
+)
 
 
 def profile_blocks(folder: Path, results: dict[str, Any]) -> list[Block]:
@@ -18,28 +22,18 @@ def profile_blocks(folder: Path, results: dict[str, Any]) -> list[Block]:
     blocks: list[Block] = [profile["conclusion"], _findings(profile), _phases(profile)]
     if (picture := utilisation(folder, profile["samples"])) is not None:
         blocks.append(picture)
-    blocks += [_energy(profile), _files(profile)]
+    blocks.append(FILES)
     return [block for block in blocks if block]
 
 
 def _findings(profile: dict[str, Any]) -> Block:
     rows = [
-        [
-            finding["rule"],
-            percent(finding["lost"], 1),
-            "yes" if finding["named"] else "no",
-            *(_advice(finding) if finding["named"] else [NONE, NONE]),
-        ]
+        [finding["rule"], percent(finding["lost"], 1), finding["sentence"] if finding["named"] else NONE]
         for finding in profile["findings"]
     ]
-    head = ["Rule", "Time lost", "Named", "Change", "Predicted speed-up"]
-    return Table(head, rows, title="What the rules found", text=True) if rows else ""
-
-
-def _advice(finding: dict[str, Any]) -> list[str]:
-    """What to change, and how many times as fast that should be."""
-    change = " ".join(f"{name}={value}" for name, value in finding["change"].items())
-    return [change or finding["advice"], f"{finding['gain']:.2f}"]
+    return (
+        Table(["Rule", "Time lost", "What would help"], rows, title="What the rules found", text=True) if rows else ""
+    )
 
 
 def _phases(profile: dict[str, Any]) -> Block:
@@ -60,21 +54,8 @@ def _phases(profile: dict[str, Any]) -> Block:
     return Table(["Phase", "Seconds", "Share", "ms a step"], rows, note, "Phases of a step")
 
 
-def _energy(profile: dict[str, Any]) -> str:
-    known = [f"{part} {number(kwh)} kWh" for part, kwh in profile["energy"].items()]
-    return f"Energy: {', '.join(known) or 'this machine does not say'}."
-
-
-def _files(profile: dict[str, Any]) -> str:
-    notes = " ".join(f"{note[0].upper()}{note[1:]}." for note in profile["notes"])
-    return (
-        f"{notes} The folder profile/ has the steps and samples of each rank, and traces of a few steps, operation by "
-        "operation, which chrome://tracing and ui.perfetto.dev show."
-    ).strip()
-
-
 def utilisation(folder: Path, samples: dict[str, list[float]]) -> Picture | None:
-    """Processors, memory, disk, network and GPU over time, drawn into plots/utilisation.png; None without samples."""
+    """Processors, memory, network and GPU over time, drawn into plots/utilisation.png; None without samples."""
     import matplotlib
 
     if not samples.get("seconds"):
@@ -92,16 +73,11 @@ def panels_of(samples: dict[str, list[float]]) -> list[tuple[str, dict[str, list
     """The title of each panel, and its curves by label."""
     wanted: list[tuple[str, dict[str, tuple[str, float]]]] = [
         ("Cores in use", {"rank 0": ("process_cpu", 1)}),
-        (
-            "Processors, share of the host",
-            {"busy": ("machine_cpu", 1), "waiting for disk": ("machine_iowait", 1), "memory": ("memory_stalled", 1)},
-        ),
+        ("Processors, share of the host", {"busy": ("machine_cpu", 1)}),
         ("Memory, GiB", {"rank 0": ("process_memory", 1 / GIB), "free": ("memory_free", 1 / GIB)}),
-        ("Disk, MB/s", {"read": ("disk_read", 1e-6), "written": ("disk_written", 1e-6)}),
         ("Network, MB/s", {"sent": ("network_sent", 1e-6), "received": ("network_received", 1e-6)}),
         ("GPU, share of the time", {"busy": ("gpu_busy", 1)}),
         ("GPU memory, GiB", {"used": ("gpu_memory", 1 / GIB)}),
-        ("GPU, W", {"power": ("gpu_watts", 1)}),
     ]
     return [
         (

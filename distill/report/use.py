@@ -8,9 +8,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from distill.config.component import Component
-from distill.distributed.shard import plain_class
-
 FOLDER = "."  # the card lies in the model's folder
 
 
@@ -77,33 +74,6 @@ OF_CLASSES = (
     (SPANS, MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES),
     (CLASSES, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
 )
-
-
-class Origin(NamedTuple):
-    """Where a student's class comes from, as results.json records it."""
-
-    model_class: str  # package.module.Name
-    made_by: str | None  # the import path of the callable that made it; None: transformers
-    causal: bool
-    has_config: bool  # whether it was saved with a configuration, as transformers models are
-    call: str | None = None  # the arguments of that callable, as they are written; None: not known
-
-
-def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> Origin:
-    """What there is to know of a student to load it again."""
-    kind = plain_class(model)
-    return Origin(f"{kind.__module__}.{kind.__qualname__}", made_by, causal, hasattr(model, "save_pretrained"), call)
-
-
-def call_of(make: Component, length: int) -> str:
-    """The arguments of the callable that made a student, as its model card writes them behind a line with `tokenizer`.
-
-    Args:
-        length: tokens of a row. A teacher cannot be written down and stands as `...`.
-    """
-    context = {"teacher": "...", "tokenizer": "tokenizer", "sequence_length": str(length)}
-    _, found = make.bind(**context)
-    return ", ".join(f"{name}={context[name] if name in context else repr(value)}" for name, value in found.items())
 
 
 def use_of_student(origin: dict[str, Any] | None, name: str) -> Use:

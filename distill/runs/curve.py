@@ -9,6 +9,8 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import State
+from distill.runs.facts import CurvePoint, LearningCurve
+from distill.runs.parts import from_json
 from distill.runs.run_folder import RunFolder
 from distill.runtime.progress import duration
 
@@ -65,18 +67,13 @@ class Curve:
         """The points so far, on rank 0; on others nothing."""
         return self.folder.curve_lines() if self.folder.writes else []
 
-    def found(self) -> dict[str, Any] | None:
-        """What results.json keeps of it; None where nothing was scored."""
+    def recorded(self) -> LearningCurve | None:
+        """What the record keeps of it; None where nothing was scored."""
         lines = self.lines()
         if not lines or self.data is None:
             return None
-        return {
-            "measure": self.measure.name,
-            "set": self.data.name,
-            "rows": self.data.num_rows,
-            "teacher": self.teacher_score,
-            "student": lines,
-        }
+        points = [from_json(CurvePoint, line) for line in lines]
+        return LearningCurve(self.measure.name, self.data.name, self.data.num_rows, self.teacher_score, points)
 
     def _scored(self, model: Any) -> float | None:
         assert self.data is not None

@@ -1,23 +1,25 @@
-"""The profile of a run: begun from its settings, gathered from all ranks, written and said by rank 0."""
+"""The profile of a run: begun from its settings, gathered from all ranks, written and logged by rank 0."""
 
 import json
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Backend
+from distill.runs.profile.bottleneck import MIN_STEPS, Times, conclusion, diagnose
+from distill.runs.profile.phases import PHASES, TITLES
 from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
 from distill.runs.profile.recorder import FOLDER, Recorder, Unprofiled
-from distill.runs.profile.summary import summary
 from distill.runtime.files import atomic
 
-RANKS = (
-    "profile.json"  # in the folder of the profile: the records of all ranks, which `distill.runs.profile.rules` read
-)
+RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and what the rules find in them
+TABLE = "profile.txt"  # beside it: the same for people
+MAX_POINTS = 300  # of a curve
 
 logger = logging.getLogger(__name__)
 
@@ -36,38 +38,82 @@ def gathered(
 ) -> dict[str, Any] | None:
     """The profile for results.json, after its context has ended; all ranks call it. None without a profile.
 
-    Rank 0 writes what all ranks recorded into the run folder, with the run's identity, and says where the time goes.
+    Rank 0 writes what all ranks recorded into the run folder, with the run's identity, and logs where the time goes.
     """
     if isinstance(profile, Unprofiled):
         return None
-    record = profile.record()
-    found = [RankProfile.of(each) for each in backend.gather(asdict(record))]
-    whole = RunProfile(found, settings_of(config, batches, backend, record.num_steps))
+    ranks = [RankProfile.of(content) for content in backend.gather(asdict(profile.record()))]
+    settings = RunSettings(
+        batches.batch_size,
+        batches.micro_batches,
+        config.train.save_every,
+        config.backend.sync,
+        config.backend.compression,
+    )
+    whole = RunProfile(ranks, settings)
     block = summary(whole)
     if backend.rank == 0:
         with atomic(profile.folder / RANKS) as new:
-            new.write_text(json.dumps(whole.as_dict() | {"summary": block, "identity": identity}))
-        logger.info(block["conclusion"])
+            new.write_text(json.dumps(asdict(whole) | {"summary": block, "identity": identity}))
+        with atomic(profile.folder / TABLE) as new:
+            new.write_text(table(block) + "\n")
+        logger.info(table(block) if config.profile.stop_after else block["conclusion"])
     return block
-
-
-def settings_of(config: Config, batches: Batches, backend: Backend, steps: int) -> RunSettings:
-    """The settings in force that the rules read."""
-    return RunSettings(
-        batch_size=batches.batch_size,
-        micro_batches=batches.micro_batches,
-        accumulate=config.train.accumulate,
-        save_every=config.train.save_every,
-        workers=config.train.workers,
-        rows_per_step=config.train.rows_per_step,
-        sync=config.backend.sync,
-        compression=config.backend.compression,
-        rings=backend.rings,
-        bytes_exchanged=backend.bytes_sent // max(steps, 1),
-    )
 
 
 def read(run_folder: Path) -> tuple[RunProfile, dict[str, Any]]:
     """The records of all ranks of a run that has ended, and their `summary` and `identity`."""
     content = json.loads((run_folder / FOLDER / RANKS).read_text())
     return RunProfile.of(content), content
+
+
+def summary(profile: RunProfile) -> dict[str, Any]:
+    """The profile of a run, short enough for results.json; the records of the ranks have the rest."""
+    findings = diagnose(profile)
+    return {
+        "conclusion": conclusion(profile, findings),
+        "findings": [asdict(finding) | {"named": finding.named} for finding in findings],
+        "bottleneck": next((finding.rule for finding in findings if finding.named), None),
+        "steps": max(rank.num_steps for rank in profile.ranks),
+        "phases": {phase: fmean(rank.totals.get(phase, 0.0) for rank in profile.ranks) for phase in PHASES},
+        "step_seconds": step_seconds(profile),
+        "ranks": len(profile.ranks),
+        "samples": shortened(profile.ranks[0].samples),
+    }
+
+
+def step_seconds(profile: RunProfile) -> dict[str, float] | None:
+    """Of the steps that are known one by one, without the first ones, those that were traced, and evaluation."""
+    if min(len(rank.steps) for rank in profile.ranks) < MIN_STEPS:
+        return None
+    whole = Times(profile).whole
+    return {
+        "mean": fmean(whole),
+        "median": median(whole),
+        "p95": quantiles(whole, n=20, method="inclusive")[-1] if len(whole) > 1 else whole[0],
+        "longest": max(whole),
+        "steps": len(whole),
+    }
+
+
+def shortened(samples: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Means of neighbours, so that each curve has at most `MAX_POINTS` points."""
+    count = len(samples.get("seconds", []))
+    width = -(-count // MAX_POINTS)
+    return (
+        {
+            name: [float(f"{fmean(values[at : at + width]):.5g}") for at in range(0, count, width)]
+            for name, values in samples.items()
+        }
+        if count
+        else {}
+    )
+
+
+def table(block: dict[str, Any]) -> str:
+    """Where the time goes: a line for each phase, and the bottleneck."""
+    steps, whole = max(block["steps"], 1), max(sum(block["phases"].values()), 1e-9)
+    lines = [f"{'phase':<24}{'seconds':>10}{'of all':>8}{'ms a step':>11}"]
+    for phase, seconds in block["phases"].items():
+        lines.append(f"{TITLES[phase]:<24}{seconds:>10.2f}{seconds / whole:>8.1%}{1000 * seconds / steps:>11.2f}")
+    return "\n".join([*lines, block["conclusion"]])

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import STEP, read_record
 from distill.runs.identity import refuse_other_settings
 from distill.runs.part_checkpoint import PartCheckpoints
+from distill.runs.record import Record
+from distill.runs.results_file import check_student, read_results, student_digests, write_results
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, remove, set_aside
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
-from distill.runtime.results_file import STUDENT_FILES, check_student, read_results, student_digests, write_results
 
 LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
 LAYERS = "layers.json"
@@ -89,8 +91,8 @@ class RunFolder:
     def results_path(self) -> Path:
         return self.path / "results.json"
 
-    def finished(self, total_steps: int, length: dict[str, Any]) -> dict[str, Any] | None:
-        """results.json, when the run that it describes is this one and as long; None when there is more to do.
+    def finished(self, total_steps: int, length: dict[str, Any]) -> Record | None:
+        """The record, when results.json is there of this run and as long; None when there is more to do.
 
         There is also where the student is no longer as the run left it, and a checkpoint can make it again.
 
@@ -102,8 +104,8 @@ class RunFolder:
             SettingError: the folder holds the finished run of other settings, or one that has lost its student and its
                 checkpoints.
         """
-        results: dict[str, Any] | None = self._decide(lambda: self._finished(total_steps, length))
-        return results
+        record: Record | None = self._decide(lambda: self._finished(total_steps, length))
+        return record
 
     def start(self) -> Path | None:
         """The checkpoint to resume from, if there is one; the same on all ranks.
@@ -182,9 +184,9 @@ class RunFolder:
     def curve_lines(self) -> list[dict[str, Any]]:
         return read_lines(self.curve_path)
 
-    def write_results(self, results: dict[str, Any]) -> None:
+    def write_results(self, record: Record) -> None:
         """Last of all and at once: a folder with results.json is a finished run."""
-        write_results(self.results_path, results | {STUDENT_FILES: student_digests(self.path)})
+        write_results(self.results_path, replace(record, student_files=student_digests(self.path)))
 
     def _decide(self, work: Callable[[], Any]) -> Any:
         """What `work` gives on rank 0, on all ranks; its SettingError too, so that none waits for the others."""
@@ -244,25 +246,27 @@ class RunFolder:
                 self._set_aside(damage, f"taking {before[-1]}" if before else "starting from the first step")
         return None
 
-    def _finished(self, total_steps: int, length: dict[str, Any]) -> dict[str, Any] | None:
+    def _finished(self, total_steps: int, length: dict[str, Any]) -> Record | None:
         try:
-            results = self._results()
+            record = self._results()
         except Damaged as damage:
             self._set_aside(damage, "making it again from the newest checkpoint")
             return None
-        if results is None:
+        if record is None:
             return None
         loads = (self.path / "student" / "config.json").is_file()  # without it, it is no model that a path names
         refuse_other_settings(
-            results["identity"], self.identity, f"hydra.run.dir={self.path}", self.path if loads else None
+            record.identity, self.identity, f"hydra.run.dir={self.path}", self.path if loads else None
         )
-        if results["training"].get("length") != length and results["training"]["steps"] < total_steps:
+        steps = record.training.steps
+        assert steps is not None
+        if record.training.length != length and steps < total_steps:
             return None
         try:
             if not (self.path / "student").is_dir():
                 raise Damaged(self.path / "student", "there is no such folder")
-            check_student(self.path, results)
-            return results
+            check_student(self.path, record)
+            return record
         except Damaged as damage:
             if self._choose() is None:
                 raise SettingError(
@@ -272,17 +276,14 @@ class RunFolder:
             self._set_aside(damage, "making the student again from the newest checkpoint")
             return None
 
-    def _results(self) -> dict[str, Any] | None:
+    def _results(self) -> Record | None:
         try:
-            results = read_results(self.results_path)
+            record = read_results(self.results_path)
         except FileNotFoundError:
             return None
-        for name in ("identity", "training", STUDENT_FILES):
-            if not isinstance(results.get(name, {} if name == STUDENT_FILES else None), dict):
-                raise Damaged(self.results_path, f"it has no {name} as results have it")
-        if not isinstance(results["training"].get("steps"), int):
-            raise Damaged(self.results_path, "it has no number of steps")
-        return results
+        if not record.identity or record.training.steps is None:
+            raise Damaged(self.results_path, "it has no identity, or no number of steps")
+        return record
 
     def _open_log(self, path: Path, fits: Callable[[Any], bool]) -> JsonLines:
         """A log with its good lines alone; the log as it was is set aside where it has others."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from job import Shelf, distill, metrics
+from job import Shelf, command, distill, metrics
 
 
 def refused(capfd: pytest.CaptureFixture, status: int, *words: str) -> None:
@@ -63,6 +63,20 @@ def test_bad_settings(case: str, shelf: Shelf, tmp_path: Path, capfd: pytest.Cap
     arguments, words = BAD[case]
     refused(capfd, shelf.run(tmp_path / "run", *arguments), *words)
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_name_means_the_same_whatever_folders_lie_beside_it(shelf: Shelf, tmp_path: Path) -> None:
+    """`runs/model` is a name on the Hub, with a folder `runs/` and without; the message names both readings."""
+    lines = []
+    for number in range(2):
+        process = command(*shelf.arguments(tmp_path / f"run{number}", "teacher.path=runs/model"))
+        _, errors = process.communicate()
+        lines.append([line for line in errors.splitlines() if line.startswith("distill: ")])
+        assert process.returncode == 2 and len(lines[-1]) == 1, errors
+        assert "teacher.path=runs/model" in lines[-1][0] and "looked up on the Hugging Face Hub" in lines[-1][0]
+        assert f"no folder {tmp_path / 'runs/model'} exists" in lines[-1][0]
+        (tmp_path / "runs").mkdir(exist_ok=True)
+    assert lines[0] == lines[1]
 
 
 def test_unknown_recipe(capfd: pytest.CaptureFixture) -> None:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tiny import Fit
 
 from distill.config.settings import TrainConfig
+from distill.runs.record import Record
+from distill.runs.results_file import read_results, write_results
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.jsonl import is_history, is_metrics, read_lines
 from distill.runtime.manifest import MANIFEST, write_manifest
-from distill.runtime.results_file import read_results, write_results
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
@@ -135,7 +136,9 @@ def test_any_bytes_in_a_log(tmp_path: Path, content: bytes) -> None:
         assert len(str(damage).splitlines()) == 1
 
 
-RESULTS = {"identity": {"a": 1}, "training": {"steps": 3}, "text": "é" * 20, "student_files": {"a": "b"}}
+RESULTS = Record.from_json(
+    {"identity": {"a": 1}, "training": {"steps": 3}, "recipe": "é" * 20, "student_files": {"a": "b"}}
+)
 
 
 def as_written_or_damaged(path: Path, content: bytes) -> None:

@@ -21,7 +21,8 @@ from distill.models.load import load_pretrained
 from distill.models.protocol import depth_of
 from distill.models.shapes import hidden_widths
 from distill.models.teacher import load_teacher
-from distill.report.use import call_of, origin_of, use_of_student
+from distill.report.use import use_of_student
+from distill.runs.describe import call_of, origin_of
 from distill.runtime.errors import SettingError
 
 IDS = torch.from_numpy(make_rows(3).astype("int64"))
@@ -41,7 +42,7 @@ def saved(name: str, folder: Path) -> Any:
     torch.manual_seed(4)
     model = custom_model(component(name, "student"), None).eval()
     made = component(name, "student")
-    origin = origin_of(model, made.path, causal=False, call=call_of(made, 12))._asdict()
+    origin = vars(origin_of(model, made.path, causal=False, call=call_of(made, 12)))
     export(model, make_tokenizer(), folder, use_of_student(origin, type(model).__name__).code)
     return model
 
@@ -64,7 +65,7 @@ def test_the_card_writes_out_how_it_is_made() -> None:
     assert call_of(Component("student", "own_models.of_a_teacher", {"name": "it's"}), 12) == (
         'teacher=..., tokenizer=tokenizer, sequence_length=12, name="it\'s"'
     )
-    origin = origin_of(own_models.Convolutions(), "own_models.of_a_teacher", causal=False, call="teacher=...")._asdict()
+    origin = vars(origin_of(own_models.Convolutions(), "own_models.of_a_teacher", causal=False, call="teacher=..."))
     assert "model = of_a_teacher(teacher=...)  # with the settings" in use_of_student(origin, "Convolutions").code
     del origin["call"]  # of an older release
     assert "model = of_a_teacher(...)  # with the settings" in use_of_student(origin, "Convolutions").code

@@ -10,8 +10,8 @@ from sample import CONFIG, objective
 from distill.config.settings import Config, PrecisionConfig, TeacherConfig
 from distill.data.unread import Unread
 from distill.report import report, summary
-from distill.report.results import PAPER
-from distill.report.results import notes as notes_of
+from distill.runs.banner import PAPER
+from distill.runs.banner import notes as notes_of
 
 
 def twin_scores(content: dict[str, Any], *scores: float) -> None:

@@ -22,7 +22,7 @@ from transformers import (
 from distill.commands.export.onnx import load
 from distill.models.export_folder import export
 from distill.report.model_card import model_card, title_of_run
-from distill.report.use import origin_of
+from distill.runs.describe import origin_of
 from distill.runtime.errors import SettingError
 
 SQUAD = "87,599 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context"
@@ -111,7 +111,7 @@ def test_its_lines_run_as_they_stand(
     model, tokenizer = student(kind)
     folder, content = tmp_path / "student", run(type(model).__name__)
     made_by = "own_models.shifted_bert" if kind == "own" else None
-    content["student"]["origin"] = origin_of(model, made_by, kind in CAUSAL)._asdict()
+    content["student"]["origin"] = vars(origin_of(model, made_by, kind in CAUSAL))
     export(model, tokenizer, folder, model_card(content))
     sent: list[tuple[str, str]] = []
     for sender in (transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase):

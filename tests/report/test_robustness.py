@@ -13,7 +13,7 @@ from sample import CONFIG, parsed, sample_metrics, sample_results
 
 from distill.report import page, plots, report
 from distill.report.model_card import model_card
-from distill.report.results import data_wait
+from distill.runs.describe import data_wait
 
 
 def without(value: Any, path: tuple[str, ...], replacement: Any) -> Any:

@@ -19,9 +19,7 @@ from distill.runs.profiling import read
 def profiled(shelf: Shelf) -> Path:
     """The run of `done`, profiled."""
     folder = shelf.root / "profiled"
-    assert (
-        shelf.run(folder, "profile=on", "profile.interval=0.05", "profile.trace_after=3", "profile.trace_steps=1") == 0
-    )
+    assert shelf.run(folder, "profile=on", "profile.trace_steps=1") == 0
     return folder
 
 
@@ -42,7 +40,7 @@ def test_every_phase_is_timed(profiled: Path) -> None:
     steps = results(profiled)["training"]["steps"]
     (rank,) = profile.ranks
     assert rank.num_steps == len(rank.steps) == steps == content["summary"]["steps"]
-    assert rank.left_out == [0, 1, 2, 3, 4]
+    assert rank.left_out == [0, 1, 2, 4, 5]
     assert all(rank.totals[phase] > 0 for phase in PHASES)
     # The phases add up to what the loop says of its own time, which ends a little before the step does.
     ends = [0.0, *(line["seconds"] for line in metrics(profiled))]
@@ -67,7 +65,7 @@ def test_the_report_has_a_page(profiled: Path, done: Path) -> None:
     page = text.split("## Where the time goes")[1].split("\n## ")[0]
     block = results(profiled)["profile"]
     assert re.sub(r"\W", "", block["conclusion"]) in re.sub(r"\W", "", page)
-    assert "waiting for data" in page and "plots/utilisation.png" in page and "Energy:" in page
+    assert "waiting for data" in page and "plots/utilisation.png" in page
     assert (profiled / "plots" / "utilisation.png").stat().st_size > 5000
     assert "Utilisation over the time" in (profiled / "report.html").read_text()
     assert "Where the time goes" not in (done / "report.md").read_text()
@@ -76,7 +74,9 @@ def test_the_report_has_a_page(profiled: Path, done: Path) -> None:
 def test_a_trial_ends_after_its_steps_and_leaves_no_student(shelf: Shelf, tmp_path: Path) -> None:
     assert shelf.run(tmp_path / "run", "profile=on", "profile.stop_after=6", "train.save_every=100") == 0
     profile, content = read(tmp_path / "run")
-    assert profile.ranks[0].num_steps == 6 and content["summary"]["conclusion"]
+    assert profile.ranks[0].num_steps == 6
+    table = (tmp_path / "run" / "profile" / "profile.txt").read_text()
+    assert content["summary"]["conclusion"] in table and "waiting for data" in table
     assert not (tmp_path / "run" / "results.json").exists() and not (tmp_path / "run" / "student").exists()
 
 
@@ -107,5 +107,5 @@ def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
     given = ["backend=ddp", "backend.device=cpu", "backend.threads=1", "train.batch_size=4", "train.epochs=4"]
     given += ["profile=on", "profile.trace_steps=0", "profile.stop_after=14", "train.save_every=100"]
     block, _ = run_ranks(2, tmp_path / "ranks", slow_second_rank, tmp_path / "run", shelf.arguments(tmp_path, *given))
-    assert block["bottleneck"] == "load imbalance between ranks" and "rank 1" in block["conclusion"]
+    assert block["bottleneck"] == "slow rank" and "rank 1" in block["conclusion"]
     assert (tmp_path / "run" / "profile" / "rank-1.json").exists()

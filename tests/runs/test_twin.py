@@ -14,9 +14,11 @@ from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
 from distill.data.batches import Batches
 from distill.objective.build import make_terms
+from distill.runs.facts import Start, Student
 from distill.runs.identity import run_identity
+from distill.runs.record import Record
 from distill.runtime.errors import SettingError
-from distill.twin import check_twin, settled_twin
+from distill.twin import BaselineRun, check_twin, settled_twin
 
 MAIN, TWIN = "+recipe=distilbert_gutenberg", "+recipe=distilbert_gutenberg_twin"
 DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
@@ -42,25 +44,21 @@ def identity(*overrides: str, rows: int = 5000, **digests: Any) -> dict[str, Any
     return run_identity(config, DIGESTS | digests, batches, 625)
 
 
-def finished(identity: dict[str, Any], terms: str = "mlm", steps: int = 625, teacher: Any = None) -> dict[str, Any]:
-    """results.json of a run, as far as it is looked at."""
+def finished(identity: dict[str, Any], terms: str = "mlm", steps: int = 625, teacher: Any = None) -> Record:
+    """The record of a run, as far as it is looked at."""
     named = {name: {"weight": 1.0} for name in terms.split()}
-    return {
-        "identity": identity,
-        "teacher": teacher,
-        "objective": {"terms": named},
-        "training": {"steps": steps},
-    }
+    training, objective = {"steps": steps}, {"terms": named}
+    return Record.from_json({"identity": identity, "teacher": teacher, "objective": objective, "training": training})
 
 
-def checked(twin: dict[str, Any], *overrides: str, **digests: Any) -> list[str]:
+def checked(twin: Record, *overrides: str, **digests: Any) -> list[str]:
     """The remarks on a twin of the main job with these settings."""
     config = composed(MAIN, "evaluate.twin=runs/x", *overrides)
     own = identity(MAIN, *overrides, **digests)
     return check_twin(config, twin, own, 625, make_terms(config.objective))
 
 
-def refused(twin: dict[str, Any], *overrides: str, **digests: Any) -> str:
+def refused(twin: Record, *overrides: str, **digests: Any) -> str:
     with pytest.raises(SettingError) as error:
         checked(twin, *overrides, **digests)
     text = str(error.value)
@@ -134,13 +132,13 @@ def test_what_else_differs_is_said() -> None:
 
 def test_another_number_format_is_said() -> None:
     """So that no verdict is given; the formats are known only after the twin has been found."""
-    twin = {"precision": {"student": "fp32", "teacher": "bf16"}, "remarks": ["before"]}
+    twin = BaselineRun(Record(precision={"student": "fp32", "teacher": "bf16"}), ["before"])
     fp32, bf16 = (composed(MAIN, f"precision={name}") for name in ("fp32", "bf16"))
     assert settled_twin(twin, fp32) == twin and settled_twin(None, bf16) is None
-    unknown: dict[str, Any] = {"remarks": []}
+    unknown = BaselineRun(Record(), [])
     assert settled_twin(unknown, bf16) == unknown
     found = settled_twin(twin, bf16)
-    assert found is not None and found["remarks"] == [
+    assert found is not None and found.remarks == [
         "before",
         "The twin was trained in another number format: precision.student was fp32 and is bf16 here.",
     ]
@@ -153,9 +151,10 @@ def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
     given = finished(identity(TWIN, "student.layers=[0,2]"))
     assert "student.layers was [0, 2] and is [0, 1] here" in refused(given, "student.layers=[0,1]")
     config = composed(MAIN, "student.layers=[0,1]", "precision=fp32", "evaluate.twin=runs/x")
-    twin: dict[str, Any] = {"student": {"start": {"layers": [0, 1]}}}
+    student = Student(start=Start(layers=[0, 1]))
+    twin = BaselineRun(Record(student=student), [])
     assert settled_twin(twin, config) == twin
-    twin["student"]["start"]["layers"] = [0, 2]
+    student.start.layers = [0, 2]
     with pytest.raises(SettingError, match=r"evaluate.twin=runs/x .*layers \[0, 2\].* from \[0, 1\]"):
         settled_twin(twin, config)
 
@@ -165,7 +164,7 @@ def test_what_an_older_release_did_not_record_is_said() -> None:
     assert checked(finished(known)) == [
         "Whether the twin had the same text is not known: its results are of an older release."
     ]
-    (line,) = checked({"objective": None, "training": None})
+    (line,) = checked(Record.from_json({"objective": None, "training": None}))
     assert all(word in line for word in ("text", "number of rows", "rows a step", "seed", "task"))
 
 

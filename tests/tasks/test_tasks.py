@@ -1,5 +1,7 @@
 """Tasks by name, and settings that only another task would read."""
 
+from pathlib import Path
+
 import pytest
 from job import composed
 from vocabularies import vocabulary_of
@@ -14,6 +16,12 @@ from distill.tasks import find_task
 MASKED_RUN = ["+recipe=distilbert_gutenberg"]
 CAUSAL_RUN = ["+recipe=distilgpt2_gutenberg"]
 FROM_SCRATCH = ["+recipe=gpt2_pretrain"]
+
+
+@pytest.fixture(autouse=True)
+def causal_teacher(empty_folder: None) -> None:
+    """The folder of the run that the recipe of a causal pair takes its teacher from."""
+    Path("runs/gpt2_pretrain").mkdir(parents=True)
 
 
 def refused(*overrides: str) -> str:

@@ -61,9 +61,9 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
 def open_run(folder: str | Path) -> "RunResults":
     """The results of a finished run, from its folder. Raises SettingError where there is none."""
     from distill.commands.api.run_results import RunResults
-    from distill.report import results
+    from distill.runs.results_file import read_run
 
-    return RunResults(Path(folder).expanduser(), results.read(Path(folder), "folder"))
+    return RunResults(Path(folder).expanduser(), read_run(Path(folder), "folder").to_json())
 
 
 def _has_several_ranks(job: "ComposedRun") -> bool:
@@ -88,9 +88,11 @@ def _run_here(job: "ComposedRun") -> "RunResults":
         signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
         held.enter_context(process_as_before())
         job.folder.mkdir(parents=True, exist_ok=True)
-        content = run_job(*job)
+        record = run_job(*job)
     # A run that ends with its profile leaves no results.json.
-    return open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, content)
+    if (job.folder / "results.json").is_file():
+        return open_run(job.folder)
+    return RunResults(job.folder, record.to_json())
 
 
 def _run_command(arguments: list[str]) -> None:

@@ -1,9 +1,20 @@
-"""Which rows are computed together: those of alike length, the longest first, so that little of a batch is padding."""
+"""Which rows are computed together: those of alike length, the longest first, so that little of a batch is padding.
+
+Shapes: R rows, B of a batch, S positions.
+"""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
+import torch
+
+from distill.commands.prediction.settings import PredictConfig
+from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
+
+LONGEST = 512  # tokens of a row, of a model that sets no limit
 
 
 def in_batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
@@ -18,3 +29,34 @@ def check_length(found: LoadedModel, what: str, length: int, further: str = "") 
         raise SettingError(
             f"{what} has {length:,} tokens{further}, and model={found.path} reads {found.longest:,}: shorten it"
         )
+
+
+def row_length(found: LoadedModel, settings: PredictConfig) -> int:
+    """Tokens of a row: as set, else as in the run that trained the model, else all that the model reads.
+
+    Raises:
+        SettingError: more than it reads.
+    """
+    longest = found.longest or LONGEST
+    wanted = settings.sequence_length
+    if wanted is not None and wanted > longest:
+        raise SettingError(f"sequence_length={wanted}: model={found.path} reads {longest:,} tokens; lower it")
+    trained = found.corpus.get("sequence_length")
+    return wanted or min(trained if isinstance(trained, int) else LONGEST, longest)
+
+
+@torch.inference_mode()
+def head_outputs(
+    found: LoadedModel, rows: np.ndarray, pad_id: int, collator: Any, head: str, batch_size: int
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """What a head of a fine-tuned model gives for rows [R, S], computed as in training: numbers of rows, and outputs.
+
+    Args:
+        collator: of the head's task.
+    """
+    model = LanguageModel(found.model)
+    for numbers in in_batches((rows != pad_id).sum(1).tolist(), batch_size):
+        ids = rows[numbers].astype(np.int64)
+        batch = collator.collate(ids, np.zeros(len(ids), np.uint64), np.array(numbers)).to(found.device)
+        outputs = model(batch.inputs, batch.documents, OutputSpec(extra=(head,))).extra[head]
+        yield numbers, outputs.float().cpu().numpy()

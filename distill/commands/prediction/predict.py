@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from distill.commands.prediction.continuations import continue_texts
 from distill.commands.prediction.masks import fill_masks
-from distill.commands.prediction.settings import PredictConfig
+from distill.commands.prediction.settings import Options, PredictConfig
 from distill.commands.prediction.span_answers import answer_questions
 from distill.commands.prediction.text_classes import classify
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
@@ -26,53 +26,18 @@ ANSWERS: dict[str, tuple[Answering, tuple[str, ...]]] = {
 
 @overload
 def predict(
-    model: str | Path | LoadedModel,
-    inputs: Input,
-    *,
-    top_k: int | None = ...,
-    max_new_tokens: int | None = ...,
-    sample: bool | None = ...,
-    temperature: float | None = ...,
-    top_p: float | None = ...,
-    seed: int | None = ...,
-    sequence_length: int | None = ...,
-    no_answer: bool | None = ...,
-    max_answer_tokens: int | None = ...,
-    batch_size: int = ...,
-    device: str = ...,
+    model: str | Path | LoadedModel, inputs: Input, *, device: str = "auto", **options: Unpack[Options]
 ) -> dict[str, Any]: ...
 @overload
 def predict(
-    model: str | Path | LoadedModel,
-    inputs: list[Any],
-    *,
-    top_k: int | None = ...,
-    max_new_tokens: int | None = ...,
-    sample: bool | None = ...,
-    temperature: float | None = ...,
-    top_p: float | None = ...,
-    seed: int | None = ...,
-    sequence_length: int | None = ...,
-    no_answer: bool | None = ...,
-    max_answer_tokens: int | None = ...,
-    batch_size: int = ...,
-    device: str = ...,
+    model: str | Path | LoadedModel, inputs: list[Any], *, device: str = "auto", **options: Unpack[Options]
 ) -> list[dict[str, Any]]: ...
 def predict(
     model: str | Path | LoadedModel,
     inputs: Input | Sequence[Input],
     *,
-    top_k: int | None = None,
-    max_new_tokens: int | None = None,
-    sample: bool | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    sequence_length: int | None = None,
-    no_answer: bool | None = None,
-    max_answer_tokens: int | None = None,
-    batch_size: int = 32,
     device: str = "auto",
+    **options: Unpack[Options],
 ) -> Any:
     """What a model answers to an input, or to each of a list of inputs.
 
@@ -91,7 +56,8 @@ def predict(
         sequence_length: tokens of a row of a fine-tuned model; None: as in the run that trained it, else all it reads.
         no_answer: whether a question may stay without an answer; None: as in the run that trained the model.
         max_answer_tokens: of an answer (30).
-        batch_size, device: rows that are computed at once; as `distill.load_model` takes it, where that is to be done.
+        batch_size: rows that are computed at once (32).
+        device: as `distill.load_model` takes it, where that is to be done.
 
     Returns:
         A dict for one input, a list of them for a list: the input's own entries, and `filled` and `masks`;
@@ -100,18 +66,7 @@ def predict(
     Raises:
         SettingError: no such model, an input that it does not read, or an option that does not fit.
     """
-    settings = PredictConfig(
-        top_k,
-        max_new_tokens,
-        sample,
-        temperature,
-        top_p,
-        seed,
-        sequence_length,
-        no_answer,
-        max_answer_tokens,
-        batch_size,
-    )
+    settings = PredictConfig(**options)
     found = loaded(model, device)
     settings.check(found.kind)
     several = isinstance(inputs, Sequence) and not isinstance(inputs, str | tuple)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,13 +55,7 @@ def read_pipe(stream: IO[str]) -> Iterator[Place]:
     """The inputs of standard input: JSON lines where the first line begins as an object does, else a text a line."""
     lines = iter(stream)
     first = next((line for line in lines if line.strip()), "")
-    yield from _of_lines(_with_first(first, lines), "standard input", first.lstrip().startswith(("{", '"')))
-
-
-def _with_first(first: str, others: Iterable[str]) -> Iterator[str]:
-    if first:
-        yield first
-    yield from others
+    yield from _of_lines(chain([first], lines), "standard input", first.lstrip().startswith(("{", '"')))
 
 
 def _of_lines(lines: Iterable[str], name: str, json_lines: bool) -> Iterator[Place]:

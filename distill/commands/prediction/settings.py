@@ -2,10 +2,26 @@
 
 import math
 from dataclasses import dataclass, fields
+from typing import TypedDict
 
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
+
+
+class Options(TypedDict, total=False):
+    """Those of `PredictConfig` as arguments of `distill.predict`."""
+
+    top_k: int | None
+    max_new_tokens: int | None
+    sample: bool | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    sequence_length: int | None
+    no_answer: bool | None
+    max_answer_tokens: int | None
+    batch_size: int
 
 
 @dataclass(frozen=True)

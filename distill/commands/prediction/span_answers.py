@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill.commands.prediction.batches import in_batches
+from distill.commands.prediction.batches import head_outputs, row_length
 from distill.commands.prediction.settings import PredictConfig
-from distill.commands.prediction.text_classes import row_length
 from distill.data.collate.spans import Spans
 from distill.data.span_rows import SpanConfig, SpanRows, span_rows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.answers import AnswerConfig, Answered, find_answers
-from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
 
@@ -70,16 +68,12 @@ def _windows(found: LoadedModel, questions: Questions, settings: PredictConfig) 
         raise SettingError(str(error).replace("rows.", "")) from None
 
 
-@torch.inference_mode()
 def _logits(found: LoadedModel, rows: SpanRows, batch_size: int) -> np.ndarray:
     """Those of an answer's first and last token, float32 [W, S, 2]; 0 at padding, which no answer touches."""
-    model, collator = LanguageModel(found.model), Spans(rows, segments=True)
     logits = np.zeros((*rows.rows.shape, 2), np.float32)
-    for numbers in in_batches((rows.rows != rows.pad_id).sum(1).tolist(), batch_size):
-        ids = rows.rows[numbers].astype(np.int64)
-        batch = collator.collate(ids, np.zeros(len(ids), np.uint64), np.array(numbers)).to(found.device)
-        given = model(batch.inputs, batch.documents, OutputSpec(extra=("span",))).extra["span"]
-        logits[numbers, : given.shape[1]] = given.float().cpu().numpy()
+    collator = Spans(rows, segments=True)
+    for numbers, values in head_outputs(found, rows.rows, rows.pad_id, collator, "span", batch_size):
+        logits[numbers, : values.shape[1]] = values
     return logits
 
 

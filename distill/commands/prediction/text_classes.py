@@ -1,21 +1,18 @@
 """Classes or values of texts, from a model that was fine-tuned for them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from distill.commands.prediction.batches import in_batches
+from distill.commands.prediction.batches import head_outputs, row_length
 from distill.commands.prediction.settings import PredictConfig
-from distill.data.class_rows import ClassRows, class_rows
+from distill.data.class_rows import class_rows
 from distill.data.collate.classes import Classes
 from distill.data.tables import LabelledTexts
-from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
-
-LONGEST = 512  # tokens of a row, of a model that sets no limit
 
 
 def classify(found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> list[dict[str, Any]]:
@@ -70,33 +67,10 @@ def class_outputs(found: LoadedModel, records: Sequence[dict[str, Any]], setting
     seconds = [str(record["second"]) for record in records] if pairs[0] else None
     texts = LabelledTexts("input", [record["text"] for record in records], seconds, np.empty(0), ())
     rows = class_rows(texts, found.tokenizer, row_length(found, settings), "sequence_length")
-    outputs: list[tuple[list[int], np.ndarray]] = list(_outputs(found, rows, settings.batch_size))
-    gathered = np.zeros((len(records), outputs[0][1].shape[1]))
-    for numbers, values in outputs:
-        gathered[numbers] = values
-    return gathered
-
-
-def row_length(found: LoadedModel, settings: PredictConfig) -> int:
-    """Tokens of a row: as set, else as in the run that trained the model, else all that the model reads.
-
-    Raises:
-        SettingError: more than it reads.
-    """
-    longest = found.longest or LONGEST
-    wanted = settings.sequence_length
-    if wanted is not None and wanted > longest:
-        raise SettingError(f"sequence_length={wanted}: model={found.path} reads {longest:,} tokens; lower it")
-    trained = found.corpus.get("sequence_length")
-    return wanted or min(trained if isinstance(trained, int) else LONGEST, longest)
-
-
-@torch.inference_mode()
-def _outputs(found: LoadedModel, rows: ClassRows, batch_size: int) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Numbers of rows, and the model's outputs for them."""
-    model, collator = LanguageModel(found.model), Classes(rows, segments=True)
-    for numbers in in_batches((rows.rows != rows.pad_id).sum(1).tolist(), batch_size):
-        ids = rows.rows[numbers].astype(np.int64)
-        batch = collator.collate(ids, np.zeros(len(ids), np.uint64), np.array(numbers)).to(found.device)
-        logits = model(batch.inputs, batch.documents, OutputSpec(extra=("class",))).extra["class"]
-        yield numbers, logits.double().cpu().numpy()
+    batches = list(
+        head_outputs(found, rows.rows, rows.pad_id, Classes(rows, segments=True), "class", settings.batch_size)
+    )
+    outputs = np.zeros((len(records), batches[0][1].shape[1]))
+    for numbers, values in batches:
+        outputs[numbers] = values
+    return outputs

@@ -26,7 +26,8 @@ from distill.evaluation.sets import EvaluationSet
 from distill.models.check import check_packing, check_vocabulary, longest_row
 from distill.models.kind import ORDERED, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, size
-from distill.report.results import environment, measures_block
+from distill.runs.describe import environment, measure_facts
+from distill.runs.parts import to_json
 from distill.runs.setup import choose_precision
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import configure_logging
@@ -109,7 +110,7 @@ def _score(config: Config, task: Task, models: Sequence[Located], backend: Backe
             )
         evaluator = _evaluator(config, task, group, sets, backend)
         notes += [line for line in left_out if line not in notes]
-        measures |= measures_block(evaluator.measures)
+        measures |= to_json(measure_facts(evaluator.measures))
         _score_group(config, task, group, number, evaluator, sets, backend)
         comparisons += _compare(group, evaluator, sets)
         names = tuple(each.name for each in group.found)
@@ -118,7 +119,7 @@ def _score(config: Config, task: Task, models: Sequence[Located], backend: Backe
     notes += _notes(groups, measures, config)
     order = [TEACHER, *(model.name for model in models)]
     found = sorted((each for group in groups for each in group.found), key=lambda each: order.index(each.name))
-    about = environment(backend.device)
+    about = to_json(environment(backend.device))
     return Scores(
         config.objective.task, tuple(found), tuple(vocabularies), measures, tuple(comparisons), tuple(notes), "", about
     )

@@ -13,9 +13,9 @@ import yaml
 
 from distill.config.flat_settings import flatten
 from distill.config.sweep.index import FAILED, INDEX, SweepIndex
+from distill.runs.results_file import read_results
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.jsonl import read_lines
-from distill.runtime.results_file import STUDENT_FILES, read_results
 
 FINISHED = "finished"
 READS_TEXT = ("model", "normalizer", "pre_tokenizer")  # the parts of tokenizer.json that make tokens of text
@@ -121,7 +121,7 @@ def read_run(folder: Path, entry: dict[str, Any]) -> Run:
     """
     run = Run(folder, settings=_settings(folder))
     try:
-        run.results = read_results(folder / "results.json")
+        run.results = read_results(folder / "results.json").to_json()
         run.vocabulary = vocabulary_of(folder, run.results)
     except FileNotFoundError:
         run.status = _progress(folder, entry)
@@ -169,7 +169,7 @@ def vocabulary_of(folder: Path, results: dict[str, Any]) -> str | None:
         parts = json.dumps([content[part] for part in READS_TEXT], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        recorded: str | None = (results.get(STUDENT_FILES) or {}).get(file.name)
+        recorded: str | None = (results.get("student_files") or {}).get(file.name)
         return recorded
 
 

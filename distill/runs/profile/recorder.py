@@ -1,7 +1,6 @@
 """Records one rank while it trains: what the loop and its loader call, with a thread that samples the machine."""
 
 import json
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -16,11 +15,12 @@ from distill.config.profile import ProfileConfig
 from distill.runs.profile.loader import LoaderClock
 from distill.runs.profile.phases import PHASES, phases_on
 from distill.runs.profile.record import RankProfile
-from distill.runs.profile.sampler import Sampler
+from distill.runs.profile.sampler import INTERVAL, Sampler
 from distill.runs.profile.trace import Trace
 
 MOST_STEPS = 4096  # the newest ones stay, one by one; of all of them there are sums
 UNTYPICAL_STEPS = 3  # at the start: they compile, or touch their memory for the first time
+TRACE_AFTER = 4  # steps of this start of the run
 FOLDER = "profile"  # in that of the run
 
 Window = TypeVar("Window")
@@ -30,9 +30,7 @@ class Rank(Protocol):
     """What is read of the backend."""
 
     rank: int
-    local_size: int
     device: torch.device
-    exchange_seconds: float
 
 
 class Unprofiled:
@@ -61,16 +59,14 @@ class Recorder:
         """`micro_batches`: of a step."""
         self.settings, self.folder, self._backend = settings, run_folder / FOLDER, backend
         trace_path = self.folder / f"trace-rank-{backend.rank}.json.gz"
-        self.trace = Trace(trace_path, settings.trace_after, settings.trace_steps, micro_batches, backend.device)
-        self._loader, self._sampler = LoaderClock(), Sampler(settings.interval, backend.device)
+        self.trace = Trace(trace_path, TRACE_AFTER, settings.trace_steps, micro_batches, backend.device)
+        self._loader, self._sampler = LoaderClock(), Sampler(INTERVAL, backend.device)
         self._steps: deque[list[float]] = deque(maxlen=MOST_STEPS)
-        self._exchanges: deque[float] = deque(maxlen=MOST_STEPS)
         self._totals, self._number = [0.0] * len(PHASES), 0
 
     def __enter__(self) -> Self:
         self._sampler.start()
         self._phases = phases_on(self._backend.device)
-        self._exchanged = self._backend.exchange_seconds
         self.trace.before_step(0)
         return self
 
@@ -98,9 +94,6 @@ class Recorder:
     def end_step(self) -> bool:
         """A step has ended; whether the run is to end with it (`profile.stop_after`)."""
         self._phases.end_step()
-        now = self._backend.exchange_seconds
-        self._exchanges.append(now - self._exchanged)
-        self._exchanged = now
         self._number += 1
         self._take()
         self.trace.before_step(self._number)
@@ -108,29 +101,19 @@ class Recorder:
 
     def record(self) -> RankProfile:
         """What is known by now."""
-        backend, count = self._backend, len(self._steps)
-        first = self._number - count
-        left_out = {*range(UNTYPICAL_STEPS), *self.trace.steps, self.trace.steps.stop} if self.trace.steps else set()
-        left_out |= {*range(UNTYPICAL_STEPS)}
+        first = self._number - len(self._steps)
+        left_out = {*range(UNTYPICAL_STEPS), *self.trace.steps} | (
+            {self.trace.steps.stop} if self.trace.steps else set()
+        )
         return RankProfile(
-            rank=backend.rank,
+            rank=self._backend.rank,
             host=socket.gethostname(),
-            device=str(backend.device),
-            cores=self._sampler.cores,
-            host_cores=os.cpu_count() or 0,
-            threads=torch.get_num_threads(),
-            threads_of_core=self._sampler.threads_of_core,
-            local_ranks=backend.local_size,
             steps=[[round(seconds, 6) for seconds in step] for step in self._steps],
-            exchanges=[round(seconds, 6) for seconds in list(self._exchanges)[:count]],
-            left_out=sorted(number - first for number in left_out if first <= number < first + count),
+            left_out=sorted(number - first for number in left_out if first <= number < self._number),
             totals=dict(zip(PHASES, self._totals, strict=True)),
             num_steps=self._number,
             loader=self._loader.times,
             samples=self._sampler.series(),
-            energy=self._sampler.energy(),
-            notes=self._sampler.notes,
-            retries=self._sampler.retries(),
         )
 
     def _take(self) -> None:

@@ -1,0 +1,110 @@
+"""What is said of a run in words before it trains: the banner at its start, and notes for its report."""
+
+from typing import Any
+
+from distill.config.settings import Config, OptimizerConfig
+from distill.data.batches import Batches
+from distill.data.duplicates import described
+from distill.data.tokens import Tokens
+from distill.models.load import size
+from distill.optim.schedule import ENDLESS, total_steps
+from distill.optim.updates import peak_lr
+from distill.runs.facts import TeacherCache
+from distill.runtime.version import __version__
+from distill.teacher.members import settings_by_member
+
+PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
+BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_twin")  # recipes of which that is true
+
+
+def notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> list[str]:
+    """Notes for the report besides corpus, teacher and scale, which it names itself.
+
+    Args:
+        needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
+    """
+    lines = [PAPER] if config.scale == "embedded" and recipe in BENCHMARK else []
+    for name, own in settings_by_member(config).items() if needs_teacher else ():
+        if own.precision.teacher == "int8":
+            lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
+    skipped = tokens.unread.skipped
+    if skipped:
+        lines.append(f"{len(skipped)} files could not be read and were skipped: {', '.join(skipped[:5])}.")
+    if tokens.unread.bad:
+        lines.append(f"The preparation of the corpus {tokens.unread.bad_line()}.")
+    if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
+        lines.append(f"Duplicates: {described(tokens.duplicates)}.")
+    return lines
+
+
+def whose(name: str) -> str:
+    """The genitive of a teacher by its name among several, or of the only one."""
+    return f"the teacher {name}'s" if name else "the teacher's"
+
+
+def cache_note(cache: TeacherCache, name: str) -> str:
+    """A note for the report on soft targets that were read from a cache of the teacher with this name."""
+    size = f"({cache.bytes_per_token:.1f} bytes a token, {cache.bytes / 1e6:,.1f} MB)"
+    most = (
+        f"{cache.top_k} most probable tokens at each position, which hold {cache.kept_mass:.1%} of its "
+        "probability at the temperature"
+    )
+    if cache.sampled is None:
+        return f"Soft targets were read from a cache of {whose(name)} {most}; all others share one entry {size}."
+    power = "" if cache.exponent == 1 else f" to the power {cache.exponent:g}, and weighted"
+    whom = f"{whose(name)} {most}, and of {cache.sampled} draws from all others"
+    if not cache.top_k:
+        whom = f"{cache.sampled} draws from {whose(name)} distribution at each position, at the temperature"
+    return (
+        f"Soft targets were read from a cache of {whom} (by probability{power}), which estimate that distribution "
+        f"without bias {size}."
+    )
+
+
+def banner(
+    config: Config,
+    recipe: str,
+    tokens: Tokens,
+    batches: Batches,
+    models: dict[str, Any],
+    teacher_name: str,
+    notes: list[str],
+) -> str:
+    """The lines shown before training starts."""
+    steps = total_steps(config.train, batches.steps_per_epoch)
+    length = batches.rows.shape[1]
+    sizes = ", ".join(f"{name} {size(model)[0]:,} parameters" for name, model in models.items() if model is not None)
+    end = f"{steps:,} steps" if steps < ENDLESS else f"{config.train.minutes} minutes"
+    return "\n".join(
+        [
+            f"distill {__version__}: {recipe}",
+            f"  corpus   {tokens.name}",
+            f"  teacher  {teacher_name or 'none'}",
+            f"  scale    {config.scale}",
+            f"  models   {sizes}",
+            f"  rows     {len(batches.order):,} of {length} tokens from {tokens.documents:,} documents",
+            f"  steps    {_rows_of_a_step(batches)} = "
+            f"{batches.rows_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
+            *_rate(config.optimizer, batches.rows_per_step),
+            *(f"  {note}" for note in notes),
+        ]
+    )
+
+
+def _rows_of_a_step(batches: Batches) -> str:
+    """What a step consists of; with `train.rows_per_step` the micro-batches follow from the rows, and may be uneven."""
+    if batches.step_rows is None:
+        return f"{batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks"
+    return (
+        f"{batches.step_rows:,} rows (train.rows_per_step; train.accumulate is not read) in "
+        f"{batches.micro_batches} micro-batches of at most {batches.batch_size} on each of {batches.size} ranks"
+    )
+
+
+def _rate(settings: OptimizerConfig, rows: int) -> list[str]:
+    """How the learning rate comes from the rows of a step, where it does."""
+    if settings.scale_lr == "none":
+        return []
+    share = f"{rows:,} / {settings.base_batch:,} rows"
+    growth = f"sqrt({share})" if settings.scale_lr == "sqrt" else share
+    return [f"  rate     {settings.lr:g} x {growth} = {peak_lr(settings, rows):g}"]

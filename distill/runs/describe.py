@@ -1,0 +1,283 @@
+"""What there is to record of the parts of a run: its corpus, models, objective, ranks and machine."""
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, fields
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+import transformers
+
+from distill.config.component import Component
+from distill.config.folders import HERE
+from distill.config.ramp import Ramp
+from distill.config.settings import Config
+from distill.data.batches import Batches
+from distill.data.mixture import Mixture
+from distill.data.tokens import Tokens
+from distill.distributed import Backend
+from distill.distributed.shard import plain_class
+from distill.evaluation.measures import Measure
+from distill.models.layer_choice import AUTO, choose_layers
+from distill.models.load import size
+from distill.objective.objective import Objective
+from distill.optim.updates import peak_lr
+from distill.runs import facts
+from distill.runs.banner import cache_note
+from distill.runs.checkpoint import State
+from distill.runs.pair import Models
+from distill.runs.parts import from_json, to_json
+from distill.runs.record import Record
+from distill.runtime.version import __version__
+from distill.tasks import Prepared
+from distill.teacher.cache import Cache
+from distill.teacher.members import title_of
+
+AnyModel = TypeVar("AnyModel", bound=facts.Model)
+
+
+def describe(
+    config: Config,
+    models: Models,
+    caches: dict[str, Cache],
+    text: Prepared,
+    objective: Objective,
+    measures: list[Measure],
+    backend: Backend,
+) -> Record:
+    """The record of a run that is about to train: all but its name, what it does from now on, and its scores."""
+    return Record(
+        notes=[cache_note(cache_facts(cache), name) for name, cache in caches.items()],
+        scale=config.scale,
+        corpus=corpus_facts(text.tokens, text.batches),
+        teacher=teacher_facts(models, caches) if objective.needs_teacher and models.teachers else None,
+        student=student_facts(config, models),
+        objective=objective_facts(objective),
+        optimizer=optimizer_facts(config, text.batches),
+        measures=measure_facts(measures),
+        precision=asdict(config.precision),
+        backend=backend_facts(backend, config, text.batches),
+        environment=environment(backend.device),
+        history_by="epoch" if config.evaluate.every_steps is None else "step",
+    )
+
+
+def model_facts(kind: type[AnyModel], name: str, model: Any) -> AnyModel:
+    """A model without scores."""
+    parameters, num_bytes = size(model)
+    return kind(name=name, parameters=parameters, bytes=num_bytes)
+
+
+def teacher_facts(models: Models, caches: dict[str, Cache]) -> facts.Teacher:
+    """The only teacher, or what several are together; `caches` by the name of a member, which the only one lacks."""
+    whole = model_facts(facts.Teacher, title_of(models.teachers), models.teacher)
+    for member in models.teachers:
+        described = whole
+        if member.name:
+            described = whole.members[member.name] = model_facts(facts.Teacher, member.title, member.model)
+        described.cache = cache_facts(caches[member.name]) if member.name in caches else None
+    return whole
+
+
+def student_facts(config: Config, models: Models) -> facts.Student:
+    student = model_facts(facts.Student, plain_class(models.student).__name__, models.student)
+    make = config.student.custom
+    call = None if make is None else call_of(make, config.corpus.tokens.sequence_length)
+    student.origin = origin_of(models.student, None if make is None else make.path, models.kind.causal, call)
+    student.start = _start(config, models)
+    return student
+
+
+def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> facts.Origin:
+    """What there is to know of a student to load it again.
+
+    Args:
+        made_by: the import path of the callable that made it; None: transformers.
+    """
+    kind = plain_class(model)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return facts.Origin(name, made_by, causal, hasattr(model, "save_pretrained"), call)
+
+
+def call_of(make: Component, length: int) -> str:
+    """The arguments of the callable that made a student, as its model card writes them behind a line with `tokenizer`.
+
+    Args:
+        length: tokens of a sequence. A teacher cannot be written down and stands as `...`.
+    """
+    context = {"teacher": "...", "tokenizer": "tokenizer", "sequence_length": str(length)}
+    _, arguments = make.bind(**context)
+    return ", ".join(f"{name}={context[name] if name in context else repr(value)}" for name, value in arguments.items())
+
+
+def _start(config: Config, models: Models) -> facts.Start:
+    """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
+    settings = config.student
+    start = facts.Start(kind=settings.kind, source=settings.path)
+    if settings.kind == "layers":
+        first = models.teachers[0]
+        start.source = first.title
+        if settings.layers != AUTO:  # else nobody knows any more
+            available = first.model.config.num_hidden_layers
+            start.layers = choose_layers(settings.layers, settings.num_layers, available)
+        if models.layer_search:
+            start.search = from_json(facts.LayerSearch, to_json(models.layer_search))
+    return start
+
+
+def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
+    unread, order = tokens.unread, batches.order
+    return facts.Corpus(
+        name=tokens.name,
+        documents=tokens.documents,
+        tokens=tokens.tokens,
+        sequences=len(batches.rows),
+        sequence_length=batches.rows.shape[1],
+        skipped=unread.skipped,
+        records=unread.records,
+        invalid=unread.bad,
+        first_invalid=unread.first_bad,
+        duplicates=tokens.duplicates or {},
+        sources=_sources(tokens, order) if isinstance(order, Mixture) else {},
+        preparation=facts.Preparation(tokens.seconds, tokens.tokens / tokens.seconds if tokens.seconds else None),
+    )
+
+
+def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:
+    """The sources of a mixture: what there is of each, and its fraction of the sequences that are fed."""
+    counts = zip(tokens.sources.items(), order.quotas, order.sizes, strict=True)
+    return {
+        name: facts.Source(source.name, float(quota / len(order)), source.documents, source.tokens, int(sequences))
+        for (name, source), quota, sequences in counts
+    }
+
+
+def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]) -> facts.Training:
+    """What has been trained so far.
+
+    Args:
+        history: the lines of history.jsonl.
+    """
+    return facts.Training(
+        steps=state.step,
+        epochs=state.step / batches.steps_per_epoch,
+        tokens=state.tokens,
+        seconds=state.seconds,
+        tokens_per_second=state.tokens / max(state.seconds, 1e-9),
+        threads=batches.threads,
+        final_loss=history[-1]["loss"] if history else {},
+        skipped_steps=state.skipped,
+        overflow_steps=state.overflows,
+        sources={
+            name: facts.Fed(fed.rows, fed.tokens, fed.passes) for name, fed in batches.sources_fed(state.step).items()
+        },
+    )
+
+
+def data_wait(metrics: list[dict[str, Any]]) -> float | None:
+    """Fraction of the training time that went by waiting for batches: `data_wait` weighted by the time it stands for.
+
+    Args:
+        metrics: the lines of metrics.jsonl.
+    """
+    ends = [0.0, *(line["seconds"] for line in metrics)]
+    if ends[-1] <= 0:
+        return None
+    waited = [line["data_wait"] * (end - begin) for line, (begin, end) in zip(metrics, pairwise(ends), strict=True)]
+    return float(sum(waited) / ends[-1])
+
+
+def objective_facts(objective: Objective) -> facts.Objective:
+    """The loss terms by name, as the report calls them."""
+    return facts.Objective(
+        kernel="plain" if objective.plain else "fused, compiled" if objective.compiled else "fused",
+        terms={
+            name: facts.Term(
+                title=term.title or name,
+                weight=_scheduled(objective.scheduled_weights[name]),
+                temperature=_scheduled(objective.temperatures.get(name)),
+            )
+            for name, term in objective.terms.items()
+        },
+    )
+
+
+def _scheduled(value: float | Ramp | None) -> facts.Scheduled | float | None:
+    return facts.Scheduled(value.start, value.end, value.shape.value) if isinstance(value, Ramp) else value
+
+
+def optimizer_facts(config: Config, batches: Batches) -> facts.Optimizer:
+    settings = config.optimizer
+    return facts.Optimizer(
+        name=settings.make.path.rpartition(".")[2],
+        peak_lr=peak_lr(settings, batches.rows_per_step),
+        lr=settings.lr,
+        scale_lr=settings.scale_lr,
+        base_batch=settings.base_batch,
+        sequences_per_step=batches.rows_per_step,
+    )
+
+
+def measure_facts(measures: list[Measure]) -> dict[str, facts.Measure]:
+    """What is measured, as the report calls it."""
+    return {
+        measure.name: facts.Measure(measure.title, measure.explanation, measure.lower_is_better) for measure in measures
+    }
+
+
+def backend_facts(backend: Backend, config: Config, batches: Batches, syncs: int | None = None) -> facts.Backend:
+    return facts.Backend(
+        name=backend.name,
+        ranks=backend.size,
+        collective=config.backend.collective,
+        rings=facts.Rings(config.backend.rings, backend.rings, backend.engine),
+        accumulate=batches.micro_batches,
+        batch_size=batches.batch_size,
+        sequences_per_step=batches.rows_per_step,
+        syncs=syncs,
+        collectives=backend.num_collectives,
+        bytes_sent=backend.bytes_sent,
+    )
+
+
+def cache_facts(cache: Cache) -> facts.TeacherCache:
+    known = {each.name for each in fields(facts.TeacherCache)}
+    return facts.TeacherCache(**{name: value for name, value in cache.facts().items() if name in known})
+
+
+def environment(device: torch.device) -> facts.Environment:
+    return facts.Environment(
+        python=sys.version.split()[0],
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        distill=__version__,
+        device=device_name(device),
+        cpu_count=len(os.sched_getaffinity(0)),
+        platform=platform.platform(),
+        git_revision=_git_revision(),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """What computes: the kind of device and, in parentheses, which one it is."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return f"{device.type} ({name})"
+
+
+def _git_revision() -> str | None:
+    """Of the project's own checkout; None in an installed package."""
+    if not (HERE.parent / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(HERE.parent), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

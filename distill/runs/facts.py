@@ -1,0 +1,365 @@
+"""What a record is made of: the facts of a corpus, of models and their scores, of training, machine and profile.
+
+A value that is not known, or not yet, is None.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from distill.runs.parts import from_json, stored
+
+Scores = dict[str, dict[str, float | None]]  # by measure and evaluation set
+
+
+@dataclass
+class Preparation:
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+
+
+@dataclass
+class Source:
+    """One source of a mixture; `weight` is its fraction of the sequences that are fed."""
+
+    name: str | None = None
+    weight: float | None = None
+    documents: int | None = None
+    tokens: int | None = None
+    sequences: int | None = field(default=None, metadata=stored("rows"))
+
+
+@dataclass
+class Corpus:
+    """The text: how much there is of it, and what of it could not be read or stands there twice."""
+
+    name: str | None = None
+    documents: int | None = None
+    tokens: int | None = None
+    sequences: int | None = field(default=None, metadata=stored("rows"))
+    sequence_length: int | None = None
+    skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
+    records: int | None = None
+    invalid: int | None = field(default=None, metadata=stored("bad"))
+    first_invalid: list[str] = field(default_factory=list, metadata=stored("first_bad"))
+    duplicates: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
+    sources: dict[str, Source] = field(default_factory=dict, metadata=stored(sparse=True))
+    preparation: Preparation = field(default_factory=Preparation)
+
+
+@dataclass
+class TeacherCache:
+    """What a cache of soft targets holds; `kept_mass` is the mean probability of the entries that are kept exactly."""
+
+    key: str = ""
+    top_k: int = 0
+    sampled: int | None = field(default=None, metadata=stored(sparse=True))
+    exponent: float | None = field(default=None, metadata=stored(sparse=True))
+    sample_seed: int | None = field(default=None, metadata=stored(sparse=True))
+    positions: int = 0
+    bytes: int = 0
+    bytes_per_token: float = 0.0
+    kept_mass: float | None = None
+    seconds: float | None = None
+    precision: str | None = None
+
+
+@dataclass
+class Model:
+    """A model and its scores."""
+
+    name: str | None = None
+    parameters: int | None = None
+    bytes: int | None = None
+    tokens_per_second: float | None = None
+    scores: Scores = field(default_factory=dict, metadata=stored("*"))
+
+    def score(self, measure: str, data: str) -> float | None:
+        return (self.scores.get(measure) or {}).get(data)
+
+
+@dataclass
+class Teacher(Model):
+    """The teacher, or what several are together; these are the members."""
+
+    members: "dict[str, Teacher]" = field(default_factory=dict, metadata=stored(sparse=True))
+    cache: TeacherCache | None = field(default=None, metadata=stored(sparse=True))
+
+
+@dataclass
+class Origin:
+    """Where a student's class comes from."""
+
+    model_class: str = ""  # package.module.Name
+    made_by: str | None = None  # the import path of the callable that made it; None: transformers
+    causal: bool = False
+    has_config: bool = True  # whether it was saved with a configuration, as transformers models are
+    call: str | None = None  # the arguments of that callable, as they are written; None: not known
+
+
+@dataclass
+class ChosenLayers:
+    """A choice of layers, the loss of the untrained student with it, and the rules that make that choice."""
+
+    layers: list[Any] = field(default_factory=list)  # numbers, and lists of those whose weights are averaged
+    loss: float | None = None
+    rules: list[str] = field(default_factory=list)
+
+
+@dataclass
+class LayerSearch:
+    """What `student.layers=auto` has found (`distill.runs.layer_search`)."""
+
+    layers: list[Any] = field(default_factory=list)
+    teacher: float | None = None
+    best: list[ChosenLayers] = field(default_factory=list)
+    by_rule: list[ChosenLayers] = field(default_factory=list)
+    tried: int | None = None
+    all_subsets: bool = False
+    sequences: int | None = field(default=None, metadata=stored("rows"))
+    perplexity: bool = False
+    seconds: float | None = None
+
+
+@dataclass
+class Start:
+    """What the student was before its first step."""
+
+    kind: str | None = None
+    source: str | None = field(default=None, metadata=stored("from"))
+    layers: list[Any] = field(default_factory=list, metadata=stored(sparse=True))
+    search: LayerSearch | None = field(default=None, metadata=stored(sparse=True))
+
+
+@dataclass
+class Student(Model):
+    origin: Origin | None = None
+    start: Start = field(default_factory=Start)
+
+
+@dataclass
+class Term:
+    """A loss term; a weight or a temperature that changes over the run is a `Scheduled`."""
+
+    title: str = ""
+    weight: "Scheduled | float | None" = None
+    temperature: "Scheduled | float | None" = field(default=None, metadata=stored(sparse=True))
+
+
+@dataclass
+class Scheduled:
+    start: float = 0.0
+    end: float = 0.0
+    shape: str = "linear"
+
+
+@dataclass
+class Objective:
+    kernel: str | None = None
+    terms: dict[str, Term] = field(default_factory=dict)
+
+
+@dataclass
+class Optimizer:
+    """The optimizer, and the learning rate of which the schedule takes a fraction."""
+
+    name: str | None = None
+    peak_lr: float | None = None
+    lr: float | None = None
+    scale_lr: str | None = None
+    base_batch: int | None = None
+    sequences_per_step: int | None = field(default=None, metadata=stored("rows_per_step"))
+
+
+@dataclass
+class Measure:
+    title: str = ""
+    explanation: str = ""
+    lower_is_better: bool = True
+
+
+@dataclass
+class EvaluationSet:
+    name: str | None = None
+    description: str | None = None
+    documents: int | None = None
+    sequences: int | None = field(default=None, metadata=stored("rows"))
+    tokens: int | None = None
+    positions: int | None = None
+    pseudo_positions: int | None = None
+
+
+@dataclass
+class Agreement:
+    """How often the student's first choice is the teacher's, and the mean KL divergence from the teacher in nats."""
+
+    top1: float | None = None
+    kl: float | None = None
+
+
+@dataclass
+class HistoryPoint:
+    """The mean losses since the point before, and the student's scores."""
+
+    epoch: float | None = None
+    step: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    loss: dict[str, float | None] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict, metadata=stored("*"))
+
+    def score(self, measure: str, data: str) -> float | None:
+        return (self.scores.get(measure) or {}).get(data)
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> "HistoryPoint":
+        """A line of history.jsonl."""
+        return from_json(cls, line)
+
+
+@dataclass
+class CurvePoint:
+    step: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    score: float | None = None
+
+
+@dataclass
+class LearningCurve:
+    """Scores on a few sequences while the student trains; `teacher` is the teacher's score on the same."""
+
+    measure: str = ""
+    data: str = field(default="", metadata=stored("set"))
+    sequences: int | None = field(default=None, metadata=stored("rows"))
+    teacher: float | None = None
+    student: list[CurvePoint] = field(default_factory=list)
+
+
+@dataclass
+class Resampled:
+    """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.bootstrap`)."""
+
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    better: float | None = None
+    confidence: float | None = None
+    resamples: int | None = None
+    units: str = ""
+    num_units: int | None = None
+
+
+@dataclass
+class Baseline(Model):
+    """The same student, trained without a teacher in a run of its own; `remarks` say what else differs."""
+
+    folder: str | None = None
+    steps: int | None = None
+    history: list[HistoryPoint] = field(default_factory=list)
+    curve: LearningCurve | None = None
+    objective: Objective = field(default_factory=Objective)
+    remarks: list[str] = field(default_factory=list)
+    bootstrap: dict[str, dict[str, Resampled]] = field(default_factory=dict)
+
+
+@dataclass
+class Fed:
+    """What a source of a mixture has given to the run."""
+
+    sequences: int | None = field(default=None, metadata=stored("rows"))
+    tokens: float | None = None
+    passes: float | None = None
+
+
+@dataclass
+class Training:
+    steps: int | None = None
+    epochs: float | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    data_wait: float | None = None
+    threads: int | None = None
+    final_loss: dict[str, float | None] = field(default_factory=dict)
+    skipped_steps: int | None = None
+    overflow_steps: int | None = None
+    sources: dict[str, Fed] = field(default_factory=dict, metadata=stored(sparse=True))
+    ended_by: str | None = None
+    length: dict[str, float | None] | None = None  # the limits in epochs, steps and minutes
+    evaluation_seconds: float | None = None
+
+
+@dataclass
+class Rings:
+    asked: int | str | None = None  # a number, or `auto`
+    in_force: int | None = None
+    engine: str | None = None
+
+
+@dataclass
+class Backend:
+    """The ranks that the run ended with, and what each of them did in a step."""
+
+    name: str | None = None
+    ranks: int | None = None
+    collective: str | None = None
+    rings: Rings = field(default_factory=Rings)
+    accumulate: int | None = None
+    batch_size: int | None = None
+    sequences_per_step: int | None = field(default=None, metadata=stored("rows_per_step"))
+    syncs: int | None = None
+    collectives: int | None = None
+    bytes_sent: int | None = None
+
+
+@dataclass
+class Environment:
+    python: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    distill: str | None = None
+    device: str | None = None
+    cpu_count: int | None = None
+    platform: str | None = None
+    git_revision: str | None = None
+
+
+@dataclass
+class Finding:
+    """A bottleneck, the settings that change it, and how many times as fast the run should be then."""
+
+    rule: str = ""
+    lost: float = 0.0
+    sentence: str = ""
+    advice: str = ""
+    change: dict[str, Any] = field(default_factory=dict)
+    gain: float = 1.0
+    named: bool = False
+
+
+@dataclass
+class StepTimes:
+    """Seconds of the steps that are known one by one."""
+
+    mean: float | None = None
+    typical: float | None = None
+    median: float | None = None
+    p95: float | None = None
+    longest: float | None = None
+    steps: int | None = None
+
+
+@dataclass
+class Profile:
+    """Where the time went: seconds by phase, samples of the machine by name, kWh by part."""
+
+    conclusion: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    bottleneck: str | None = None
+    steps: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+    step_seconds: StepTimes | None = None
+    ranks: int | None = None
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    energy: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

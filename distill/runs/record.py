@@ -1,0 +1,150 @@
+"""The record of a run: what it was, what it did and what came of it, which grows until it is results.json.
+
+Everything that shows a run reads this and nothing else. A value that is not known, or not yet, is None, and a part
+without any is an empty one; only a model that a run does not have, and what hangs on it, is None as a whole.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from distill.runs.facts import (
+    Agreement,
+    Backend,
+    Baseline,
+    Corpus,
+    Environment,
+    EvaluationSet,
+    HistoryPoint,
+    LearningCurve,
+    Measure,
+    Model,
+    Objective,
+    Optimizer,
+    Profile,
+    Student,
+    Teacher,
+    Training,
+)
+from distill.runs.parts import from_json, stored, to_json
+from distill.runtime.errors import SettingError
+from distill.runtime.redaction import redacted
+
+VERSION = 1
+
+
+def _usual_measures() -> dict[str, Measure]:
+    """Of a record that does not name any."""
+    return {"perplexity": Measure("Perplexity"), "pseudo_perplexity": Measure("Pseudo-perplexity")}
+
+
+@dataclass
+class Record:
+    """A run.
+
+    Attributes:
+        identity, precision: settings by their names.
+        finished: whether the student is published.
+        history_by: what the history is shown by, `epoch` or `step`.
+        student_files: SHA-256 of the files in student/, by name.
+        snapshot: the step after which a student was kept that this describes; None of a whole run.
+    """
+
+    version: int = VERSION
+    recipe: str | None = None
+    command: str | None = None
+    notes: list[str] = field(default_factory=list)
+    identity: dict[str, Any] = field(default_factory=dict)
+    scale: str | None = None
+    finished: bool = False
+    corpus: Corpus = field(default_factory=Corpus)
+    teacher: Teacher | None = None
+    student: Student | None = None
+    baseline: Baseline | None = field(default=None, metadata=stored("twin"))
+    agreement: dict[str, Agreement] | None = None
+    evaluation: dict[str, EvaluationSet] = field(default_factory=dict)
+    objective: Objective = field(default_factory=Objective)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    measures: dict[str, Measure] = field(default_factory=_usual_measures)
+    training: Training = field(default_factory=Training)
+    precision: dict[str, Any] = field(default_factory=dict)
+    backend: Backend = field(default_factory=Backend)
+    environment: Environment = field(default_factory=Environment)
+    history_by: str = "epoch"
+    history: list[HistoryPoint] = field(default_factory=list)
+    curve: LearningCurve | None = None
+    snapshots: list[int] = field(default_factory=list, metadata=stored("milestones"))
+    snapshot: int | None = field(default=None, metadata=stored("milestone", sparse=True))
+    profile: Profile | None = None
+    student_files: dict[str, str] = field(default_factory=dict, metadata=stored(sparse=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """What results.json holds."""
+        content: dict[str, Any] = to_json(self)
+        return content
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Record":
+        """The record that `to_json`, or an earlier release, has written.
+
+        Raises:
+            SettingError: a value is of another kind than there belongs, or a later release wrote it.
+        """
+        version = content.get("version", 0)  # earlier releases wrote none
+        if isinstance(version, int) and version > VERSION:
+            raise SettingError(f"version={version} is of a later release, which alone can read it")
+        try:
+            record = from_json(cls, {**content, "version": VERSION})
+        except ValueError as error:
+            raise SettingError(str(error)) from None
+        for name, measure in record.measures.items():
+            measure.title = measure.title or name
+        record.measures = record.measures or _usual_measures()
+        return record
+
+    def redacted(self) -> "Record":
+        """The same without secrets in its texts."""
+        return Record.from_json(redacted(self.to_json()))
+
+    def with_history(self, lines: list[dict[str, Any]]) -> "Record":
+        """The same with these lines of history.jsonl."""
+        return replace(self, history=[HistoryPoint.of(line) for line in lines])
+
+    def models(self) -> dict[str, Model]:
+        """Teacher, student and baseline, as far as there are, by the names that figures and tables give them."""
+        named: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "twin": self.baseline}
+        return {name: model for name, model in named.items() if model is not None}
+
+    def label_of(self, data: str) -> str:
+        """What an evaluation set is called in the report."""
+        return (self.evaluation.get(data) or EvaluationSet()).name or data
+
+    def is_scored(self, data: str) -> bool:
+        """Whether an evaluation set has positions to score, as far as is known; without any its scores mean nothing."""
+        return (self.evaluation.get(data) or EvaluationSet()).positions != 0
+
+    def sets_of(self, measure: str) -> list[str]:
+        """Evaluation sets for which any model or point of the history has a number, in the order of `evaluation`.
+
+        One without a scored position has none, whatever stands there.
+        """
+        scored = [*(model.scores for model in self.models().values()), *(point.scores for point in self.history)]
+        values = [of.get(measure) or {} for of in scored]
+        names = [name for by_set in values for name, value in by_set.items() if value is not None]
+        order = list(self.evaluation)
+        named = [name for name in dict.fromkeys(names) if self.is_scored(name)]
+        return sorted(named, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def term_titles(*parts: Record | Baseline) -> dict[str, str]:
+    """Title by name of every loss term of these, the weighted total first.
+
+    Terms that an objective does not describe are those that its history has losses of.
+    """
+    titles = {"total": "Total"}
+    for part in parts:
+        for name, term in part.objective.terms.items():
+            titles.setdefault(name, term.title or name)
+        for point in part.history:
+            for name in point.loss:
+                titles.setdefault(name, name)
+    return titles

@@ -1,0 +1,71 @@
+"""results.json: the record of a finished run, written whole with a digest, and read back only as it was written."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from distill.runs.record import Record
+from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.files import atomic
+from distill.runtime.jsonl import without_nan
+from distill.runtime.manifest import check_digests, digests
+
+NAME = "results.json"
+DIGEST = "sha256"  # of all else in the file
+
+
+def write_results(path: Path, record: Record) -> None:
+    """Write results.json at once: a folder that holds it is a finished run."""
+    content = without_nan(record.to_json())
+    with atomic(path) as new:
+        new.write_text(json.dumps(content | {DIGEST: _digest(content)}, indent=1, allow_nan=False), encoding="utf-8")
+
+
+def read_results(path: Path) -> Record:
+    """The record in results.json.
+
+    One of an older release has no digest, nor digests of the student, and is read as it is.
+
+    Raises:
+        FileNotFoundError: there is none.
+        Damaged: it is not as it was written.
+    """
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(path, f"{type(error).__name__}: {error}") from None
+    if not isinstance(content, dict):
+        raise Damaged(path, "it holds no JSON object")
+    digest = content.pop(DIGEST, None)
+    if (digest is not None or "student_files" in content) and digest != _digest(content):
+        raise Damaged(path, "its content is not as it was written: its SHA-256 is another")
+    try:
+        return Record.from_json(content)
+    except SettingError as error:
+        raise Damaged(path, str(error)) from None
+
+
+def read_run(folder: Path, setting: str) -> Record:
+    """The record of the finished run in a folder. Raises SettingError, naming `setting`, where there is none."""
+    try:
+        return read_results(folder.expanduser() / NAME)
+    except (OSError, SettingError) as error:
+        raise SettingError(f"{setting}={folder} is no finished run: {error}") from None
+
+
+def student_digests(folder: Path) -> dict[str, str]:
+    """What the record keeps of the student of the run in `folder`: the digests of its files but for the README."""
+    student = folder / "student"
+    return digests(student, [path.name for path in student.iterdir() if path.is_file() and path.suffix != ".md"])
+
+
+def check_student(folder: Path, record: Record) -> None:
+    """Raises Damaged where the student of a finished run is no longer as its record says, as far as that says so."""
+    check_digests(folder / "student", record.student_files)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,1 +1,0 @@
-"""Short trials of the settings that make a run faster and leave its student as it is."""

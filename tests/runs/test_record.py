@@ -1,0 +1,87 @@
+"""The record of a run: it is read as it was written, earlier results open, anything else is refused in one line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample import sample_results
+
+from distill.runs.facts import Scheduled
+from distill.runs.record import VERSION, Record
+from distill.runs.results_file import read_results, read_run, write_results
+from distill.runtime.errors import Damaged, SettingError
+
+EARLIER = Path(__file__).parent / "results_without_version.json"  # as a run has left it before records had versions
+
+
+def is_within(part: Any, whole: Any) -> bool:
+    """Whether all that `part` holds stands in `whole`, too."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(key in whole and is_within(of, whole[key]) for key, of in part.items())
+    if isinstance(part, list):
+        return len(part) == len(whole) and all(is_within(*pair) for pair in zip(part, whole, strict=True))
+    return bool(part == whole)
+
+
+def test_results_of_a_release_without_versions_open_with_all_that_they_hold() -> None:
+    record = read_results(EARLIER)
+    content = json.loads(EARLIER.read_text())
+    del content["sha256"]
+    assert is_within(content, record.to_json())
+    assert record.version == VERSION and record.finished
+    assert record.student is not None and record.student.score("perplexity", "heldout") == 60.84267084987823
+    assert record.baseline is not None and record.baseline.bootstrap["perplexity"]["heldout"].num_units == 31
+    assert record.student.start.search is not None and record.student.start.search.tried == 6
+    assert [point.step for point in record.history] == [8, 16]
+
+
+@pytest.mark.parametrize("content", [{}, sample_results(), json.loads(EARLIER.read_text())])
+def test_a_record_is_read_as_it_was_written(content: dict[str, Any], tmp_path: Path) -> None:
+    record = Record.from_json(content)
+    write_results(tmp_path / "results.json", record)
+    assert read_results(tmp_path / "results.json") == record
+    assert json.loads((tmp_path / "results.json").read_text())["version"] == VERSION
+    assert Record.from_json(record.to_json()) == record and record.redacted() == record
+
+
+def test_a_weight_with_a_schedule_is_read_as_one() -> None:
+    weight = {"start": 1.0, "end": 0.0, "shape": "cosine"}
+    terms = {"soft": {"title": "Soft targets", "weight": weight}, "mlm": {"weight": 2}}
+    record = Record.from_json({"objective": {"kernel": "fused", "terms": terms}})
+    assert record.objective.terms["soft"].weight == Scheduled(1.0, 0.0, "cosine")
+    assert record.objective.terms["mlm"].weight == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ({"training": []}, "training is '[]' and not an object"),
+        ({"training": {"steps": "many"}}, "training.steps is 'many' and not of the type int"),
+        ({"training": {"steps": True}}, "training.steps is 'True' and not of the type int"),
+        ({"student": {"perplexity": {"books": "low"}}}, "student.perplexity.books is 'low' and not of the type float"),
+        ({"history": [{"step": 1}, {"loss": 3}]}, "history[1].loss is '3' and not an object"),
+        ({"evaluation": {"books": 3}}, "evaluation.books is '3' and not an object"),
+        ({"milestones": [1, None]}, "milestones[1] is 'None' and not of the type int"),
+        ({"version": VERSION + 1}, f"version={VERSION + 1} is of a later release, which alone can read it"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_in_one_line(content: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as error:
+        Record.from_json(content)
+    assert str(error.value) == line
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(Damaged, match=r"results\.json is damaged"):
+        read_results(tmp_path / "results.json")
+    with pytest.raises(SettingError, match=f"^RUN={tmp_path} is no finished run: ") as error:
+        read_run(tmp_path, "RUN")
+    assert error.value.status == 2 and "\n" not in str(error.value)
+
+
+def test_a_change_behind_its_back_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write_results(path, replace(read_results(EARLIER), recipe="mine"))
+    path.write_text(path.read_text().replace('"recipe": "mine"', '"recipe": "yours"'))
+    with pytest.raises(Damaged, match="its SHA-256 is another"):
+        read_results(path)
