@@ -4,7 +4,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, NewType, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
@@ -69,7 +69,7 @@ def split(
 
 def _plain(kind: Any) -> Any:
     """X of X | None."""
-    if isinstance(kind, types.UnionType):
+    if get_origin(kind) in (types.UnionType, Union):
         return next(each for each in get_args(kind) if each is not type(None))
     return kind
 

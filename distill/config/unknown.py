@@ -32,6 +32,8 @@ def explain(error: Exception) -> str:
     """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
     if (missing := getattr(error, "missing_cfg_file", None)) is not None:
         return _no_such_option(str(missing), list(getattr(error, "options", None) or []))
+    if isinstance(override := getattr(error, "override", None), str):
+        return f"{override} is not understood: write NAME=VALUE, and quotes around special signs, such as NAME='a, b'"
     chain: list[BaseException] = [error]
     while cause := chain[-1].__cause__:
         chain.append(cause)

@@ -61,7 +61,7 @@ def test_compression_and_shards_are_said_and_change_no_run(
         (["corpus.tokens=nowhere://a"], "corpus.tokens=nowhere://a"),
         (["corpus.shard_byte=1"], "corpus.shard_byte"),
         (["corpus.heldout=0.1,0.2"], "this command is about one run"),
-        (["corpus.heldout"], "missing EQUAL"),
+        (["corpus.heldout"], "corpus.heldout is not understood: write NAME=VALUE"),
         (["--multirun"], "this command is about one run"),
     ],
 )
