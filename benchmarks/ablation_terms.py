@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from distill.objective.terms.soft import Soft
-from distill.teacher.signal import Sparse
+from distill.teacher.distributions import Sparse
 
 
 class SoftAtShare(Soft):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from cluster import end_rank, ready
+from step import NoHistory
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from distill import distributed as backends
@@ -34,8 +35,9 @@ from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student
-from distill.teacher.signal import NoTeacher
-from distill.train import Training, train
+from distill.runs.step import StepResult
+from distill.teacher.output import NoTeacher
+from distill.train import Learner, Training, train
 
 VOCABULARY = 30000
 PAD, UNKNOWN, START, SEPARATOR, MASK, FIRST_WORD = range(6)
@@ -74,19 +76,16 @@ class Done(Exception):
     seconds: list[float] = field(default_factory=list)
 
 
-class Clock:
+class Clock(NoHistory):
     """An observer of `distill.train` that keeps the seconds of each step, and ends the loop after so many."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._ends = steps, [0.0]
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
-        self._ends.append(metrics["seconds"])
+    def after_step(self, state: State, result: StepResult) -> None:
+        self._ends.append(state.seconds)
         if len(self._ends) > self._steps:
             raise Done([end - begin for begin, end in zip(self._ends[:-1], self._ends[1:], strict=True)])
-
-    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
-        return None
 
 
 def make_model(shape: str, tokens: int) -> Any:
@@ -147,15 +146,15 @@ class Trainer:
     def run(self, job: Job) -> list[float]:
         """Seconds of each step of this rank, by the loop of a run, `distill.train.train`."""
         backend = self._backend_for(job)
-        training = Training(
-            self.trainable, NoTeacher(), make_batches(self.options, job, backend.rank, backend.size), self.objective,
-            self.optimizer, backend, State(),
-            TrainConfig(epochs=None, steps=job.steps + 1, save_every=job.steps + 1), Constant(),
-            self.settings, Checkpoints(self._nowhere, 1, {}), Clock(job.steps),
-        )  # fmt: skip
+        learner = Learner(self.trainable, self.optimizer, Constant(), self.settings)
+        batches = make_batches(self.options, job, backend.rank, backend.size)
+        length = TrainConfig(epochs=None, steps=job.steps + 1, save_every=job.steps + 1)
+        checkpoints = Checkpoints(self._nowhere, 1, {})
+        training = Training(learner, NoTeacher(), batches, backend, length, State(), checkpoints)
+        clock = Clock(job.steps)
         self.backend.barrier()
         try:
-            train(training)
+            train(training, self.objective, (clock,), clock)
         except Done as done:
             return done.seconds
         raise AssertionError("the loop ended before its clock")
@@ -167,7 +166,7 @@ class Trainer:
             alone.rank, alone.size = 0, 1
             return alone
         self.backend.rings = self.chosen_rings if job.rings == "auto" else int(job.rings)
-        self.backend.settings.compression = job.compression
+        self.backend.settings = self.backend.settings.changed(compression=job.compression)
         self.backend.zero_gradients()
         self.backend.sum_gradients()
         return self.backend

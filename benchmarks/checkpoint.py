@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import save, table, title
-from step import settings
+from step import NoHistory, settings
 from step_models import SHAPES, Shape, batches, make_student, make_teacher
 
 from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
@@ -28,7 +28,7 @@ from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student, setup_teacher
 from distill.runtime.threads import limit_spinning
 from distill.teacher.live import LiveTeacher
-from distill.train import Training, train
+from distill.train import Learner, Training, train
 
 DEFAULTS = TrainConfig()
 
@@ -50,16 +50,6 @@ class TimedCheckpoints(Checkpoints):
         self.saves.append(time.perf_counter() - began)
 
 
-class Silent:
-    """An observer of `distill.train` that reports nothing."""
-
-    def log_metrics(self, metrics: dict[str, float]) -> None:
-        return None
-
-    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
-        return None
-
-
 def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
     """Train `rounds` steps and one that warms up, of a micro-batch each; then read the newest checkpoint."""
     backend, precision, optimizer = Single(BackendConfig()), PrecisionConfig(), OptimizerConfig()
@@ -71,13 +61,10 @@ def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
     objective = build_objective(terms, config, precision, shape.vocabulary, 0, backend.device)
     trainable = setup_student(student, objective, precision, backend)
     checkpoints, made = TimedCheckpoints(folder), optim.build(trainable, optimizer)
-    train(
-        Training(
-            trainable, LiveTeacher(setup_teacher(teacher, precision, backend)), source, objective, made, backend,
-            State(), TrainConfig(epochs=None, steps=rounds + 1, save_every=1), Constant(), optimizer, checkpoints,
-            Silent(),
-        )
-    )  # fmt: skip
+    length, live = TrainConfig(epochs=None, steps=rounds + 1, save_every=1), setup_teacher(teacher, precision, backend)
+    learner = Learner(trainable, made, Constant(), optimizer)
+    run = Training(learner, LiveTeacher(live), source, backend, length, State(), checkpoints)
+    train(run, objective, (), NoHistory())
     newest = checkpoints.newest()
     assert newest is not None
     began = time.perf_counter()

@@ -144,7 +144,7 @@ def text_rates(folder: Path, counts: list[int], given: Path | None, megabytes: f
     """Text to rows of ids with the embedded teacher's tokenizer, once for every number of processes."""
     path = given or write_text(folder, megabytes)
     kind = "text" if given is None else "gutenberg"
-    _, tokenizer, _ = load_teacher(TeacherConfig("embedded"))
+    _, tokenizer, _ = load_teacher(TeacherConfig(kind="embedded"))
     assert tokenizer is not None
     results = []
     for workers in counts:

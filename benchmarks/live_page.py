@@ -17,7 +17,7 @@ from machine import save, table, title
 
 from distill import job
 from distill.__main__ import main as distill
-from distill.config.report import ReportConfig
+from distill.config.watch import ReportConfig
 from distill.report.live_run import RunPage
 
 

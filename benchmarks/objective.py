@@ -21,8 +21,10 @@ from torch.nn.functional import linear
 
 from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.blocks import NO_TARGET
-from distill.objective.fused import soft_and_mlm
+from distill.objective.kernel import NO_TARGET
+from distill.objective.terms.mlm import Mlm
+from distill.objective.terms.soft import Soft
+from distill.objective.vocabulary import ChunkedLosses
 
 TEMPERATURE = 2.0
 
@@ -93,15 +95,9 @@ class Problem:
         return soft / len(self.targets) + losses.mlm(student_logits, self.targets).sum() / 100
 
     def fused(self, compiled: bool) -> Tensor:
-        return soft_and_mlm(
-            self.student,
-            self.teacher,
-            self.targets,
-            soft_scale=1 / len(self.targets),
-            mlm_scale=1 / 100,
-            temperature=TEMPERATURE,
-            compiled=compiled,
-        )[0]
+        scales = torch.tensor([1 / len(self.targets), 1 / 100], device=self.targets.device)
+        losses_in_chunks = ChunkedLosses([Soft(TEMPERATURE), Mlm()], len(self.student.weight), compiled)
+        return losses_in_chunks(self.student, self.teacher, self.targets, scales)[0]
 
     def paths(self) -> dict[str, Callable[[], Tensor]]:
         return {"plain": self.plain, "fused": lambda: self.fused(False), "compiled": lambda: self.fused(True)}

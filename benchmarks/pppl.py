@@ -21,11 +21,17 @@ from machine import save, title
 from objective import matrix_rate, peak_bytes, timed
 from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding
 
-from distill.config.settings import BackendConfig, PrecisionConfig, PseudoPerplexityConfig, TeacherConfig
+from distill.config.settings import (
+    BackendConfig,
+    EvaluateConfig,
+    PrecisionConfig,
+    PseudoPerplexityConfig,
+    TeacherConfig,
+)
 from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
 from distill.evaluation.measures import Scoring
-from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+from distill.evaluation.measures.pseudo_perplexity import SinglePass
 from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel
@@ -34,6 +40,7 @@ from distill.models.teacher import load_teacher
 EMBEDDED_STUDENT = {"dim": 256, "n_heads": 4, "hidden_dim": 1024, "n_layers": 2}
 MINICONS_BATCHES = (4, 16, 64)  # at 64, its logits of rows of 128 take 1 GB where V is 30,522
 PRODUCTS = ("linear_pointwise", "mm", "addmm", "bmm", "mkl_linear", "attention_for_cpu")  # ends of operators' names
+NAME = "pseudo_perplexity"
 TOLERANCE = 1e-5  # relative, of the pseudo-perplexity
 
 
@@ -70,7 +77,7 @@ class Problem:
 
     def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
         torch.manual_seed(0)
-        teacher, self.tokenizer, _ = load_teacher(TeacherConfig("embedded"))
+        teacher, self.tokenizer, _ = load_teacher(TeacherConfig(kind="embedded"))
         assert teacher is not None and self.tokenizer is not None
         self.model = {
             "bert-base": lambda: random_model("bert"),
@@ -80,9 +87,12 @@ class Problem:
         self.model.eval()
         self.device, self.share = device, case.share
         self.vocab = self.model.config.vocab_size
+        # The measure reads as many logits as there are tokens.
+        self.tokenizer.add_tokens([f"[further {number}]" for number in range(self.vocab - len(self.tokenizer))])
         masks = masked_lm(MASKING, self.tokenizer, np.ones(self.vocab, np.int64))
-        scoring = Scoring(masks, self.vocab, batch_size, Single(BackendConfig(device=self.device)))
-        self.measure = PseudoPerplexity(scoring, PseudoPerplexityConfig(self.share, batch_size))
+        settings = EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(share=self.share, batch_size=batch_size))
+        scoring = Scoring(masks, self.tokenizer, settings, Single(BackendConfig(device=self.device)))
+        self.measure = SinglePass(scoring)
         random = np.random.default_rng(0)
         rows = random.choice(np.flatnonzero(masks.maskable), (case.rows, length)).astype(np.uint16)
         rows[:, 0], rows[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
@@ -107,7 +117,7 @@ class Problem:
         formats = PrecisionConfig(evaluate=precision)
         with torch.inference_mode():
             packed = pack_for_evaluation(self.model, formats, torch.device(self.device))
-            return self.measure.score(LanguageModel(packed, precision), self.data, lambda _: None)
+            return self.measure.score(LanguageModel(packed, precision), self.data, lambda _: None)[NAME]
 
     @cached_property
     def minicons_copies(self) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from machine import save, table, title
-from step import CallAfterStep, answer, start
+from step import CallAfterStep, NoHistory, answer, start
 from step_models import AfterStep, Shape, batches
 from transformers import AlbertConfig, AlbertForMaskedLM
 
@@ -32,8 +32,8 @@ from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student
 from distill.runtime.threads import limit_spinning
-from distill.teacher.signal import NoTeacher
-from distill.train import Training, train
+from distill.teacher.output import NoTeacher
+from distill.train import Learner, Training, train
 
 VOCABULARY = 30000
 # Layers, width, heads, width of the embeddings.
@@ -89,21 +89,19 @@ def serve(calls: Connection, rung: Rung, options: argparse.Namespace) -> None:
     def train_for(steps: int, after_step: AfterStep) -> None:
         layers, width, *_ = SIZES[options.size]
         shape = Shape(layers, layers, width, VOCABULARY, options.rows, options.tokens)
-        backend, config = Single(BackendConfig(device=options.device)), objective_config({"mlm": {"weight": 1.0}})
-        config.kernel = rung.kernel
+        backend = Single(BackendConfig(device=options.device))
+        config = objective_config({"mlm": {"weight": 1.0}, "kernel": rung.kernel})
         model, terms = make_model(options.size, options.tokens, backend.device), make_terms(config)
         fit_terms(terms, model, None)
         objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, backend.device)
         trainable = setup_student(model, objective, rung.precision, backend)
         with tempfile.TemporaryDirectory() as folder:
-            train(
-                Training(
-                    trainable, NoTeacher(), batches(shape, options.accumulate, steps), objective,
-                    optim.build(trainable, OptimizerConfig()), backend, State(),
-                    TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1), Constant(),
-                    OptimizerConfig(), Checkpoints(Path(folder), 1, {}), CallAfterStep(after_step),
-                )
-            )  # fmt: skip
+            optimizer = OptimizerConfig()
+            learner = Learner(trainable, optim.build(trainable, optimizer), Constant(), optimizer)
+            length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
+            source, checkpoints = batches(shape, options.accumulate, steps), Checkpoints(Path(folder), 1, {})
+            run = Training(learner, NoTeacher(), source, backend, length, State(), checkpoints)
+            train(run, objective, (CallAfterStep(after_step),), NoHistory())
 
     answer(calls, options, train_for)
 

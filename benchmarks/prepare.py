@@ -55,7 +55,7 @@ def packing_of(source: Source) -> Packing:
 
 
 def source_of(data: Path) -> Source:
-    source = find_source(SourceConfig("gutenberg", path=str(data)), "corpus", CacheConfig())
+    source = find_source(SourceConfig(kind="gutenberg", path=str(data)), "corpus", CacheConfig())
     assert source is not None
     return source
 

@@ -15,7 +15,7 @@ def main(data: str, packing: str, place: str, scratch: str, workers: str, shard_
     made = pickle.loads(Path(packing).read_bytes())
     print(time.time(), flush=True)
     cache = CacheConfig(workers=int(workers), shard_bytes=int(shard_bytes))
-    source = find_source(SourceConfig("gutenberg", path=data), "corpus", cache)
+    source = find_source(SourceConfig(kind="gutenberg", path=data), "corpus", cache)
     assert source is not None
     build(LocalFolder(place), "books", [source], made, cache, Path(scratch))
 

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from machine import save, table, title
 
 from distill.__main__ import main as distill
 from distill.runs import profiling
+from distill.runs.profile.phases import OTHER
 from distill.runs.profile.recorder import Recorder
 from distill.runs.profile.sampler import INTERVAL, Sampler
 
@@ -39,9 +39,8 @@ class InTurns(Recorder):
         timed = super().watch(prepare)
         return lambda step: timed(step) if self.on else prepare(step)
 
-    def enter(self, phase: str) -> None:
-        if self.on:
-            super().enter(phase)
+    def enter(self, phase: str) -> str:
+        return super().enter(phase) if self.on else OTHER
 
     def end_step(self) -> bool:
         if self.on:
@@ -74,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[bool, list[float]]:
 
     @contextlib.contextmanager
     def recorder(config: Any, path: Path, batches: Any, backend: Any) -> Iterator[InTurns]:
-        settings = replace(config.profile, trace_steps=0)
+        settings = config.profile.changed(trace_steps=0)
         with InTurns(settings, path, batches.micro_batches, backend) as each:
             made.append(each)
             yield each

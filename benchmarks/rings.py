@@ -44,7 +44,8 @@ def _exchanges(backend: Backend, numbers: list[int], megabytes: float, rounds: i
     times: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for number, compression in variants:
-            backend.rings, backend.settings.compression = number, compression
+            backend.rings = number
+            backend.settings = backend.settings.changed(compression=compression)
             taken = _seconds(backend)
             if turn:  # the first round opens connections
                 times.setdefault(f"{number}{' bf16' * (compression == 'bf16')}", []).append(taken)

@@ -40,10 +40,12 @@ from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.points import Points
 from distill.runs.setup import setup_student, setup_teacher
+from distill.runs.step import StepResult
 from distill.runtime.threads import limit_spinning
 from distill.teacher.live import LiveTeacher
-from distill.train import Training, train
+from distill.train import Learner, Training, train
 
 WARM_UP = 2  # steps
 
@@ -68,12 +70,18 @@ def variants(rows: str, device: torch.device, more: bool) -> list[Variant]:
 
 @dataclass
 class CallAfterStep:
-    """An observer of `distill.train` that reports nothing."""
+    """An observer of `distill.train` that calls something after each step."""
 
-    after_step: AfterStep
+    call: AfterStep
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
-        self.after_step()
+    def after_step(self, state: State, result: StepResult) -> None:
+        self.call()
+
+
+class NoHistory:
+    """A history of `distill.train` that keeps nothing."""
+
+    points = Points()
 
     def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         return None
@@ -100,13 +108,11 @@ def train_with_distill(
     trainable = setup_student(student, objective, variant.precision, backend)
     optimizer = OptimizerConfig()
     with tempfile.TemporaryDirectory() as folder:
-        train(
-            Training(
-                trainable, LiveTeacher(frozen), source, objective, optim.build(trainable, optimizer), backend, State(),
-                TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1), Constant(),
-                optimizer, Checkpoints(Path(folder), 1, {}), CallAfterStep(after_step),
-            )
-        )  # fmt: skip
+        length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
+        learner = Learner(trainable, optim.build(trainable, optimizer), Constant(), optimizer)
+        checkpoints = Checkpoints(Path(folder), 1, {})
+        run = Training(learner, LiveTeacher(frozen), source, backend, length, State(), checkpoints)
+        train(run, objective, (CallAfterStep(after_step),), NoHistory())
 
 
 def matrix_rate(shape: Shape, dtype: torch.dtype, device: torch.device) -> float:

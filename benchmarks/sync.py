@@ -20,7 +20,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def none(model: Any, backend: Backend) -> Step:
 
 def with_distill(model: Any, backend: Backend, how: str) -> Step:
     backend = copy.copy(backend)  # a bucket of its own on the same connections
-    backend.settings = replace(backend.settings, sync="every" if how == "every" else "window")
+    backend.settings = backend.settings.changed(sync="every" if how == "every" else "window")
     backend.prepare(model)
     optimizer = optimizer_of(model)
 

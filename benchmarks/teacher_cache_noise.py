@@ -40,9 +40,10 @@ from distill.objective.trainable import Trainable
 from distill.runs.pair import load_models
 from distill.runs.setup import setup_student
 from distill.runs.teachers import setup_teachers
+from distill.teacher.distributions import TopK
 from distill.teacher.layout import Layout
+from distill.teacher.output import TeacherOutput
 from distill.teacher.sampling import as_samples, kept_entries, offsets_of, stored
-from distill.teacher.signal import Signal, TopK
 
 HEAD = ("teacher", "bytes a token", "difference", "chance", "noise")
 
@@ -66,14 +67,14 @@ class Steps:
         self.trainable: Trainable = setup_student(models.student, self.objective, config.precision, self.backend)
         (self.teacher,) = setup_teachers(config, models.teachers, self.backend).values()
 
-    def signal(self, batch: Batch, layout: Layout | None, seed: int) -> Signal:
+    def output(self, batch: Batch, layout: Layout | None, seed: int) -> TeacherOutput:
         """What the teacher gives for a batch: all logits, or what a cache of this layout would give."""
         teacher: LanguageModel = self.teacher
         with torch.no_grad():
             rows = teacher(batch.inputs, batch.documents, self.objective.teacher_spec(batch)).head_rows
             assert rows is not None
             if layout is None:
-                return Signal(teacher.head(rows), NO_OUTPUTS)
+                return TeacherOutput(teacher.head(rows), NO_OUTPUTS)
             positions = self.objective.positions(batch)
             counts = _counts(batch, positions)
             offsets = torch.from_numpy(offsets_of(batch.row_ids, counts, f"noise {seed}")).to(rows.device)
@@ -82,8 +83,8 @@ class Steps:
             entries = kept_entries(teacher.logits(rows, self.vocabulary), layout, temperature, offsets)
         columns = {name: torch.from_numpy(values).to(rows.device) for name, values in stored(entries, layout).items()}
         if layout.sampled:
-            return Signal(as_samples(columns, layout), NO_OUTPUTS)
-        return Signal(TopK(columns["ids"], columns["log_probs"]), NO_OUTPUTS)
+            return TeacherOutput(as_samples(columns, layout), NO_OUTPUTS)
+        return TeacherOutput(TopK(columns["ids"], columns["log_probs"]), NO_OUTPUTS)
 
     def gradient(self, step: int, layout: Layout | None = None, seed: int = 0) -> torch.Tensor:
         """Of all parameters, flat, in a step of the run."""
@@ -91,7 +92,7 @@ class Steps:
         scales = self.objective.scales(self.objective.count(window), self.backend.device)
         self.trainable.zero_grad(set_to_none=False)
         for batch in (each.to(self.backend.device) for each in window):
-            loss, _ = self.objective(self.trainable, self.signal(batch, layout, seed), batch, scales)
+            loss, _ = self.objective(self.trainable, self.output(batch, layout, seed), batch, scales)
             loss.backward()
         return torch.cat([p.grad.flatten() for p in self.trainable.parameters() if p.grad is not None]).clone()
 

@@ -28,7 +28,7 @@ class Kept:
         return self.top_k is not None or self.sampled is not None
 
     def layout(self, vocabulary: int) -> Layout:
-        return layout_of(TeacherCacheConfig(self.top_k, self.sampled, self.exponent), vocabulary)
+        return layout_of(TeacherCacheConfig(top_k=self.top_k, sampled=self.sampled, exponent=self.exponent), vocabulary)
 
     def settings(self, seed: int) -> list[str]:
         found = [] if self.top_k is None else [f"teacher.cache.top_k={self.top_k}"]

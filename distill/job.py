@@ -1,9 +1,8 @@
 """One job from settings to report, each part built in reading order."""
 
 import logging
-import os
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from distill.checks import check
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Backend
-from distill.distributed.rank import EVENT
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.scorable import require_positions
+from distill.evaluation.memory_check import check_memory
 from distill.models.language_model import LanguageModel
 from distill.models.memory import require_memory_for_step
 from distill.monitor import Monitor
@@ -37,20 +35,20 @@ from distill.runs.banner import banner, notes
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe
-from distill.runs.facts import Profile
 from distill.runs.identity import run_identity
+from distill.runs.metrics import Metrics
 from distill.runs.milestones import check_within
 from distill.runs.pair import Models, load_models, settle_start
-from distill.runs.parts import from_json
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
+from distill.runs.step import Observer
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runtime.progress import configure_logging
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.teacher.members import title_of
-from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
+from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
 from distill.twin import BaselineRun, find_twin, settled_twin
 
 OTHER_TOKENIZER = (
@@ -90,8 +88,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
 
-        settle_formats(config, folder)
-        settle_start(config, models, task, text.batches, folder)
+        config = settle_formats(config, folder)
+        config = settle_start(config, models, task, text.batches, folder)
         twin = settled_twin(twin, config)
         objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
         caches = choose_caches(config, models, text, objective)
@@ -109,15 +107,15 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         page.describe(record)
         monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early
-        training = Training(
-            trainable, teacher, text.batches, objective, optimizer, backend, state, config.train,
-            schedule, config.optimizer, folder.checkpoints, monitor, monitor.points,
-            make_milestones(config, folder, record, models, text, backend), monitor.curve,
-        )  # fmt: skip
-        record = train_profiled(config, training, monitor, record)
+        learner = Learner(trainable, optimizer, schedule, config.optimizer)
+        training = Training(learner, teacher, text.batches, backend, config.train, state, folder.checkpoints)
+        metrics = Metrics(objective, text.batches, config.train.log_every, monitor, state)
+        milestones = make_milestones(config, folder, record, models, text, backend)
+        observers = (metrics, monitor.curve, milestones)
+        record = train_profiled(config, training, objective, observers, monitor, record)
         if record.training.ended_by == TRIAL:
             return record
-        done = finished_record(record, config, models, text, training, monitor, twin)
+        done = finished_record(record, config, models, text, training, monitor, milestones, twin)
         return publish(done, models, monitor, resolved)
 
 
@@ -137,11 +135,16 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
     return task
 
 
-def settle_formats(config: Config, folder: RunFolder) -> None:
-    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume."""
+def settle_formats(config: Config, folder: RunFolder) -> Config:
+    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume.
+
+    Returns:
+        The settings with a format in place of every `auto`.
+    """
     recorded = folder.recorded_precision()
-    config.precision = choose_precision(config.precision, recorded, folder.backend)
-    folder.checkpoints.precision = asdict(config.precision) | keep_threads(config.backend, recorded)
+    precision = choose_precision(config.precision, recorded, folder.backend)
+    folder.checkpoints.precision = dict(precision) | keep_threads(config.backend, recorded)
+    return config.changed(precision=precision)
 
 
 def choose_schedule(config: Config, batches: Batches) -> Schedule:
@@ -202,17 +205,12 @@ def make_evaluator(
     Raises:
         SettingError: `optimize` names a number that the results of this run will not have.
     """
-    scoring = task.scoring(config, models.tokenizer, text.sets, backend)
-    if config.evaluate.twin is not None:  # whose difference from the student is tested row by row
-        scoring = replace(scoring, row_losses={})
-    measures = task.measures(scoring, config.evaluate, models.tokenizer, text.sets)
-    require_positions(measures, text.sets)
-    evaluator = Evaluator(config.evaluate, scoring, measures, config.precision)
+    evaluator = task.evaluator(config, models.tokenizer, text.sets, backend)
     if (goal := Goal.of(config.optimize)) is not None:
         compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
         goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
     scored = [] if models.tokenizers else [member.model for member in models.teachers]
-    evaluator.rehearse([models.student, *scored], text.sets)
+    check_memory(evaluator, [models.student, *scored], text.sets)
     return evaluator
 
 
@@ -237,9 +235,6 @@ def announce(
     logger.info(banner(config, recipe, text.tokens, text.batches, shown, teacher, notes))
     if state.step:
         logger.info(f"  resuming after step {state.step:,}")
-    if event := os.environ.get(EVENT):
-        ranks = f"{text.batches.size} rank{'s' * (text.batches.size > 1)}"
-        logger.info(f"  {event}; going on with {ranks} from step {state.step:,}")
     if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
         logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
@@ -264,17 +259,25 @@ def make_monitor(
     return Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state, page, curve)
 
 
-def train_profiled(config: Config, training: Training, monitor: Monitor, record: Record) -> Record:
+def train_profiled(
+    config: Config,
+    training: Training,
+    objective: Objective,
+    observers: tuple[Observer, ...],
+    monitor: Monitor,
+    record: Record,
+) -> Record:
     """Train; gives the record with what has ended it, and with where the time went."""
     batches, backend, path = training.batches, training.backend, monitor.folder.path
-    with saved_when_a_rank_is_lost(training), profiling.recorder(config, path, batches, backend) as training.profile:
-        ended_by = train(training)
+    with saved_when_a_rank_is_lost(training), profiling.recorder(config, path, batches, backend) as recorder:
+        monitor.curve.begin(training.state)
+        ended_by = train(training, objective, observers, monitor)
     monitor.close()
-    profile = profiling.gathered(training.profile, config, batches, backend, record.identity)
+    profile = profiling.gathered(recorder, config, batches, backend, record.identity)
     return replace(
         record,
         training=replace(record.training, ended_by=ended_by),
-        profile=None if profile is None else from_json(Profile, profile),
+        profile=profile,
     )
 
 

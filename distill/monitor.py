@@ -8,8 +8,8 @@ from distill.config.settings import Config, TrackerConfig
 from distill.distributed import Backend
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Measure
-from distill.evaluation.row_losses import RowLosses
 from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.significance import ModelLosses
 from distill.optim.schedule import ENDLESS
 from distill.report.live_run import RunPage
 from distill.runs import trackers
@@ -40,14 +40,14 @@ class Monitor:
         steps: int,
         state: State,
         page: RunPage,
-        curve: Curve | None = None,
+        curve: Curve,
     ) -> None:
         """`steps`: after which the run ends; `state`: where it starts; `page`: gets every line of metrics."""
         self.config, self.folder, self.backend, self.student, self.page = config, folder, backend, student, page
         self.evaluator, self.sets, self.steps = evaluator, sets, steps
         self.points, self.curve = Points.of(config.evaluate), curve
         # Of the student at the last point, where anybody asks for them; None: an earlier process scored it.
-        self.row_losses: dict[tuple[str, str], RowLosses] | None = None
+        self.row_losses: ModelLosses | None = None
         tracker = config.tracker if backend.rank == 0 else TrackerConfig()
         self.tracker = trackers.build(tracker, folder.path, config.given, recipe)
         self.foretold, self.typical_since = False, 0.0
@@ -85,8 +85,10 @@ class Monitor:
         scores: Scores = {}
         if self.points.scored or state.step >= self.steps:
             keep = "student" if state.step >= self.steps else None  # its agreement with the teacher comes next
-            scores = self.evaluator.score(self.student, "student", self.sets, keep)
-            self.row_losses = dict(self.evaluator.scoring.row_losses or {})
+            if self.config.evaluate.twin is None:
+                scores = self.evaluator.score(self.student, "student", self.sets, keep)
+            else:  # whose difference from the student is tested row by row
+                scores, self.row_losses = self.evaluator.score_by_row(self.student, "student", self.sets, keep)
         if self.backend.rank > 0:
             return
         line = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds, "loss": losses}

@@ -9,7 +9,8 @@ import torch
 
 from distill.config.settings import Config
 from distill.distributed import Backend
-from distill.evaluation import bootstrap
+from distill.evaluation.significance import ModelLosses, compare_models
+from distill.evaluation.speed import tokens_per_second
 from distill.models.export_folder import export
 from distill.monitor import Monitor
 from distill.report import report, summary
@@ -67,7 +68,8 @@ def make_milestones(
         there: bool = backend.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
         return there
 
-    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists)
+    takes_part = folder.writes or folder.checkpoints.by_all_ranks
+    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists, takes_part)
 
 
 def finished_record(
@@ -77,6 +79,7 @@ def finished_record(
     text: Prepared,
     training: Training,
     monitor: Monitor,
+    milestones: Milestones,
     twin: BaselineRun | None,
 ) -> Record:
     """The record of a training that has ended; all ranks score.
@@ -94,12 +97,12 @@ def finished_record(
             data_wait=data_wait(read_lines(monitor.folder.metrics_path)),
             ended_by=known.training.ended_by,
             length=config.train.length,
-            evaluation_seconds=monitor.evaluator.seconds,
+            evaluation_seconds=monitor.evaluator.readers.seconds,
         ),
         backend=backend_facts(training.backend, config, text.batches, training.state.syncs),
         history=[HistoryPoint.of(line) for line in lines],
-        curve=training.curve.recorded() if training.curve else None,
-        snapshots=training.milestones.found() if training.milestones else [],
+        curve=monitor.curve.recorded(),
+        snapshots=milestones.found(),
     )
 
 
@@ -113,7 +116,7 @@ def score_models(
     evaluator, sets = monitor.evaluator, monitor.sets
     # A twin only starts from its teacher's layers, and is not compared with it; a teacher with a tokenizer of its own
     # has no score on the student's tokens.
-    scored = models.teachers if training.objective.needs_teacher and models.tokenizers is None else []
+    scored = models.teachers if known.teacher and models.tokenizers is None else []
     teacher = models.teacher if scored else None
     entries: dict[str, tuple[Any, Any]] = {"teacher": (known.teacher, teacher)} if known.teacher and scored else {}
     for member in scored:
@@ -144,7 +147,7 @@ def score_models(
 
 def score_each(
     entries: dict[str, tuple[Any, Any]], monitor: Monitor, has_twin: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, ModelLosses]]:
     """Each model's part of the record with its scores and its speed, and its losses by row where these were wanted.
 
     Args:
@@ -152,24 +155,27 @@ def score_each(
     """
     evaluator, sets = monitor.evaluator, monitor.sets
     models = [model for _, model in entries.values()]
-    speeds = evaluator.tokens_per_second(models, sets[0]) if sets else [0.0] * len(models)
-    filled, losses = {}, {}
+    speeds = tokens_per_second(evaluator, models, sets[0]) if sets else [0.0] * len(models)
+    filled: dict[str, Any] = {}
+    losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
         # What an earlier process scored has left no losses by row, by which the student is compared with its twin.
         lacking = label != "student" or (has_twin and monitor.row_losses is None)
         before = None if lacking else monitor.last_scores()
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured
-        filled[label] = replace(
-            facts, scores=before or evaluator.score(model, label, sets, keep), tokens_per_second=speed
-        )
-        losses[label] = monitor.row_losses if before else dict(evaluator.scoring.row_losses or {})
+        if before:
+            scores, losses[label] = before, monitor.row_losses or {}
+        elif has_twin:
+            scores, losses[label] = evaluator.score_by_row(model, label, sets, keep)
+        else:
+            scores = evaluator.score(model, label, sets, keep)
+        filled[label] = replace(facts, scores=scores, tokens_per_second=speed)
     return filled, losses
 
 
-def compared(losses: dict[str, Any], monitor: Monitor) -> dict[str, dict[str, Resampled]]:
+def compared(losses: dict[str, ModelLosses], monitor: Monitor) -> dict[str, dict[str, Resampled]]:
     """The paired bootstrap of student and twin, by measure and set."""
-    student, twin = losses["student"] or {}, losses["twin"] or {}
-    by_measure = bootstrap.compare_models(student, twin, monitor.sets, monitor.evaluator.scoring)
+    by_measure = compare_models(losses["student"], losses["twin"], monitor.sets, monitor.evaluator.scoring)
     return {
         measure: {name: Resampled(**each.as_dict()) for name, each in by_set.items()}
         for measure, by_set in by_measure.items()

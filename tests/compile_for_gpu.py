@@ -24,7 +24,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from distill.objective.blocks import loss_and_grad_block
+from distill.objective.kernel import soft_and_tokens
+from distill.teacher.distributions import Logits, TopK
 
 ROWS, VOCAB, KEPT = 64, 30522, 8
 PROPERTIES = {
@@ -64,8 +65,8 @@ def trace(mode: FakeTensorMode, dtype: torch.dtype, kept: bool) -> tuple[torch.f
     """The block's operations; both terms, the teacher given by logits or by its kept entries."""
 
     def block(logits, bias, teacher, teacher_bias, ids, targets, scales):  # type: ignore[no-untyped-def]
-        other = (None, ids) if kept else (teacher_bias, None)
-        return loss_and_grad_block(logits, bias, teacher, *other, targets, scales, 2.0, 0.0), logits
+        known = TopK(ids, teacher) if kept else Logits(teacher, teacher_bias)
+        return soft_and_tokens(logits, bias, known, targets, scales, 2.0, 0.0), logits
 
     with mode:
         logits = torch.empty(ROWS, VOCAB, dtype=dtype, device="cuda:0")

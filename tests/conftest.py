@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The files that took longest when they were measured one by one.
-LONGEST = ["test_benchmarks.py", "test_elastic_job.py", "test_ranks.py", "test_divided_job.py", "test_chaos.py"]
+LONGEST = ["test_benchmarks.py", "test_ranks.py", "test_divided_job.py", "test_chaos.py"]
 LONGEST += ["test_collective.py", "test_chain.py", "test_albert_job.py", "test_mixture_job.py", "test_fused.py"]
 
 

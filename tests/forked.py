@@ -131,7 +131,7 @@ def _become(
 
 def start_rank(command: list[str], preexec_fn: Callable[[], None], **more: Any) -> Any:
     """In place of `subprocess.Popen` in a launcher: its own command as a fork of it, any other as a new program."""
-    if command != sys.orig_argv or "process_group" in more:
+    if command != sys.orig_argv:
         return subprocess.Popen(command, preexec_fn=preexec_fn, **more)
     script = None if command[: len(RUN)] == RUN else Path(command[1])
     environment = dict(more.get("env") or os.environ)

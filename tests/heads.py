@@ -9,9 +9,12 @@ from torch.nn.functional import linear
 
 from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.blocks import NO_TARGET
-from distill.objective.fused import soft_and_mlm
-from distill.teacher.signal import TopK, top_k_log_probs
+from distill.objective.blocks import ByHand
+from distill.objective.fused import chunked_loss
+from distill.objective.kernel import NO_TARGET
+from distill.objective.terms.mlm import Mlm
+from distill.objective.terms.soft import Soft
+from distill.teacher.distributions import TopK, top_k_log_probs
 
 VOCAB, WIDTH, TEACHER_WIDTH = 1271, 24, 32
 BOTH_HEADS = VOCAB * 4 * 2  # bytes of one row's logits in fp32
@@ -50,18 +53,12 @@ class Problem:
     def fused(
         self, *, student: Head | None = None, budget: int = 64 << 20, compiled: bool = False
     ) -> tuple[Tensor, ...]:
-        return soft_and_mlm(
-            student or self.student,
-            self.teacher if self.kept is None else self.top_k(),
-            self.targets,
-            soft_scale=0.3,
-            mlm_scale=torch.tensor(0.07, dtype=torch.float64),
-            temperature=self.temperature,
-            cutoff=self.cutoff,
-            vocab=self.vocab,
-            budget=budget,
-            compiled=compiled,
-        )
+        soft = Soft(self.temperature)
+        soft.cutoff = self.cutoff  # also one that the setting refuses, which cuts everything
+        teacher = self.teacher if self.kept is None else self.top_k()
+        student, block = student or self.student, ByHand(soft, Mlm(), compiled)
+        scales = torch.tensor([0.3, 0.07], dtype=torch.promote_types(student.rows.dtype, torch.float32))
+        return chunked_loss(student, teacher, self.targets, block, scales, vocab=self.vocab, budget=budget)
 
 
 def problem(

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
-from distill.evaluation.measures import Scoring
-from distill.evaluation.target_mean import TargetMean
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
 from distill.objective.terms.cosine import valid_rows
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class ProjectedHidden(Term):
@@ -31,7 +29,7 @@ class ProjectedHidden(Term):
     def count(self, batch: Batch) -> int:
         return batch.num_valid
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         own = valid_rows(student.hidden[self.student_layer], batch)
         other = valid_rows(teacher.outputs.hidden[self.teacher_layer], batch)
         assert self.module is not None
@@ -117,16 +115,3 @@ class Tempered(ProjectedHidden):
 
     def __init__(self, temperature: float) -> None:
         super().__init__(1, 1)
-
-
-class Hits(TargetMean):
-    """How often the token to predict is among the `best` most probable ones."""
-
-    title, explanation, lower_is_better = "Hits", "the share of targets among the best", False
-
-    def __init__(self, scoring: Scoring, best: int = 1) -> None:
-        super().__init__(scoring)
-        self.best = best
-
-    def values(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return (logits.topk(self.best).indices == targets[:, None]).any(-1)

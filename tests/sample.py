@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-from distill.evaluation.perplexity import Perplexity
-from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+from distill.evaluation.measures.perplexity import PERPLEXITY
+from distill.evaluation.measures.pseudo_perplexity import PSEUDO_PERPLEXITY
 from distill.objective.terms.cosine import Cosine
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
@@ -52,7 +52,7 @@ def objective(*terms: str) -> dict[str, Any]:
 def sample_results() -> dict[str, Any]:
     return {
         "objective": objective("soft", "mlm", "cosine"),
-        "measures": to_json(measure_facts([Perplexity, PseudoPerplexity])),
+        "measures": to_json(measure_facts([PERPLEXITY, PSEUDO_PERPLEXITY])),
         "recipe": "distilbert_gutenberg",
         "scale": "embedded",
         "command": "python -m distill +recipe=distilbert_gutenberg",

@@ -52,7 +52,7 @@ def write_text(folder: Path, files: int = 6) -> Path:
 
 
 def source_of(path: Path | str, kind: str = "jsonl", **settings: Any) -> Source:
-    source = find_source(SourceConfig(kind, path=str(path), **settings), "corpus", CacheConfig())
+    source = find_source(SourceConfig(kind=kind, path=str(path), **settings), "corpus", CacheConfig())
     assert source is not None
     return source
 

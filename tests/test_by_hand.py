@@ -16,7 +16,7 @@ from distill.runtime.errors import SettingError
 
 @pytest.mark.parametrize("part", ["", "student"])  # of milestones: test_milestones.py
 def test_a_run_and_its_student_are_teachers(done: Path, part: str) -> None:
-    model, tokenizer, _ = load_teacher(TeacherConfig("pretrained", path=str(done / part)))
+    model, tokenizer, _ = load_teacher(TeacherConfig(kind="pretrained", path=str(done / part)))
     found = model.state_dict()
     assert all(torch.equal(found[name], value) for name, value in weights(done).items())
     assert tokenizer is not None and len(tokenizer) <= model.get_input_embeddings().weight.shape[0]

@@ -1,6 +1,5 @@
-"""A little of benchmarks/chaos.py and elastic.py: whatever happens to runs, they end with the undisturbed student."""
+"""A little of benchmarks/chaos.py: whatever happens to runs, they end with the undisturbed student."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,3 @@ def test_some_chaos(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     monkeypatch.setattr(sys, "argv", ["chaos.py", *options])
     status, output = chaos.main(), capsys.readouterr().out
     assert status == 0 and "problems: 0" in output, output[-6000:]
-
-
-@pytest.mark.slow
-def test_some_hosts_are_lost_and_come_back() -> None:
-    script = [sys.executable, str(ROOT / "benchmarks" / "elastic.py")]
-    options = ["--kills", "3", "--returns", "1", "--restarts", "1", "--steps", "400", "--pause", "5"]
-    done = subprocess.run([*script, *options], env=environment(), capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "problems: 0" in done.stdout

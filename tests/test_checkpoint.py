@@ -92,7 +92,7 @@ def test_any_state_of_an_optimizer_comes_back(tmp_path: Path, tokenizer: Any, ro
     """Tensors in other formats than their parameter, numbers, and what is kept by group: bitwise, of the same type."""
 
     def fit(folder: str) -> Fit:
-        settings = TrainConfig(4, 2, epochs=2, save_every=1)
+        settings = TrainConfig(batch_size=4, accumulate=2, epochs=2, save_every=1)
         optimizer = {"optimizer": lambda model: Counter([{"params": list(model.parameters())}], lr=0.01)}
         return Fit(tmp_path / folder, tokenizer, rows, objective=tiny.only(mlm=1.0), settings=settings, **optimizer)
 

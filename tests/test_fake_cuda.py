@@ -25,8 +25,8 @@ from distill.config import settings as conf
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed.single import Single
-from distill.evaluation.masked_copies import Copies, head_rows_at_masks
-from distill.evaluation.measures import PerplexityMeter
+from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.measures.perplexity import Perplexity
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
@@ -113,10 +113,10 @@ def test_the_step(
     window = source.window(0)
     counts = objective.count(window)
     optimizer = optim.build(model, conf.OptimizerConfig())
+    scales = objective.scales(counts, CUDA)
     sums = accumulate_gradients(
-        model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), counts, ranks,
-        lambda batch: source.dropout_keys(batch, 0),
-    )  # fmt: skip
+        model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), scales, ranks
+    )
     assert sums.device == CUDA and sums.shape == (2, 4)
     stats = ranks.sum_gradients(torch.cat([sums.sum(0), sums.new_tensor([1.0, 2.0])]))
     norm = optim.clip(model, 1.0)
@@ -141,8 +141,8 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
         window.append(batch.with_teacher_data(ids=ids, log_probs=torch.zeros(len(positions), 5)))
     files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, exponent=1.0, vocabulary=VOCAB))
     cached = CachedTeacher(files)  # what it reads is there already
-    counts = objective.count(window)
-    sums = accumulate_gradients(model, cached, objective, on_gpu(window), counts, ranks, lambda _: [])
+    scales = objective.scales(objective.count(window), CUDA)
+    sums = accumulate_gradients(model, cached, objective, on_gpu(window), scales, ranks)
     assert sums.device == CUDA
 
 
@@ -156,8 +156,8 @@ def test_several_teachers(tokenizer: Any, kernel: str, format: str) -> None:
     model = setup_student(student, objective, precision(format), ranks)
     live = [LiveTeacher(setup_teacher(teacher, precision(format), ranks)) for teacher in teachers]
     window = batches(tokenizer, True).window(0)
-    counts, mean = objective.count(window), MeanTeacher(live, [1.0, 2.0])
-    sums = accumulate_gradients(model, mean, objective, on_gpu(window), counts, ranks, lambda _: [])
+    scales, mean = objective.scales(objective.count(window), CUDA), MeanTeacher(live, [1.0, 2.0])
+    sums = accumulate_gradients(model, mean, objective, on_gpu(window), scales, ranks)
     assert sums.device == CUDA and sums.shape == (2, 4)
 
 
@@ -188,7 +188,7 @@ def test_pseudo_perplexity(family: str, padded: bool) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
     """Both measures and the agreement, up to the numbers themselves, which fake tensors do not have."""
-    monkeypatch.setattr(PerplexityMeter, "compute", lambda self: float(self.sums.device == CUDA))
+    monkeypatch.setattr(Perplexity, "compute", lambda self: {self.name: float(self.sums.device == CUDA)})
     rows = make_rows(8, shortest=5)
     settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
     evaluator = make_evaluator(settings, make_masks(tokenizer, rows), precision(format), backend())

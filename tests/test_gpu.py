@@ -48,10 +48,10 @@ def gradients(
     source = Batches(data, make_masks(tokenizer, data), batch_size=4, accumulate=2, seed=0)
     window = source.window(0)
     counts = objective.count(window)
+    scales = objective.scales(counts, backend.device)
     sums = accumulate_gradients(
-        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, backend.device)), counts, backend,
-        lambda batch: source.dropout_keys(batch, 0),
-    )  # fmt: skip
+        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, backend.device)), scales, backend
+    )
     return sums.cpu(), backend.gradients.cpu().clone()
 
 

@@ -37,7 +37,9 @@ MASKED = objective_config(rows="masked", masking=MaskingConfig(share=0.3))
 @pytest.fixture(scope="module", params=[objective_config(), MASKED, only(mlm=1.0)], ids=["default", "masked", "mlm"])
 def by_definition(request: Any, tokenizer: Any, teacher: Any, rows: np.ndarray) -> Iterator[Any]:
     """Three steps of SGD in float64 on whole windows of 8, 8 and 4 rows, the loss as the field defines it."""
-    fit = Fit(Path(), tokenizer, rows, objective=request.param, settings=TrainConfig(8, 1, epochs=1))
+    fit = Fit(
+        Path(), tokenizer, rows, objective=request.param, settings=TrainConfig(batch_size=8, accumulate=1, epochs=1)
+    )
     student, losses = new_student().double(), []
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
     for step in range(3):
@@ -55,7 +57,7 @@ def test_same_weights_after_three_steps_for_every_split(
 ) -> None:
     """SGD, since Adam hides an error of scale; unequal numbers of targets, padding, and a short last window."""
     objective, weights, losses = by_definition
-    settings = TrainConfig(batch_size, accumulate, epochs=1)
+    settings = TrainConfig(batch_size=batch_size, accumulate=accumulate, epochs=1)
     fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), objective, settings, **plain_sgd())
     targets = {len(batch.labels["mlm"].positions) for step in range(3) for batch in fit.batches.window(step)}
     assert len(targets) > 1 and fit.batches.steps_per_epoch == 3
@@ -73,14 +75,21 @@ def test_same_weights_for_every_number_of_ranks(
 ) -> None:
     """Each rank adds the gradient of its own micro-batches, divided by the counts of all; 24 // 8 rows at a time."""
     single = Fit(
-        tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(24, 1, epochs=3), **plain_sgd()
+        tmp_path,
+        tokenizer,
+        rows,
+        teacher,
+        new_student(),
+        settings=TrainConfig(batch_size=24, accumulate=1, epochs=3),
+        **plain_sgd(),
     )
     single.run()
     student = new_student()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
     objective = tiny.make_objective(objective_config(), student, teacher)
     ranks = [
-        copy.copy(Fit(tmp_path, tokenizer, rows, settings=TrainConfig(1, 24 // size)).batches) for _ in range(size)
+        copy.copy(Fit(tmp_path, tokenizer, rows, settings=TrainConfig(batch_size=1, accumulate=24 // size)).batches)
+        for _ in range(size)
     ]
     for rank, batches in enumerate(ranks):
         object.__setattr__(batches, "rank", rank)
@@ -104,7 +113,7 @@ def test_dropout_does_not_depend_on_the_split(
 
     def trained(batch_size: int, accumulate: int, keyed: bool = True) -> dict[str, torch.Tensor]:
         student = make_model(family, 1, seed=5, dropout=0.2).train()
-        settings = TrainConfig(batch_size, accumulate, epochs=2)
+        settings = TrainConfig(batch_size=batch_size, accumulate=accumulate, epochs=2)
         folder = tmp_path / f"{batch_size}-{accumulate}-{keyed}"
         fit = Fit(folder, tokenizer, rows, teacher, student, settings=settings, keyed_dropout=keyed, **plain_sgd())
         fit.run()
@@ -134,7 +143,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         rows,
         teacher,
         new_student(),
-        settings=TrainConfig(2, 2, epochs=1),
+        settings=TrainConfig(batch_size=2, accumulate=2, epochs=1),
         backend=backend,
         **plain_sgd(),
     )
@@ -143,7 +152,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     collectives = backend.num_collectives - before
     scores = score(fit, batch_size=4)
     student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
-    settings = TrainConfig(2, 2, epochs=1)
+    settings = TrainConfig(batch_size=2, accumulate=2, epochs=1)
     dropping = Fit(
         folder / "dropout", tokenizer, rows, teacher, student, settings=settings, backend=backend, keyed_dropout=True,
         **plain_sgd(),
@@ -151,7 +160,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     dropping.run()
     pace = (40.0, 160.0)[backend.rank]
     distill.train.time = SimpleNamespace(monotonic=lambda: pace * time.monotonic())  # type: ignore[attr-defined]
-    settings = TrainConfig(2, 2, epochs=None, minutes=1.0)
+    settings = TrainConfig(batch_size=2, accumulate=2, epochs=None, minutes=1.0)
     timed = Fit(
         folder / "minutes", tokenizer, rows, teacher, new_student(), settings=settings, backend=backend,
         objective=tiny.objective_config(soft={"start": 5.0, "end": 1.0}),
@@ -189,7 +198,7 @@ def save_slowly(fit: Fit) -> dict[str, float]:
 
 
 def score(fit: Fit, batch_size: int) -> dict[str, dict[str, float]]:
-    settings = conf.EvaluateConfig(batch_size=batch_size, pseudo_perplexity=conf.PseudoPerplexityConfig(0.5))
+    settings = conf.EvaluateConfig(batch_size=batch_size, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
     masks = tiny.make_masks(fit.tokenizer, fit.rows)
     evaluator = tiny.make_evaluator(settings, masks, conf.PrecisionConfig(), fit.backend)
     return evaluator.score(fit.student, "student", [EvaluationSet("set", "a set", fit.rows, 1)])
@@ -204,7 +213,15 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def test_two_processes_train_and_score_as_one(
     tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray, two_ranks: list[Any]
 ) -> None:
-    single = Fit(tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(8, 1, epochs=1), **plain_sgd())
+    single = Fit(
+        tmp_path,
+        tokenizer,
+        rows,
+        teacher,
+        new_student(),
+        settings=TrainConfig(batch_size=8, accumulate=1, epochs=1),
+        **plain_sgd(),
+    )
     single.run()
     scores = score(single, batch_size=32)
     for rank in two_ranks:
@@ -220,7 +237,7 @@ def test_two_processes_drop_as_one(
 ) -> None:
     """The sister of the test above, with dropout."""
     student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
-    settings = TrainConfig(8, 1, epochs=1)
+    settings = TrainConfig(batch_size=8, accumulate=1, epochs=1)
     single = Fit(tmp_path, tokenizer, rows, teacher, student, settings=settings, keyed_dropout=True, **plain_sgd())
     single.run()
     for rank in two_ranks:
@@ -252,14 +269,22 @@ def test_ranks_whose_clocks_differ_stay_together(two_ranks: list[Any]) -> None:
 
 def test_log_lines(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
     """With `log_every` a line is the mean over its steps, weighted by positions; the last step always has one."""
-    every = Fit(tmp_path / "1", tokenizer, rows, teacher, new_student(), settings=TrainConfig(4, 2, epochs=2), seed=3)
+    every = Fit(
+        tmp_path / "1",
+        tokenizer,
+        rows,
+        teacher,
+        new_student(),
+        settings=TrainConfig(batch_size=4, accumulate=2, epochs=2),
+        seed=3,
+    )
     third = Fit(
         tmp_path / "4",
         tokenizer,
         rows,
         teacher,
         new_student(),
-        settings=TrainConfig(4, 2, epochs=2, log_every=4),
+        settings=TrainConfig(batch_size=4, accumulate=2, epochs=2, log_every=4),
         seed=3,
     )
     every.run(), third.run()
@@ -276,12 +301,22 @@ def test_log_lines(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarra
 
 def test_a_term_without_weight_is_not_logged(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
     objective = only(mlm=1.0, cosine=1.0)
-    fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), objective, TrainConfig(4, 2, epochs=None, steps=1))
+    fit = Fit(
+        tmp_path,
+        tokenizer,
+        rows,
+        teacher,
+        new_student(),
+        objective,
+        TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=1),
+    )
     fit.run()
     assert {name for name in fit.logs[0] if name.startswith("loss/")} == {"loss/total", "loss/mlm", "loss/cosine"}
 
 
 def test_the_loss_goes_down(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(4, 2, epochs=10))
+    fit = Fit(
+        tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(batch_size=4, accumulate=2, epochs=10)
+    )
     fit.run()
     assert fit.epochs[-1][2]["total"] < 0.75 * fit.epochs[0][2]["total"]

@@ -84,7 +84,9 @@ def test_a_loss_that_is_not_finite_never_enters_the_weights(tmp_path: Path, toke
 def test_a_gradient_that_is_not_finite_never_enters_the_weights(
     tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray
 ) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(4, 2, epochs=2))
+    fit = Fit(
+        tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(batch_size=4, accumulate=2, epochs=2)
+    )
     bias = fit.student.vocab_projector.bias
     bias.register_hook(lambda grad: grad * math.inf if fit.state.step == 2 else grad)
     fit.on_log = lambda fit, metrics: None
@@ -117,7 +119,14 @@ def test_a_run_that_diverges_saves_nothing_more_and_goes_on_from_the_good_checkp
         return
     assert f"The last good checkpoint is {fit.checkpoints.newest()}" in text
     word.copy_(good)
-    again = Fit(tmp_path, tokenizer, rows, fit.teacher, new_student(), settings=TrainConfig(4, 2, steps=kept[-1] + 2))
+    again = Fit(
+        tmp_path,
+        tokenizer,
+        rows,
+        fit.teacher,
+        new_student(),
+        settings=TrainConfig(batch_size=4, accumulate=2, steps=kept[-1] + 2),
+    )
     again.resume()
     assert torch.equal(torch.cat([w.flatten() for w in weights_of(again.student).values()]), seen[kept[-1] - 1])
     again.run()
@@ -141,11 +150,11 @@ def test_the_first_limit_ends_the_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "ended_by", "steps", "evaluated"),
     [
-        (TrainConfig(4, 2, epochs=2), "epochs", 6, [3, 6]),
-        (TrainConfig(4, 2, epochs=2, steps=4), "steps", 4, [3, 4]),
-        (TrainConfig(4, 2, epochs=None, steps=7), "steps", 7, [3, 6, 7]),
-        (TrainConfig(4, 2, epochs=2, steps=6), "epochs", 6, [3, 6]),
-        (TrainConfig(16, 50, epochs=2), "epochs", 2, [1, 2]),  # fewer rows than one step takes
+        (TrainConfig(batch_size=4, accumulate=2, epochs=2), "epochs", 6, [3, 6]),
+        (TrainConfig(batch_size=4, accumulate=2, epochs=2, steps=4), "steps", 4, [3, 4]),
+        (TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=7), "steps", 7, [3, 6, 7]),
+        (TrainConfig(batch_size=4, accumulate=2, epochs=2, steps=6), "epochs", 6, [3, 6]),
+        (TrainConfig(batch_size=16, accumulate=50, epochs=2), "epochs", 2, [1, 2]),  # fewer rows than one step takes
     ],
 )
 def test_ends(
@@ -170,7 +179,9 @@ def test_ends(
 
 
 def test_every_position_is_counted_once_an_epoch(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(3, 2, epochs=2))
+    fit = Fit(
+        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=3, accumulate=2, epochs=2)
+    )
     fit.run()
     assert fit.state.tokens == 2 * int((rows != tiny.PAD).sum())
     assert [line["tokens"] for line in fit.logs][-1] == fit.state.tokens
@@ -191,7 +202,7 @@ class Clock:
 
 def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distill.train.time", Clock())
-    settings, schedule = TrainConfig(4, 2, epochs=None, minutes=0.25), Linear(warmup=0.0)
+    settings, schedule = TrainConfig(batch_size=4, accumulate=2, epochs=None, minutes=0.25), Linear(warmup=0.0)
     fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings, schedule=schedule)
     assert fit.run() == "minutes"
     seconds = [line["seconds"] for line in fit.logs]
@@ -215,7 +226,9 @@ def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, mon
 def test_a_signal_stops_after_the_step_with_a_checkpoint(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, number: signal.Signals, status: int
 ) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=5))
+    fit = Fit(
+        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=4, accumulate=2, epochs=5)
+    )
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     fit.student.base_model.register_forward_pre_hook(
         lambda *_: signal.raise_signal(number) if fit.state.step == 3 else None
@@ -225,7 +238,9 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
     assert error.value.status == status and fit.state.step == 4 and "step 4" in str(error.value)
     assert newest_step(fit.checkpoints.newest() or Path("none")) == 4
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
-    again = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=5)).resume()
+    again = Fit(
+        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=4, accumulate=2, epochs=5)
+    ).resume()
     assert again.run() == "epochs" and again.state.step == 15 and again.logs[0]["step"] == 5
 
 
@@ -250,7 +265,7 @@ def test_a_signal_while_storage_is_out_of_order_keeps_all_steps(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote.random, "uniform", lambda low, high: 30.0)
-    settings = TrainConfig(4, 2, epochs=1, save_every=100)
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=1, save_every=100)
     fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
     readable = fit.batches.order.numbers(0, np.arange(2 * fit.batches.rows_per_step))
     fit.batches = replace(fit.batches, rows=OutOfOrder(rows, readable), threads=threads)
@@ -269,7 +284,7 @@ def test_a_signal_while_storage_is_out_of_order_keeps_all_steps(
 def test_usr1_writes_a_checkpoint_and_goes_on_or_stops(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, answer: OnUsr1
 ) -> None:
-    settings = TrainConfig(4, 2, epochs=None, steps=3, save_every=100, on_usr1=answer)
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=3, save_every=100, on_usr1=answer)
     fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
     fit.student.base_model.register_forward_pre_hook(
         lambda *_: signal.raise_signal(signal.SIGUSR1) if fit.state.step == 0 else None
@@ -286,7 +301,9 @@ def test_usr1_writes_a_checkpoint_and_goes_on_or_stops(
 @pytest.mark.parametrize("when", ["last step", "last evaluation"])
 def test_a_signal_at_the_end_is_not_lost(tmp_path: Path, tokenizer: Any, rows: np.ndarray, when: str) -> None:
     """The report that follows may take long; the same command goes on from the checkpoint with it."""
-    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=1))
+    fit = Fit(
+        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=4, accumulate=2, epochs=1)
+    )
     if when == "last step":
         fit.student.base_model.register_forward_pre_hook(
             lambda *_: signal.raise_signal(signal.SIGTERM) if fit.state.step == 2 else None
@@ -296,7 +313,9 @@ def test_a_signal_at_the_end_is_not_lost(tmp_path: Path, tokenizer: Any, rows: n
     with pytest.raises(Interrupted):
         fit.run()
     assert newest_step(fit.checkpoints.newest() or Path("none")) == 3
-    again = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(4, 2, epochs=1)).resume()
+    again = Fit(
+        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=4, accumulate=2, epochs=1)
+    ).resume()
     assert again.run() == "epochs" and not again.logs and [step for step, _, _ in again.epochs] == [3]
 
 

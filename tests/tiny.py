@@ -1,6 +1,6 @@
 """Small things that tests share: a tokenizer, models of every family, rows of token ids, and a whole training."""
 
-import copy
+import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from distill.config import compose
 from distill.config import settings as conf
+from distill.config.component import Component
+from distill.config.errors import line_of
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM, masked_lm
@@ -32,12 +35,14 @@ from distill.optim.schedule import Schedule
 from distill.optim.schedules.constant import Constant
 from distill.optim.schedules.linear import Linear
 from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.metrics import Metrics
 from distill.runs.part_checkpoint import PartCheckpoints
 from distill.runs.points import Points
+from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import NoTeacher
-from distill.train import Training, train
+from distill.teacher.output import NoTeacher
+from distill.train import Learner, Training, train
 
 WORDS = [
     "the",
@@ -131,8 +136,8 @@ def make_evaluator(
     settings: conf.EvaluateConfig, collator: Any, precision: conf.PrecisionConfig, backend: Any, task: str = "mlm"
 ) -> Evaluator:
     """What scores models of a task with this vocabulary."""
-    scoring = Scoring(collator, VOCAB, settings.batch_size, backend)
-    return Evaluator(settings, scoring, find_task(task).measures(scoring, settings, make_tokenizer()), precision)
+    scoring = Scoring(collator, make_tokenizer(), settings, backend)
+    return Evaluator(scoring, find_task(task).passes(scoring), precision)
 
 
 def corpus_config(**flat: Any) -> conf.CorpusConfig:
@@ -142,11 +147,41 @@ def corpus_config(**flat: Any) -> conf.CorpusConfig:
 
 def changed(corpus: conf.CorpusConfig, **flat: Any) -> conf.CorpusConfig:
     """The same settings with some of them changed, by the names of the command line."""
-    copied = copy.deepcopy(corpus)
     for name, value in flat.items():
-        owner = next(part for part in (copied.source, copied.tokens, copied.cache, copied) if hasattr(part, name))
-        setattr(owner, name, value)
-    return copied
+        corpus = change(corpus, name, value)
+    return corpus
+
+
+def change(settings: Any, name: str, value: Any) -> Any:
+    """The same settings with one of them changed, by its dotted name on the command line.
+
+    Raises:
+        SettingError: a value that the section refuses.
+    """
+    return _change(settings, name, value, "")
+
+
+def _change(settings: Any, name: str, value: Any, path: str) -> Any:
+    first, _, rest = name.partition(".")
+    if isinstance(settings, Component):
+        return dataclasses.replace(settings, arguments=settings.arguments | {name: value})
+    if isinstance(settings, dict):
+        return settings | {first: _change(settings[first], rest, value, f"{path}.{first}") if rest else value}
+    hidden = {"corpus": ("source", "tokens", "cache"), "optimizer": ("make",), "objective": ("terms",)}
+    hidden[path] = ("make",) if path.startswith("objective.") else hidden.get(path, ())
+    if isinstance(settings, conf.CorpusConfig):
+        parts = [part for part in ("source", "tokens", "cache") if first in type(getattr(settings, part)).model_fields]
+    else:
+        parts = [] if first in type(settings).model_fields else list(hidden[path])
+    if parts:
+        return settings.changed(**{parts[0]: _change(getattr(settings, parts[0]), name, value, path)})
+    inner = f"{path}.{first}".lstrip(".")
+    if rest:
+        return settings.changed(**{first: _change(getattr(settings, first), rest, value, inner)})
+    try:
+        return settings.changed(**{first: value})
+    except ValidationError as error:
+        raise SettingError(line_of(error, type(settings), path, {first: value})) from error
 
 
 def objective_config(
@@ -172,8 +207,7 @@ def objective_config(
         **more,
     }
     settings = compose.objective_config({**given, "kernel": kernel, "temperature": temperature})
-    settings.masking = masking or settings.masking
-    return settings
+    return settings if masking is None else settings.changed(masking=masking)
 
 
 def only(**weights: Any) -> conf.ObjectiveConfig:
@@ -209,8 +243,8 @@ def loss_of(
     dtype = torch.promote_types(next(student.parameters()).dtype, torch.float32)
     scales = objective.scales(objective.count(batches) if counts is None else counts, torch.device("cpu"), dtype)
     loss, sums = torch.zeros((), dtype=dtype), torch.zeros_like(scales)
-    for batch, signal in zip(batches, asked.signals(batches, objective.teacher_spec), strict=True):
-        part, part_sums = objective(model, signal, batch, scales)
+    for batch, output in zip(batches, asked.outputs(batches, objective.teacher_spec), strict=True):
+        part, part_sums = objective(model, output, batch, scales)
         loss, sums = loss + part, sums + part_sums
     return loss, objective.by_name(sums.tolist())
 
@@ -248,7 +282,7 @@ def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
 
 @dataclass
 class Fit:
-    """One training through `distill.train.train`; it follows that training itself."""
+    """One training through `distill.train.train`; it is the log of its metrics and its history itself."""
 
     folder: Path
     tokenizer: Any
@@ -288,7 +322,7 @@ class Fit:
         self.checkpoints = make(self.folder, self.settings.keep, self.identity)
         self.batches = Batches(
             self.rows,
-            make_masks(self.tokenizer, self.rows, **vars(self.objective.masking)),
+            make_masks(self.tokenizer, self.rows, **dict(self.objective.masking)),
             self.settings.batch_size,
             self.settings.accumulate,
             self.seed,
@@ -306,24 +340,18 @@ class Fit:
 
     def run(self) -> str:
         asks = self.teacher is not None and self.terms.needs_teacher
-        return train(
-            Training(
-                self.model,
-                LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
-                self.batches,
-                self.terms,
-                self.made,
-                self.backend,
-                self.state,
-                self.settings,
-                self.schedule,
-                self.optimizer_settings,
-                self.checkpoints,
-                self,
-                self.points,
-                self.milestones,
-            )
+        training = Training(
+            Learner(self.model, self.made, self.schedule, self.optimizer_settings),
+            LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
+            self.batches,
+            self.backend,
+            self.settings,
+            self.state,
+            self.checkpoints,
         )
+        metrics = Metrics(self.terms, self.batches, self.settings.log_every, self, self.state)
+        observers = (metrics,) if self.milestones is None else (metrics, self.milestones)
+        return train(training, self.terms, observers, self)
 
     def losses(self) -> list[dict[str, float]]:
         """The logs without what a clock measures."""

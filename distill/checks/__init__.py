@@ -3,7 +3,6 @@
 from distill.checks.evaluation import check_corpus, check_evaluation
 from distill.checks.objective import check_objective
 from distill.checks.paths import check_paths
-from distill.checks.ranges import check_ranges
 from distill.checks.student import check_student
 from distill.checks.teachers import check_teachers
 from distill.checks.training import check_training
@@ -13,7 +12,6 @@ from distill.config.settings import Config
 
 def check(config: Config) -> None:
     """Raises SettingError for the first setting that is out of range or at odds with another."""
-    check_ranges(config)
     check_objective(config)
     check_teachers(config)
     check_training(config)

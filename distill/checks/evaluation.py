@@ -5,7 +5,7 @@ from pathlib import Path
 from distill.config.component import Component
 from distill.config.mixture_settings import EXAMPLE, MIXTURE
 from distill.config.settings import Config
-from distill.evaluation.own_measures import check_measures
+from distill.evaluation.measures.users import check_measures
 from distill.objective.build import make_terms
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError

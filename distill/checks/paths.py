@@ -1,13 +1,11 @@
-"""Refuses empty values and paths that lead nowhere, before anyone waits for a model or for the Hub."""
+"""Refuses paths that lead nowhere, before anyone waits for a model or for the Hub."""
 
 import glob
 import os
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.checks.ranges import FLAT
 from distill.config.component import Component
 from distill.config.settings import Config, Missing, SourceConfig
 from distill.data.remote import is_url
@@ -18,12 +16,7 @@ LISTED = 1000  # entries of a folder among which the nearest name is looked for
 
 
 def check_paths(config: Config) -> None:
-    """Raises SettingError for a value that is empty, and for a file or folder that is not there."""
-    for setting, value in _texts(config):
-        if not value.strip():
-            raise SettingError(
-                f"{setting}={value} is empty (a shell variable that is not set?): give a value, or null for none"
-            )
+    """Raises SettingError for a file or folder that is not there."""
     for setting, path in _models(config):
         if path is not None and looks_local(path):
             refuse_missing(setting, path)
@@ -102,29 +95,3 @@ def _path_of(source: Any) -> str | None:
         path = source.arguments.get("path")
         return None if path is None else str(path)
     return None
-
-
-def _texts(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(setting, value) of all texts in a dataclass, by their names on the command line."""
-    for each in fields(part):
-        value, name = getattr(part, each.name), f"{path}.{each.name}".lstrip(".")
-        if name == "given":
-            continue
-        flat = name in FLAT and not isinstance(value, str)
-        yield from _texts_in(value, FLAT[name] if flat else name)
-
-
-def _texts_in(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Component):
-        if (path := _path_of(value)) is not None:
-            yield f"{name}.path", path
-    elif is_dataclass(value):
-        yield from _texts(value, name)
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _texts_in(one, f"{name}.{key}")
-    elif isinstance(value, list):
-        for one in value:
-            yield from _texts_in(one, name)
-    elif isinstance(value, str):
-        yield name, value

@@ -6,7 +6,6 @@ import re
 from distill.config.settings import BackendConfig, Config
 from distill.distributed import parse_rings
 from distill.distributed.collective import check_collective
-from distill.distributed.elastic_range import parse_elastic
 from distill.distributed.interface import WIRE
 from distill.optim import updates as optim
 from distill.optim.optimizer_state import optimizer_state
@@ -26,7 +25,6 @@ def check_training(config: Config) -> None:
         raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
     _check_optimizer(config)
     _check_backend(config.backend)
-    _check_elastic(config)
     _check_divided(config)
     for name in ("student", "teacher", "evaluate"):
         formats = (*FORMATS, "int8") if name == "teacher" else FORMATS
@@ -61,32 +59,6 @@ def _check_sharding(settings: BackendConfig) -> None:
         raise SettingError(
             "backend.offload_teacher=true is for a teacher that is divided: set backend=fsdp without "
             "backend.shard_teacher=false"
-        )
-
-
-def _check_elastic(config: Config) -> None:
-    """Where the number of ranks may change, nothing that a student depends on may follow from it."""
-    elastic, train = parse_elastic(config.backend.elastic), config.train
-    if elastic is None:
-        return
-    where, rows = f"backend.elastic={config.backend.elastic}", train.rows_per_step
-    if rows is None:
-        planned = train.batch_size * train.accumulate * elastic[1]
-        raise SettingError(
-            f"{where}, but the rows of a step follow from the number of ranks: set train.rows_per_step, such as "
-            f"{planned} (train.batch_size x train.accumulate x {elastic[1]} ranks)"
-        )
-    if rows < elastic[1]:
-        raise SettingError(f"{where}, but train.rows_per_step={rows} leaves ranks without a row: give it more")
-    if config.resume not in ("auto", "strict"):
-        raise SettingError(
-            f"{where}, but resume={config.resume}: what is started again goes on from its newest checkpoint, so set "
-            "resume=auto"
-        )
-    if config.optimizer.clip_each_rank:
-        raise SettingError(
-            f"{where}, but with optimizer.clip_each_rank=true the student depends on the number of ranks: set it to "
-            "false"
         )
 
 

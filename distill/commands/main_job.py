@@ -91,8 +91,8 @@ def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) 
 
     signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
     goal = Goal.of(job.config.optimize, direction)
-    job.config.optimize = goal  # with its direction, which the run checks before it trains
-    results = run(*job)
+    # With its direction, which the run checks before it trains.
+    results = run(*job._replace(config=job.config.changed(optimize=goal)))
     if goal is None:
         return None
     value = goal.value(results.to_json())
@@ -104,13 +104,13 @@ def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) 
 def start_ranks(job: "ComposedRun") -> int | None:
     """Run this command as every rank, and give its exit status; None in a process that is to run the job itself."""
     from distill.checks import check
-    from distill.distributed import elastic, launch
+    from distill.distributed import launch
 
     backend = job.config.backend
     if backend.name == "single":
         return None
     check(job.config)
     if launch.should_launch(backend):
-        return elastic.launch(backend, job.folder) if backend.elastic else launch.launch(backend)
+        return launch.launch(backend)
     launch.keep_log(job.folder)
     return None

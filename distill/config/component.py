@@ -6,12 +6,14 @@ callable's signature is their schema, types included.
 
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+from distill.config.model import EMPTY
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -21,6 +23,8 @@ TABLES = "distill.data.tables"
 TERMS = "distill.objective.terms"
 OPTIMIZERS = "distill.optim.optimizers"
 SCHEDULES = "distill.optim.schedules"
+
+LARGEST = 1e12  # of numbers that have no range of their own, such as those of a callable of the user's
 
 
 @dataclass(frozen=True)
@@ -101,26 +105,38 @@ class Component:
             hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
         except NameError:  # types that are imported for a type checker alone
             hints = {}
-        return {name: convert(value, hints.get(name, Any), f"{self.setting}.{name}") for name, value in given.items()}
+        return {name: converted(value, hints.get(name, Any), f"{self.setting}.{name}") for name, value in given.items()}
 
 
 def _takes_all(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def convert(value: Any, kind: Any, setting: str) -> Any:
-    """`value` as the type `kind`; as it is where OmegaConf has no such type."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException, ValidationError
+def converted(value: Any, kind: Any, setting: str) -> Any:
+    """`value` as the type `kind`; as it is where pydantic knows no such type.
+
+    Raises:
+        SettingError: it is none of that type.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
 
     try:
-        schema = OmegaConf.structured(make_dataclass("Argument", [("value", kind, MISSING)]))
-    except (OmegaConfBaseException, ValueError, TypeError):
+        adapter = TypeAdapter(kind, config=ConfigDict(coerce_numbers_to_str=True))
+    except (PydanticUserError, TypeError, ValueError):
         return value
     try:
-        return OmegaConf.to_object(OmegaConf.merge(schema, {"value": value})).value  # type: ignore[union-attr]
+        return adapter.validate_python(value)
     except ValidationError as error:
-        raise SettingError(f"{setting}: {str(error).splitlines()[0]}") from error
+        first = error.errors(include_url=False)[0]
+        if first["type"] in (
+            "missing",
+            "too_long",
+        ):  # a tuple of another length, of which its reader says what it needs
+            return value
+        reason = "A list or tuple is needed" if first["type"] in ("tuple_type", "list_type") else first["msg"]
+        written = "null" if value is None else value
+        raise SettingError(f"{setting}={written} does not fit: {reason[0].lower()}{reason[1:]}") from error
 
 
 def component(
@@ -137,6 +153,7 @@ def component(
         SettingError: no file of `wing` has that name.
     """
     arguments = {name: value for name, value in given.items() if name not in ("_target_", "kind")}
+    _check_values(setting, arguments)
     if given.get("_target_") is not None:
         return Component(setting, str(given["_target_"]), arguments, optional)
     kind = str(given.get("kind", kind))
@@ -146,6 +163,22 @@ def component(
             f"a callable of your own as {setting}._target_"
         )
     return Component(setting, built_in(wing, kind), arguments, optional)
+
+
+def _check_values(setting: str, value: Any) -> None:
+    """Refuse numbers that are not finite or larger than any setting has, and an empty path."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_values(f"{setting}.{name}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_values(setting, inner)
+    elif isinstance(value, str) and not value.strip() and setting.endswith(".path"):
+        raise SettingError(f"{setting}={value} {EMPTY}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(f"{setting}={value} is not finite: give a number")
+    elif isinstance(value, int | float) and abs(value) > LARGEST:
+        raise SettingError(f"{setting}={value} is too {'large' if value > 0 else 'small'}: give a number below 1e12")
 
 
 def kinds(wing: str) -> list[str]:

@@ -1,28 +1,18 @@
-"""Turns Hydra's configuration into `Config`; beside it only what reads the command line knows Hydra.
+"""Turns Hydra's configuration into typed settings; beside it only what reads the command line knows Hydra.
 
 Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
 read settings start quickly.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, fields, is_dataclass
-from enum import Enum
 from typing import Any, TypeVar
 
-from distill.config.component import (
-    OPTIMIZERS,
-    SCHEDULES,
-    SOURCES,
-    TABLES,
-    TERMS,
-    Component,
-    component,
-    convert,
-    kinds,
-)
+from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
+from distill.config.errors import parse
 from distill.config.flat_settings import flatten
 from distill.config.meant_overrides import REPLACED, apply_overrides
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
+from distill.config.model import Settings
 from distill.config.ramp import Ramp
 from distill.config.settings import (
     RECIPES,
@@ -45,15 +35,15 @@ from distill.config.settings import (
     TokensConfig,
 )
 from distill.config.unknown import explain
-from distill.config.written import escaped, without_environment, written_and_compared
+from distill.config.written import without_environment, written_and_compared
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
 WHOLE = ("given", "compared")  # of Config: all settings together
 NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
+GROUP = Settings | Component  # what a setting that is a group of settings becomes
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 
-Settings = TypeVar("Settings")
 Frozen = TypeVar("Frozen", TeacherConfig, MemberConfig)
 
 
@@ -80,38 +70,34 @@ def add_recipe(name: str, settings: dict[str, Any]) -> None:
 
 
 def _schema() -> Any:
-    """Types and defaults of every setting; groups that take settings of a user's own callable have defaults only."""
+    """The defaults of every setting, by the names of the command line."""
     from omegaconf import OmegaConf
 
-    config = Config()
-    schema = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in WHOLE}
+    schema = plain(Config().changed(given={}, compared={}))
+    for name in WHOLE:
+        del schema[name]
     # null: the source's own default, which may be that of a user's own class.
-    schema["corpus"] = {each.name: None for each in fields(SourceConfig) if each.name != "kind"}
-    for part in (TokensConfig(), CacheConfig(), CorpusFlags()):
-        schema["corpus"] |= _plain(part)
-    schema["corpus"]["sources"] = {}
-    schema["student"] = {
-        name: value for name, value in _plain(StudentConfig()).items() if name not in ("kind", "custom")
-    }
-    schema["teacher"] = {
-        name: value for name, value in _plain(TeacherConfig()).items() if name not in ("kind", "custom")
-    }
-    objective = _plain(ObjectiveConfig())
-    schema["objective"] = {name: value for name, value in objective.items() if name != "terms"}
-    schema["optimizer"], schema["schedule"] = _plain(OptimizerFlags()), {}
+    corpus = schema["corpus"]
+    schema["corpus"] = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
+    schema["corpus"] |= corpus.pop("tokens") | corpus.pop("cache")
+    schema["corpus"] |= {name: value for name, value in corpus.items() if name not in ("source", "weights")}
+    for name in ("student", "teacher"):
+        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "custom")}
+    del schema["objective"]["terms"], schema["optimizer"]["make"]
+    schema["schedule"] = {}
     created = OmegaConf.create(schema)
     for name in NAMED:  # names of the user's, or fields that transformers refuses itself
         OmegaConf.set_struct(OmegaConf.select(created, name), False)
     return created
 
 
-def _plain(settings: Any) -> dict[str, Any]:
-    """A dataclass as a dict that anything can be merged into."""
-    return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(settings).items()}
+def plain(settings: Settings) -> dict[str, Any]:
+    """A section as a dict that anything can be merged into."""
+    return settings.model_dump(mode="json", fallback=str)
 
 
 def build(composed: Any, overrides: list[str] | None = None) -> Config:
-    """Hydra's DictConfig -> plain dataclasses.
+    """Hydra's DictConfig -> typed settings.
 
     Args:
         overrides: those of the command line; `composed` is changed in place by those that replace a whole dict.
@@ -129,33 +115,17 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         raise SettingError(explain(error)) from error
     assert isinstance(container, dict)
     given = {str(name): value for name, value in container.items()}
-    written_down, compared = written_and_compared(composed, given)
-    config = Config(given=written_down, compared=compared)
-    groups = {each.name: getattr(config, each.name) for each in fields(Config) if each.name not in WHOLE}
+    shown, compared = written_and_compared(composed, given)
+    names = [name for name in Config.model_fields if name not in WHOLE]
     for name in given:
-        if name not in groups:
+        if name not in names:
             raise SettingError(
-                f"{name} is no setting of Distill{did_you_mean(name, [*groups, 'recipe'])}: a recipe is +recipe=NAME, "
+                f"{name} is no setting of Distill{did_you_mean(name, [*names, 'recipe'])}: a recipe is +recipe=NAME, "
                 "and --cfg job shows the rest"
             )
-    for name, default in groups.items():
-        if name in OPEN_GROUPS:
-            setattr(config, name, OPEN_GROUPS[name](group_of(name, given.get(name))))
-        elif is_dataclass(default):
-            setattr(config, name, _typed(type(default), group_of(name, given.get(name)), name))
-        else:
-            setattr(config, name, convert(given.get(name, default), type(default), name))
-    for name, source in config.evaluate.sources.items():
-        config.evaluate.sources[name] = _source(f"evaluate.sources.{name}", source)
-    for name, measure in config.evaluate.measures.items():
-        config.evaluate.measures[name] = _measure(f"evaluate.measures.{name}", measure)
-    for name, own in config.evaluate.by_set.items():
-        config.evaluate.by_set[name] = _of_set(config.evaluate, name, own)
-    for name, member in config.teacher.members.items():
-        if not isinstance(member, dict):
-            raise SettingError(f"teacher.members.{name}={member} is no teacher: write {{path: {member}}}")
-        config.teacher.members[name] = _frozen_model(MemberConfig, member, f"teacher.members.{name}")
-    return config
+    groups = {name: group_of(name, given.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
+    made = {name: GROUPS[name](group) for name, group in groups.items() if name in GROUPS}
+    return parse(Config, given | groups | made | {"given": shown, "compared": compared}, "")
 
 
 def group_of(name: str, given: Any) -> dict[str, Any]:
@@ -188,54 +158,40 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
         )
     try:
         # A variable's value would stand on the command line of the stage, for everybody on this machine to read.
-        given = group_of("chain", escaped(without_environment(composed)["chain"]))
+        given = group_of("chain", without_environment(composed)["chain"])
     except OmegaConfBaseException as error:
         raise SettingError(explain(error)) from error
     if left_open := [name for name, value in flatten(given).items() if value == "???"]:
         raise SettingError(f"chain.{left_open[0]} is missing: give it a value")
-    return _typed(ChainConfig, {name: value for name, value in given.items() if name != "given"}, "chain")
+    return parse(ChainConfig, {name: value for name, value in given.items() if name != "given"}, "chain")
 
 
-def _typed(cls: type[Settings], given: dict[str, Any], setting: str) -> Settings:
-    """A dataclass from these values; errors name `setting` and the key."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), given))
-    except OmegaConfBaseException as error:
-        raise SettingError(f"{setting}.{explain(error)}") from error
-    assert isinstance(typed, cls)
-    return typed
-
-
-def _take(given: dict[str, Any], cls: type[Any]) -> dict[str, Any]:
+def _take(given: dict[str, Any], cls: type[Settings]) -> dict[str, Any]:
     """Remove the keys that are fields of `cls` from `given`, and give them with their values."""
-    return {each.name: given.pop(each.name) for each in fields(cls) if each.name in given}
+    return {name: given.pop(name) for name in cls.model_fields if name in given}
 
 
 def corpus_config(given: dict[str, Any]) -> CorpusConfig:
     """The group `corpus` as it is written on the command line: settings of the source, of its tokens and its caches."""
     given = dict(given)
-    tokens = _typed(TokensConfig, _take(given, TokensConfig), "corpus")
-    cache = _typed(CacheConfig, _take(given, CacheConfig), "corpus")
-    own = _typed(CorpusFlags, _take(given, CorpusFlags), "corpus")
+    tokens = parse(TokensConfig, _take(given, TokensConfig), "corpus")
+    cache = parse(CacheConfig, _take(given, CacheConfig), "corpus")
+    flags = parse(CorpusFlags, _take(given, CorpusFlags), "corpus")
+    parts = {"tokens": tokens, "cache": cache, **dict(flags)}
     sources = given.pop("sources", None) or {}
     if given.get("kind") == MIXTURE:
         mixed, weights = mixture(sources, given, _source)
-        return CorpusConfig(
-            source=SourceConfig(MIXTURE), tokens=tokens, cache=cache, sources=mixed, weights=weights, **asdict(own)
-        )
+        return CorpusConfig(source=SourceConfig(kind=MIXTURE), sources=mixed, weights=weights, **parts)
     if sources:
         raise SettingError(f"corpus.sources is for a mixture, and corpus.kind={given.get('kind')}: set corpus=mixture")
-    return CorpusConfig(source=_source("corpus", given), tokens=tokens, cache=cache, **asdict(own))
+    return CorpusConfig(source=_source("corpus", given), **parts)
 
 
 def _source(setting: str, given: Any) -> SourceConfig | Component:
     if not isinstance(given, dict):
         raise SettingError(f"{setting}={written(given)} is no source of text: write {{kind: text, path: FILE}}")
     if given.get("_target_") is not None:
-        return component(setting, given, SOURCES, optional=tuple(each.name for each in fields(SourceConfig)))
+        return component(setting, given, SOURCES, optional=tuple(SourceConfig.model_fields))
     kind = str(given.get("kind"))
     if kind in kinds(TABLES):
         arguments = {name: value for name, value in given.items() if value is not None}
@@ -245,62 +201,75 @@ def _source(setting: str, given: Any) -> SourceConfig | Component:
             f"{setting}.kind={kind} is not known{did_you_mean(kind, known)}: choose one of {', '.join(known)}, or name "
             f"a class of your own as {setting}._target_"
         )
-    return _typed(SourceConfig, {name: value for name, value in given.items() if value is not None}, setting)
+    return parse(SourceConfig, {name: value for name, value in given.items() if value is not None}, setting)
 
 
 def student_config(given: dict[str, Any]) -> StudentConfig:
     """The group `student`: built-in settings, or those of the callable that `_target_` names."""
     if given.get("_target_") is None:
-        return _typed(StudentConfig, given, "student")
+        return parse(StudentConfig, given, "student")
     # A scale may set the dropout, say, of any student.
-    optional = tuple(each.name for each in fields(StudentConfig) if each.name != "tokenizer")
+    optional = tuple(name for name in StudentConfig.model_fields if name != "tokenizer")
     arguments = {name: value for name, value in given.items() if name != "tokenizer"}  # a callable gets it loaded
     made = component("student", arguments, "", optional=optional)
-    return StudentConfig(kind="custom", path=given.get("path"), tokenizer=given.get("tokenizer"), custom=made)
+    settings = {"kind": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
+    return parse(StudentConfig, settings, "student")
 
 
 def teacher_config(given: dict[str, Any]) -> TeacherConfig:
     """The group `teacher`: built-in settings, or those and further ones of the callable that `_target_` names."""
-    return _frozen_model(TeacherConfig, given, "teacher")
+    members = group_of("teacher.members", given.get("members", {}))
+    made = {name: _member(name, member) for name, member in members.items()}
+    return _frozen_model(TeacherConfig, given | {"members": made}, "teacher")
+
+
+def _member(name: str, given: Any) -> MemberConfig:
+    if not isinstance(given, dict):
+        raise SettingError(f"teacher.members.{name}={written(given)} is no teacher: write {{path: {written(given)}}}")
+    return _frozen_model(MemberConfig, given, f"teacher.members.{name}")
 
 
 def _frozen_model(cls: type[Frozen], given: dict[str, Any], setting: str) -> Frozen:
     """The only teacher or one of several."""
     if given.get("_target_") is None:
-        return _typed(cls, given, setting)
-    own = {each.name for each in fields(cls)}
-    known = {name: value for name, value in given.items() if name in own}
-    settings = _typed(cls, known | {"kind": "custom"}, setting)
-    settings.custom = component(setting, given, "", optional=tuple(own))
-    return settings
+        return parse(cls, given, setting)
+    shared = {name: value for name, value in given.items() if name in cls.model_fields}
+    made = component(setting, given, "", optional=tuple(cls.model_fields))
+    return parse(cls, shared | {"kind": "custom", "custom": made}, setting)
 
 
 def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
     """The group `objective`: settings of the objective itself; every other key is a loss term with its settings."""
     given = dict(given)
-    objective = ObjectiveConfig(**vars(_typed(ObjectiveFlags, _take(given, ObjectiveFlags), "objective")))
-    if "temperature" in given:
-        objective.temperature = _number("objective.temperature", given.pop("temperature"))
-    for name, term in given.items():
-        setting = f"objective.{name}"
-        if not name.isidentifier():
-            raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
-        if not isinstance(term, dict):
-            raise SettingError(f"{setting}={term} is neither a setting of the objective nor a loss term with a weight")
-        arguments = dict(term)
-        weight = _number(f"{setting}.weight", arguments.pop("weight", 1.0))
-        # A term that takes a temperature and has none of its own gets the objective's.
-        shared = "temperature" not in arguments
-        temperature = arguments.setdefault("temperature", objective.temperature)
-        if isinstance(temperature, dict):
-            temperature = _number(f"{setting}.temperature", temperature)
-        ramp = temperature if isinstance(temperature, Ramp) else None
-        if ramp is not None:
-            arguments["temperature"] = ramp.start
-        make = component(setting, arguments, TERMS, kind=name, optional=("temperature",) if shared else ())
-        follows = ramp is not None and (not shared or "temperature" in make.takes())
-        objective.terms[name] = TermConfig(weight, make, ramp if follows else None)
-    return objective
+    flags = _take(given, ObjectiveFlags)
+    temperature = _number("objective.temperature", given.pop("temperature", 2.0))
+    terms = {name: _term(f"objective.{name}", term, temperature) for name, term in given.items()}
+    return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
+
+
+def _term(setting: str, given: Any, shared: float | Ramp) -> TermConfig:
+    """A loss term; one that takes a temperature and has none of its own gets `shared`, that of the objective."""
+    name = setting.rpartition(".")[2]
+    if not name.isidentifier():
+        raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
+    if not isinstance(given, dict):
+        nearest = did_you_mean(name, [*ObjectiveFlags.model_fields, "temperature"], "objective.")
+        raise SettingError(
+            f"{setting}={written(given)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
+            f"give {setting}.weight"
+        )
+    arguments = dict(given)
+    weight = _number(f"{setting}.weight", arguments.pop("weight", 1.0))
+    own = "temperature" in arguments
+    temperature = arguments.setdefault("temperature", shared)
+    if isinstance(temperature, dict):
+        temperature = _number(f"{setting}.temperature", temperature)
+    ramp = temperature if isinstance(temperature, Ramp) else None
+    if ramp is not None:
+        arguments["temperature"] = ramp.start
+    make = component(setting, arguments, TERMS, kind=name, optional=() if own else ("temperature",))
+    follows = ramp is not None and (own or "temperature" in make.takes())
+    return parse(TermConfig, {"weight": weight, "make": make, "temperature": ramp if follows else None}, setting)
 
 
 def _number(setting: str, value: Any) -> float | Ramp:
@@ -309,7 +278,7 @@ def _number(setting: str, value: Any) -> float | Ramp:
         for name in ("start", "end"):
             if value.get(name) is None:
                 raise SettingError(f"{setting}.{name} is missing: a schedule is {{start: NUMBER, end: NUMBER}}")
-        return _typed(Ramp, value, setting)
+        return parse(Ramp, value, setting)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise SettingError(f"{setting}={value} is not a number, nor a schedule: {{start: NUMBER, end: NUMBER}}")
     return float(value)
@@ -318,8 +287,9 @@ def _number(setting: str, value: Any) -> float | Ramp:
 def optimizer_config(given: dict[str, Any]) -> OptimizerConfig:
     """The group `optimizer`: learning rate and clipping, and the settings of the optimizer itself."""
     given = dict(given)
-    flags = _typed(OptimizerFlags, _take(given, OptimizerFlags), "optimizer")
-    return OptimizerConfig(**asdict(flags), make=component("optimizer", given, OPTIMIZERS, kind="adamw"))
+    flags = _take(given, OptimizerFlags)
+    made = component("optimizer", given, OPTIMIZERS, kind="adamw")
+    return parse(OptimizerConfig, flags | {"make": made}, "optimizer")
 
 
 def schedule_config(given: dict[str, Any]) -> Component:
@@ -328,13 +298,22 @@ def schedule_config(given: dict[str, Any]) -> Component:
     return component("schedule", given, SCHEDULES, kind="linear")
 
 
+def evaluate_config(given: dict[str, Any]) -> EvaluateConfig:
+    """The group `evaluate`, whose sources and measures may be classes of the user's."""
+    own = {name: group_of(f"evaluate.{name}", given.get(name, {})) for name in ("sources", "measures", "by_set")}
+    sources = {name: _source(f"evaluate.sources.{name}", source) for name, source in own["sources"].items()}
+    measures = {name: _measure(f"evaluate.measures.{name}", measure) for name, measure in own["measures"].items()}
+    settings = parse(EvaluateConfig, given | {"sources": sources, "measures": measures, "by_set": {}}, "evaluate")
+    return settings.changed(by_set={name: _of_set(settings, name, one) for name, one in own["by_set"].items()})
+
+
 def _of_set(settings: EvaluateConfig, name: str, given: Any) -> SetConfig:
     """What is set of one evaluation set; what is not is as for all of them."""
     setting = f"evaluate.by_set.{name}"
     own = group_of(setting, {} if given is None else given)
     share = group_of(f"{setting}.pseudo_perplexity", own.get("pseudo_perplexity") or {})
     shared = {"share": settings.pseudo_perplexity.share}
-    return _typed(SetConfig, {"rows": settings.rows, **own, "pseudo_perplexity": shared | share}, setting)
+    return parse(SetConfig, {"rows": settings.rows, **own, "pseudo_perplexity": shared | share}, setting)
 
 
 def _measure(setting: str, given: Any) -> Component:
@@ -344,8 +323,9 @@ def _measure(setting: str, given: Any) -> Component:
 
 
 # Groups whose settings may be those of the user's own callables.
-OPEN_GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
+GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "corpus": corpus_config,
+    "evaluate": evaluate_config,
     "teacher": teacher_config,
     "student": student_config,
     "objective": objective_config,

@@ -1,7 +1,17 @@
-"""Settings of documents that are there several times: what becomes of them, and which are alike."""
+"""The settings of a corpus: where its text comes from, how it becomes rows of token ids, and where these are kept."""
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Literal
+
+from distill.config.component import Component
+from distill.config.model import Settings, setting
+
+
+class Missing(Enum):
+    """What to do when a corpus or an evaluation set is not available."""
+
+    stop = "stop"
+    skip = "skip"
 
 
 class Duplicates(Enum):
@@ -13,10 +23,127 @@ class Duplicates(Enum):
     near = "near"  # and of those with almost the same text; one that is held out before one that is trained on
 
 
-@dataclass
-class NearConfig:
+class DocumentUnit(Enum):
+    """What of a plain text file is one document."""
+
+    line = "line"  # a line: the published format of an article a line
+    blank = "blank"  # what stands between two blank lines
+    file = "file"  # the whole file
+
+
+class NearConfig(Settings):
     """When two documents are near duplicates, for `corpus.duplicates=near`."""
 
-    threshold: float = 0.8  # least share of their shingles that they have in common (Jaccard similarity)
-    shingle: int = 5  # words in a row, without case and signs, that are one shingle
-    permutations: int = 128  # numbers of a MinHash signature: more of them estimate the similarity better
+    threshold: float = setting(
+        0.8, "Two documents are alike when they share this fraction of their shingles (Jaccard).", ge=0.1, le=1
+    )
+    shingle: int = setting(
+        5, "A shingle is this many words in a row, without case and signs.", unit="words", ge=1, le=100
+    )
+    # Fewer permutations would leave hardly a choice of bands.
+    permutations: int = setting(
+        128, "A MinHash signature has this many numbers; more estimate the similarity better.", ge=16, le=4096
+    )
+
+
+class SourceConfig(Settings):
+    """Where documents come from. `kind` names a file of `distill/data/sources/`."""
+
+    kind: str = setting("???", "The format of the text, or a published corpus.")
+    path: str | None = setting(
+        None, "File, folder or glob of the text; null reads the usual folder under $DISTILL_DATA, then `hub`."
+    )
+    field: str | None = setting(
+        None, "Column of JSONL, CSV, Parquet and Hub data sets; null reads `text`, or `messages` of conversations."
+    )
+    encoding: str | None = setting(None, "Encoding of plain text, JSONL and CSV files; null is UTF-8.")
+    document: DocumentUnit | None = setting(
+        None, "What of a plain text file is one document; null cuts about 1 MiB of whole paragraphs."
+    )
+    prompt: str | None = setting(
+        None, "Column of a text that a causal model reads before `field` and does not predict."
+    )
+    template: str | None = setting(None, "How one message of a conversation is written, by its {role} and {content}.")
+    target_role: str | None = setting(
+        None, "The role whose messages a causal model learns to write; null is assistant."
+    )
+    hub: str | None = setting(None, "Name of a data set on the Hugging Face Hub.")
+    subset: str | None = setting(None, "Configuration of the data set on the Hub.")
+    split: str = setting("train", "Split of a Hub data set, and of the usual folder under $DISTILL_DATA.")
+    streaming: bool = setting(False, "Read a Hub data set without downloading it whole.")
+    share: float = setting(1.0, "Use this seeded fraction of the documents.", gt=0, le=1)
+
+
+class TokensConfig(Settings):
+    """How text becomes rows of token ids."""
+
+    sequence_length: int = setting(128, "Length of a row.", unit="tokens", ge=10, le=131_072)
+    cross_documents: bool = setting(False, "Let rows run over the end of a document.")
+    heldout: float = setting(0.02, "Keep this fraction of the documents for the evaluation set `heldout`.", ge=0, lt=1)
+    unreadable: Missing = setting(Missing.skip, "Skip a file that cannot be read with a count, or stop.")
+    max_bad: float = setting(
+        0.05, "Stop when more than this fraction of the records (lines of plain text) is invalid.", ge=0, le=1
+    )
+    vocab_size: int = setting(
+        6144, "Size of a tokenizer that is trained because there is none to take over.", unit="tokens", ge=300,
+        le=4_000_000,
+    )  # fmt: skip
+    duplicates: Duplicates = setting(
+        Duplicates.count, "Keep, count or drop documents of the same text, or drop near duplicates too."
+    )
+    near: NearConfig = setting(None, "When two documents are near duplicates.", factory=NearConfig)
+
+
+class CacheConfig(Settings):
+    """Where rows of token ids are kept, and how many processes make them."""
+
+    cache: str = setting("~/.cache/distill", "Folder of prepared rows on this machine.")
+    tokens: str | None = setting(
+        None, "Folder or URL of prepared rows that several hosts fill and read; null uses `cache`."
+    )
+    # A shard is held on the disk of the host that makes it, and object stores take files of up to 5 TB.
+    shard_bytes: int = setting(
+        1 << 30, "About this much of rows goes into one file, before compression.", unit="bytes", ge=1, le=1 << 40
+    )
+    compression: Literal["zstd"] | None = setting(None, "Compression of prepared rows: zstd, or null for none.")
+    local: str | None = setting(
+        None, "Folder on storage of each node itself, into which token caches are copied once per node."
+    )
+    local_bytes: int = setting(
+        16 << 30, "Keep at most this much in `local`, or of blocks of rows from a URL.", unit="bytes", ge=1, le=1 << 50
+    )
+    shuffle_bytes: int = setting(
+        4 << 30, "Shuffle this much of uncompressed rows together; a smaller corpus is shuffled as a whole.",
+        unit="bytes", ge=1, le=1 << 40,
+    )  # fmt: skip
+    workers: int | None = setting(None, "Processes that prepare tokens; null is one per core.", ge=1, le=1024)
+
+
+class CorpusFlags(Settings):
+    """What is set of the corpus as a whole."""
+
+    add_prose: bool = setting(False, "Add the docstrings of installed packages to the corpus.")
+    fallback: bool = setting(
+        False, "Train on the docstrings of installed packages when there is no path, no $DISTILL_DATA and no `hub`."
+    )
+    rows: int | None = setting(
+        None, "Train on at most this many rows or labelled examples, a seeded choice; null is all.", unit="rows",
+        ge=0, le=10**12,
+    )  # fmt: skip
+    unknown: float = setting(
+        0.2, "Stop when more than this fraction of the text is unknown to the vocabulary.", ge=0, le=1
+    )
+    unlabelled: str | None = setting(
+        None, "File, folder or glob of examples that the teacher labels while the student is fine-tuned; all count."
+    )
+
+
+class CorpusConfig(CorpusFlags):
+    """What the student is trained on."""
+
+    source: SourceConfig | Component = setting(None, "Where the text comes from.", factory=SourceConfig)
+    tokens: TokensConfig = setting(None, "How text becomes rows of token ids.", factory=TokensConfig)
+    cache: CacheConfig = setting(None, "Where rows of token ids are kept.", factory=CacheConfig)
+    # Of a mixture, in place of `source`: SourceConfig or Component by name, and what share of the rows each has.
+    sources: dict[str, Any] = setting(None, "Sources of a mixture by name.", factory=dict)
+    weights: dict[str, float] = setting(None, "Weight of each source of a mixture.", factory=dict)

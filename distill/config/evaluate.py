@@ -1,65 +1,78 @@
-"""Settings of the evaluation: which sets models are scored on, how much of each, and when."""
+"""The settings of the evaluation: which sets models are scored on, how much of each, and when."""
 
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
+from distill.config.corpus import Missing
+from distill.config.model import BATCH, ROWS, STEPS, Settings, setting
 
-class Missing(Enum):
-    """What to do when a corpus or an evaluation set is not available."""
-
-    stop = "stop"
-    skip = "skip"
+SHARE = "Score this seeded fraction of the positions; 1 is all, 0 none."
 
 
-@dataclass
-class PseudoPerplexityConfig:
-    share: float = 0.1  # seeded share of the positions that are scored; 1: all, 0: none
-    batch_size: int = 32  # masked copies in one forward; of rows longer than 128 as many as have that many positions
+class PseudoPerplexityConfig(Settings):
+    """Pseudo-perplexity of masked language models."""
+
+    share: float = setting(0.1, SHARE, ge=0, le=1)
+    batch_size: int = setting(
+        32, "Masked copies of up to 128 tokens in one forward; of longer rows as many as have that many positions.",
+        unit="rows", ge=1, le=BATCH,
+    )  # fmt: skip
 
 
-@dataclass
-class SetShare:
+class SetShare(Settings):
     """As `PseudoPerplexityConfig`, of one set."""
 
-    share: float = 0.1
+    share: float = setting(0.1, SHARE, ge=0, le=1)
 
 
-@dataclass
-class SetConfig:
+class SetConfig(Settings):
     """What of one set is scored, in place of the settings of the same names for all sets."""
 
-    rows: int | None = None
-    pseudo_perplexity: SetShare = field(default_factory=SetShare)
+    rows: int | None = setting(None, "Score at most this many rows of this set.", unit="rows", ge=1, le=ROWS)
+    pseudo_perplexity: SetShare = setting(None, "Pseudo-perplexity of this set.", factory=SetShare)
 
 
-@dataclass
-class CurveConfig:
+class CurveConfig(Settings):
     """Perplexity of the student while it trains, on a few rows of the first set; not of tasks on labelled examples."""
 
-    points: int = 0  # on the way, evenly spread over the steps of the run, besides one before the first step; 0: none
-    rows: int = 64  # scored at each of them
+    points: int = setting(
+        0, "Score at this many points, evenly spread over the run, besides one before the first step; 0 is none.",
+        ge=0, le=1000,
+    )  # fmt: skip
+    rows: int = setting(64, "Rows that are scored at each point.", unit="rows", ge=1, le=ROWS)
 
 
-@dataclass
-class EvaluateConfig:
-    sets: list[str] = field(default_factory=lambda: ["heldout"])
-    # Values are SourceConfig or Component; OmegaConf takes no new entry of a typed dict from the command line.
-    sources: dict[str, Any] = field(default_factory=dict)
-    missing: Missing = Missing.stop  # a set that is not available: stop, or leave it out and say so
-    rows: int | None = None  # at most this many rows of a set, a seeded choice
-    batch_size: int = 32
-    # The student is scored at the end of the run, after every so many steps, and after every epoch; every_epoch null:
-    # after every epoch where every_steps is null.
-    every_steps: int | None = None
-    every_epoch: bool | None = None
-    curve: CurveConfig = field(default_factory=CurveConfig)
-    stride: int | None = None  # of causal models: tokens that the window of perplexity moves on; null: half a row
-    pseudo_perplexity: PseudoPerplexityConfig = field(default_factory=PseudoPerplexityConfig)
-    # By set: rows and pseudo_perplexity.share of that set alone; values are SetConfig.
-    by_set: dict[str, Any] = field(default_factory=dict)
-    measures: dict[str, Any] = field(default_factory=dict)  # of the user's: Component by name
-    twin: str | None = None  # run folder of the no-teacher twin, to stand beside the student
+class EvaluateConfig(Settings):
+    """Which sets models are scored on, and when."""
+
+    sets: list[str] = setting(None, "Names of the sets, of `sources`.", factory=lambda: ["heldout"])
+    # Values are SourceConfig or Component.
+    sources: dict[str, Any] = setting(None, "Where the text of each set comes from, by its name.", factory=dict)
+    missing: Missing = setting(Missing.stop, "Stop where a set is not available, or leave it out with a note.")
+    rows: int | None = setting(
+        None, "Score at most this many rows of a set, a seeded choice; null is all.", unit="rows", ge=1, le=ROWS
+    )
+    batch_size: int = setting(32, "Rows in one forward.", unit="rows", ge=1, le=BATCH)
+    every_steps: int | None = setting(
+        None, "Score the student after every so many steps, besides the end of the run.", unit="steps", ge=1, le=STEPS
+    )
+    every_epoch: bool | None = setting(
+        None, "Score the student after every epoch; null does so where every_steps is null."
+    )
+    curve: CurveConfig = setting(None, "Perplexity while the student trains.", factory=CurveConfig)
+    stride: int | None = setting(
+        None, "Tokens that the window of a causal model's perplexity moves on; null is half a row.", unit="tokens",
+        ge=1, le=1_048_576,
+    )  # fmt: skip
+    pseudo_perplexity: PseudoPerplexityConfig = setting(
+        None, "Pseudo-perplexity of masked language models.", factory=PseudoPerplexityConfig
+    )
+    # Values are SetConfig.
+    by_set: dict[str, Any] = setting(
+        None, "rows and pseudo_perplexity.share of one set alone, by its name.", factory=dict
+    )
+    # Values are Component.
+    measures: dict[str, Any] = setting(None, "Measures of your own by name.", factory=dict)
+    twin: str | None = setting(None, "Run folder of the no-teacher twin, which the report lays beside the student.")
 
     def rows_of(self, name: str) -> int | None:
         """At most how many rows of this set are scored; None: all."""

@@ -1,8 +1,9 @@
 """A number that changes over the run: a weight or a temperature of the objective with a schedule of its own."""
 
 import math
-from dataclasses import dataclass
 from enum import Enum
+
+from distill.config.model import Settings, setting
 
 
 class Shape(Enum):
@@ -12,13 +13,12 @@ class Shape(Enum):
     cosine = "cosine"  # half a cosine: slow at both ends
 
 
-@dataclass(frozen=True)
-class Ramp:
+class Ramp(Settings):
     """From `start` at the beginning of the run to `end` at its end; every value lies between the two."""
 
-    start: float
-    end: float
-    shape: Shape = Shape.linear
+    start: float = setting(..., "Value at the beginning of the run.")
+    end: float = setting(..., "Value at the end of the run.")
+    shape: Shape = setting(Shape.linear, "A straight line, or half a cosine, which is slow at both ends.")
 
     def __call__(self, progress: float) -> float:
         """Its value at `progress` of the run, from 0 to 1."""

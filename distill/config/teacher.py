@@ -1,24 +1,36 @@
-"""Settings of the teacher, of several teachers, and of what is kept of one on disk."""
+"""The settings of the teacher, of several teachers, and of what is kept of one on disk."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from distill.config.component import Component
+from distill.config.model import SEEDS, Settings, setting
 
 MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
 
 EMBEDDED = ("embedded", "embedded_deep")  # kinds of teachers that ship with this package, in folders of these names
 
+MICRO_BATCHES: dict[str, Any] = {"ge": 1, "le": 10_000}
 
-@dataclass
-class TeacherCacheConfig:
+
+class TeacherCacheConfig(Settings):
     """The teacher's answers on disk, for runs that see the same masked rows several times."""
 
-    top_k: int | None = None  # keep this many of its largest probabilities per position; null: none of them
-    sampled: int | None = None  # draw so many tokens from all others, without bias; both null: the teacher runs live
-    exponent: float = 1.0  # tokens are drawn in proportion to their probability to this power, and weighted by the rest
-    seed: int = 0  # of the draws
-    gigabytes: float = 8.0  # largest size on disk; more is refused before the teacher runs
+    top_k: int | None = setting(
+        None, "Keep this many of the teacher's largest probabilities per position; null keeps none of them.", ge=1,
+        le=4_000_000,
+    )  # fmt: skip
+    sampled: int | None = setting(
+        None, "Draw this many tokens from all others, without bias; with both null the teacher runs live.", ge=1,
+        le=65_536,
+    )  # fmt: skip
+    # With 0 all tokens would be drawn alike; above 1 weights have no bound.
+    exponent: float = setting(
+        1.0, "Draw tokens in proportion to their probability to this power, and weight them by the rest.", gt=0, le=1
+    )
+    seed: int = setting(0, "Seed of the draws.", ge=0, le=SEEDS)
+    gigabytes: float = setting(
+        8.0, "Largest size on disk; more is refused before the teacher runs.", unit="GB", gt=0, le=1e6
+    )
 
     @property
     def wanted(self) -> bool:
@@ -32,38 +44,46 @@ class TeacherCacheConfig:
         return " with ".join(f"teacher.cache.{name}={value}" for name, value in found.items() if value is not None)
 
 
-@dataclass
-class MemberConfig:
-    """One of several teachers. `kind`: embedded, embedded_deep, pretrained, or custom (by a callable of the user's)."""
+class FrozenModelConfig(Settings):
+    """What a teacher has, the only one or one of several."""
 
-    kind: str = "pretrained"
-    path: str | None = None  # folder, run folder, or name on the Hub
-    revision: str | None = None
-    trust_remote_code: bool = False
-    tokenizer: str | None = None  # folder or name on the Hub; null: it lies beside the model
-    custom: Component | None = None  # of kind=custom
-    weight: float = 1.0  # in the mean of all; they are divided by their sum
-    precision: str | None = None  # of its forward in training: fp32, bf16, fp16 or int8; null: precision.teacher
-    micro_batches: int | None = None  # null: teacher.micro_batches
-    cache: TeacherCacheConfig | None = None  # null: teacher.cache
+    path: str | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
+    revision: str | None = setting(None, "Revision of a model on the Hub.")
+    trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
+    tokenizer: str | None = setting(
+        None, "Folder of the tokenizer or its name on the Hub; null reads it beside the model."
+    )
+    custom: Component | None = setting(None, "The callable of kind=custom.")
 
 
-@dataclass
-class TeacherConfig:
-    """The frozen model to learn from.
+class MemberConfig(FrozenModelConfig):
+    """One of several teachers."""
 
-    `kind`: embedded or embedded_deep (those that ship with this package), pretrained, none, several (the mean of the
-    members), or custom (by a callable of the user's).
-    """
+    kind: Literal["embedded", "embedded_deep", "pretrained", "custom"] = setting(
+        "pretrained", "A model that ships with this package, a saved model, or one by a callable of yours."
+    )
+    weight: float = setting(1.0, "Weight in the mean of all; weights are divided by their sum.", gt=0, le=1e6)
+    precision: Literal["fp32", "bf16", "fp16", "int8"] | None = setting(
+        None, "Number format of its forward in training; null is precision.teacher."
+    )
+    micro_batches: int | None = setting(
+        None, "Micro-batches that one forward takes; null is teacher.micro_batches.", **MICRO_BATCHES
+    )
+    cache: TeacherCacheConfig | None = setting(None, "Its answers on disk; null is teacher.cache.")
 
-    kind: str = MISSING
-    path: str | None = None  # folder, run folder, or name on the Hub
-    revision: str | None = None
-    trust_remote_code: bool = False
-    tokenizer: str | None = None  # folder or name on the Hub; null: it lies beside the model
-    custom: Component | None = None  # of kind=custom
-    micro_batches: int = 1  # that one forward of the teacher takes: it keeps nothing for a backward
-    cache: TeacherCacheConfig = field(default_factory=TeacherCacheConfig)
-    # Of kind=several, by name; values are MemberConfig. OmegaConf takes no new entry of a typed dict from the command
-    # line. Layers and hidden states are those of the first.
-    members: dict[str, Any] = field(default_factory=dict)
+
+class TeacherConfig(FrozenModelConfig):
+    """The frozen model to learn from."""
+
+    kind: Literal["embedded", "embedded_deep", "pretrained", "several", "none", "custom"] = setting(
+        MISSING, "A model that ships with this package, a saved model, several, none, or one by a callable of yours."
+    )
+    micro_batches: int = setting(
+        1, "Micro-batches that one forward of the teacher takes: it keeps nothing for a backward.", **MICRO_BATCHES
+    )
+    cache: TeacherCacheConfig = setting(
+        None, "The teacher's answers on disk, for runs that see the same masked rows several times.",
+        factory=TeacherCacheConfig,
+    )  # fmt: skip
+    # Values are MemberConfig. Layers and hidden states are those of the first.
+    members: dict[str, Any] = setting(None, "Teachers of kind=several by name.", factory=dict)

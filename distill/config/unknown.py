@@ -14,6 +14,9 @@ REMOVED = {
     "profile.trace_after": "leave it out: the trace begins after four steps, profile.trace_steps is how many it has",
     "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
     "the losses over the vocabulary chunk by chunk",
+    "backend.elastic": "torchrun starts ranks again: torchrun --nnodes=MIN:MAX --max-restarts=N -m distill ..., with "
+    "train.rows_per_step set",
+    "backend.elastic_wait": "torchrun waits for hosts: --rdzv-conf=join_timeout=SECONDS",
 }
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
 

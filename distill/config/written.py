@@ -17,7 +17,7 @@ def without_environment(composed: Any) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    text = OmegaConf.create(escaped(OmegaConf.to_container(composed, resolve=False)))
+    text = OmegaConf.create(_escaped(OmegaConf.to_container(composed, resolve=False)))
     container = OmegaConf.to_container(text, resolve=True)
     assert isinstance(container, dict)
     return {str(name): value for name, value in container.items()}
@@ -42,12 +42,11 @@ def as_yaml(settings: dict[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(settings))
 
 
-def escaped(value: Any) -> Any:
-    """`value`, nested, in which OmegaConf takes every text that refers to the environment as it stands."""
+def _escaped(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: escaped(inner) for name, inner in value.items()}
+        return {name: _escaped(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [escaped(inner) for inner in value]
+        return [_escaped(inner) for inner in value]
     if isinstance(value, str) and FROM_ENVIRONMENT in value:
         return re.sub(r"(?<!\\)\$\{", r"\\${", value)
     return value

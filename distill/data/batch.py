@@ -29,8 +29,8 @@ class Batch:
     labels: dict[str, Labels]  # by task, such as mlm; the tokens to predict come first
     valid_positions: torch.Tensor | None  # [num_valid] int64, flat non-padding positions; None: all of them
     row_ids: np.ndarray  # [B] int64, number of each row in the corpus
-    # [B] int64, or one for all: how often each row came before, by which masks and dropout are drawn anew.
-    passes: np.ndarray | int | None = None
+    # [B]: names the stream of dropout of each row, another one in each pass over the corpus; empty: torch's own stream.
+    dropout_keys: tuple[int, ...] = ()
     # What `Teacher.read_ahead` has put here, such as cached entries of these rows; only the teacher looks at it.
     teacher_data: dict[str, torch.Tensor] = field(default_factory=dict)
     # Whether it only fills up a window, so that all ranks make as many forward passes: then no term counts its rows.

@@ -120,7 +120,8 @@ class Batches:
         """The rows of these numbers with their masks of a pass, in the plain orders an epoch, of each or of all."""
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
         batch = self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
-        return replace(batch, passes=passes)
+        dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
+        return replace(batch, dropout_keys=tuple(int(number) for number in dropout_keys))
 
     def first(self, count: int) -> Iterator[Batch]:
         """The `count` rows that training begins with, of all ranks, in micro-batches."""
@@ -130,11 +131,6 @@ class Batches:
         for start in range(0, len(numbers), self.batch_size):
             part = slice(start, start + self.batch_size)
             yield self.batch(numbers[part], passes[part])
-
-    def dropout_keys(self, batch: Batch, step: int) -> list[int]:
-        """What names the stream of dropout of each row of `batch` in its pass, or in the epoch of `step`."""
-        passes = step // self.steps_per_epoch if batch.passes is None else batch.passes
-        return [int(each) for each in key(self.seed, "dropout", passes, batch.row_ids)]
 
     def sources_fed(self, step: int) -> dict[str, Fed]:
         """What has been fed of each source of a mixture, by all ranks, up to the end of a step; else nothing."""

@@ -41,7 +41,7 @@ def prepare_mixture(
     """
     texts = corpus_texts(corpus)
     # Each source has a window of its own, so that all of them together take no more memory than that of one corpus.
-    cache = replace(corpus.cache, shuffle_bytes=max(1, corpus.cache.shuffle_bytes // len(texts)))
+    cache = corpus.cache.changed(shuffle_bytes=max(1, corpus.cache.shuffle_bytes // len(texts)))
     sources = {
         name: prepare(text, tokenizer, corpus.tokens, cache, "train", row_format) for name, text in texts.items()
     }

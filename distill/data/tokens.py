@@ -183,7 +183,7 @@ def prepare(
             f"corpus.heldout={settings.heldout}: no text is held out to evaluate on; set it to 0.02 or so"
         )
     if part == "all":  # an evaluation set, which stays as it was published
-        settings = replace(settings, heldout=0.0, duplicates=Duplicates.keep)
+        settings = settings.changed(heldout=0.0, duplicates=Duplicates.keep)
     packing = _packing(text, tokenizer, settings, rows)
     few = part != "all" and cache.tokens is None  # what is prepared on purpose is all of a text
     folder = _build_rows(text, packing, cache, text.rows if few else None)

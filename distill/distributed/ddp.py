@@ -18,7 +18,6 @@ from distill.distributed.interface import WIRE, Backend
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import open_store, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
-from distill.distributed.roll_call import RollCall
 from distill.runtime.errors import SettingError
 
 POLL = 0.05  # seconds between two looks at a barrier
@@ -49,17 +48,13 @@ class Ddp(Backend):
         if nccl and requested is not None and requested > 1:
             os.environ["NCCL_MIN_NCHANNELS"] = str(requested)  # read when the first communicator is made
         self._store = open_store(info, settings.timeout, "distill")
-        # A connection of its own: a wait in the other one would hold it up.
-        self._roll_call = RollCall(dist.PrefixStore("roll call", self._store.clone()), self.rank, self.size)  # type: ignore[attr-defined]
-        with self._called():
-            wait_for_all(self._store, self.size, settings.timeout)
-            self._join(self._choose_engine(), device if nccl else None)
+        wait_for_all(self._store, self.size, settings.timeout)
+        self._join(self._choose_engine(), device if nccl else None)
         self._rings = TorchRings(1 if nccl or plug_in else requested or max(CANDIDATES), settings.timeout)
         if settings.collective is not None:
             self.rings, self._measure_rings = 1, False
             wire = [WIRE[settings.compression][0]] if settings.compression in WIRE else []
-            with self._called():
-                try_out(settings.collective, self.rank, device, wire, settings.timeout)
+            try_out(settings.collective, self.rank, device, wire, settings.timeout)
         self._describe()
 
     def _choose_engine(self) -> str:
@@ -101,8 +96,6 @@ class Ddp(Backend):
             self._store.add("left", 1)
             while self.rank == 0 and self._store.add("left", 0) < self.size:
                 time.sleep(POLL)
-            if self._roll_call is not None:
-                self._roll_call.close()
             dist.destroy_process_group()
 
     def _choose_rings(self) -> None:

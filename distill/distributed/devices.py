@@ -16,17 +16,12 @@ def choose_device(settings: BackendConfig, local_rank: int, local_size: int) -> 
     where other programs need them, unless `backend.threads` says how many each may use. Raises SettingError when there
     is no such device, or not one for each rank.
     """
-    if settings.threads is not None and settings.threads < 1:
-        raise SettingError(f"backend.threads={settings.threads}: give at least 1, or null for torch's own choice")
     if settings.threads is not None or local_size > 1:
         torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // local_size))
     kind = settings.device
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(kind)
-    except RuntimeError:
-        raise SettingError(f"backend.device={settings.device}: give auto, cpu, cuda or cuda:<number>") from None
+    device = torch.device(kind)
     if device.type != "cuda":
         if settings.threads is None:
             use_quickest_threads()

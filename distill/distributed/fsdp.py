@@ -1,7 +1,7 @@
 """torch.distributed with models that are divided between the ranks (`fully_shard`, FSDP2)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -127,10 +127,10 @@ class Fsdp(Ddp):
                 reshard(model)
 
     @contextmanager
-    def _called(self, barrier: bool = False) -> Iterator[None]:
+    def _waiting(self) -> Iterator[None]:
         if self._lockstep is not None:
             self._lockstep.drain()
-        with super()._called(barrier) if self.size > 1 else nullcontext():
+        with super()._waiting():
             yield
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from distill.config.settings import BackendConfig
 from distill.distributed.bucket import MAX_STATS, Bucket
 from distill.distributed.rank import RankInfo
 from distill.distributed.rings import choose_rings, parse_rings
-from distill.distributed.roll_call import RollCall
 from distill.runtime.errors import RankLost
 
 # Number formats on the wire by `backend.compression`, and what gradients are multiplied by there. fp16 loses its digits
@@ -91,7 +90,6 @@ class Backend:
         self.exchange_seconds = self._exchange_began = 0.0
         self.gradients = torch.empty(0)
         self._bucket = Bucket([], device)
-        self._roll_call: RollCall | None = None  # where there is a store for it
         self._under_way: list[Callable[[], None]] = []  # what to wait for: one entry per segment that was started
 
     def prepare(self, model: nn.Module) -> None:
@@ -231,14 +229,13 @@ class Backend:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Where the host reads what an exchange has given: on a GPU it is here that it waits for the other ranks."""
-        with self._called():
-            yield
+        yield
 
     def barrier(self) -> None:
         """Wait until all ranks have come here, however long that takes."""
         if self.size > 1:
             self.num_collectives += 1
-            with self._waiting(barrier=True):
+            with self._waiting():
                 self._barrier()
 
     def close(self) -> None:
@@ -321,21 +318,10 @@ class Backend:
         self._under_way.append(finish)
 
     @contextmanager
-    def _waiting(self, barrier: bool = False) -> Iterator[None]:
-        """A wait for the other ranks, in which those that do not come are named."""
-        with self._called(barrier), _naming_lost_rank():
+    def _waiting(self) -> Iterator[None]:
+        """A wait for the other ranks."""
+        with _naming_lost_rank():
             yield
-
-    @contextmanager
-    def _called(self, barrier: bool = False) -> Iterator[None]:
-        """A wait that the roll call knows of; errors are left alone, as those of a GPU come up wherever it is read."""
-        if self._roll_call is not None:
-            self._roll_call.enter(barrier)
-        try:
-            yield
-        finally:
-            if self._roll_call is not None:
-                self._roll_call.leave()
 
     def _choose_rings(self) -> None:
         """Measure one, two and four rings on (a part of) the bucket, which is still all zeros, and take what pays."""

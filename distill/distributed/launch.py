@@ -1,7 +1,6 @@
-"""Start the ranks of a run on one or more hosts, over ssh where they are others, and end a rank in good order."""
+"""Start the ranks of a run, here or through the launcher of its engine, and end a rank in good order."""
 
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -13,19 +12,21 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from distill.config.settings import BackendConfig
-from distill.distributed import roll_call
-from distill.distributed.elastic_range import parse_elastic
 from distill.distributed.interface import RankLost
 from distill.distributed.rank import rank_from_env
-from distill.distributed.ranks import run_children, run_ranks
+from distill.distributed.ranks import run_ranks
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import say
 from distill.runtime.signals import handled
 
 INSTALL = "python -m distill.distributed.install_horovod"
-# What ranks on other hosts take over from here.
+# What Horovod's launcher gets of the environment, as it writes all of that on the command lines of its ranks.
 EXPORTED = re.compile(
-    r"(PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|(DISTILL|HF|TRANSFORMERS|WANDB|NCCL|GLOO|OMP|MKL)_.*)"
+    r"PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|HOME|USER|LANG|TMPDIR|SSH_AUTH_SOCK"
+    r"|(LC|XDG|CUDA|DISTILL|HF|TRANSFORMERS|WANDB|HOROVOD|NCCL|GLOO|OMP|MKL)_\w+"
 )
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL")
+PORT = 29500  # where torchrun's ranks meet, on the first host
 GIVE_WAY = 2.0  # seconds
 
 
@@ -33,35 +34,101 @@ def should_launch(settings: BackendConfig) -> bool:
     """Whether this process has to start the ranks, because no launcher has started it as one of them."""
     if settings.name == "single" or rank_from_env() is not None:
         return False
-    return settings.elastic is not None or sum(n for _, n in hosts_of(settings)) > 1
+    return bool(hosts_of(settings)) or num_processes(settings) > 1
 
 
 def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
     """Run `command`, by default this very command line, as every rank; wait; return the exit status of the run.
 
-    The status is that of the rank that failed first (128 + the signal's number when it was killed). Rank 0 has the
-    terminal; the others write where `keep_log` says. Signals are passed on to the ranks, which end in their own time;
-    a second one ends all at once. Ranks do not outlive their launcher.
+    On this machine the status is that of the rank that failed first (128 + the signal's number when it was killed).
+    Rank 0 has the terminal; the others write where `keep_log` says. Signals are passed on to the ranks, which end in
+    their own time; a second one ends all at once. Ranks do not outlive their launcher.
 
-    Raises SettingError for hosts that make no sense.
+    With `backend.hosts` Horovod's launcher takes the place of this process; for torch.distributed the command that each
+    host has to run is printed.
+
+    Raises SettingError for hosts that make no sense, and after that command was printed.
     """
-    command = command or this_command()
-    hosts = hosts_of(settings)
-    require_installed(settings)
-    if len(hosts) == 1 and is_here(hosts[0][0]):
-        return run_ranks(0, hosts[0][1], hosts[0][1], "127.0.0.1", 0, command)
-    return _launch_agents(hosts, command)
-
-
-def this_command() -> list[str]:
-    """The command line of this process."""
-    return [sys.executable, *sys.orig_argv[1:]]
-
-
-def require_installed(settings: BackendConfig) -> None:
-    """Raises SettingError where the backend is a library that is not there."""
+    command = command or [sys.executable, *sys.orig_argv[1:]]
     if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
         raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{INSTALL}`")
+    hosts = hosts_of(settings)
+    if not hosts:
+        return run_ranks(num_processes(settings), command)
+    if settings.name == "horovod":
+        _become_horovodrun(hosts, command)
+    print("\n".join(torchrun_commands(hosts, command)), flush=True)
+    raise SettingError(
+        f"backend.hosts={settings.hosts}: nothing was trained, since torchrun starts the ranks of several hosts; run "
+        "each of these lines on its host, in the same folder"
+    )
+
+
+def num_processes(settings: BackendConfig) -> int:
+    """The ranks on this machine: `backend.processes`, else one for each GPU."""
+    if settings.processes is not None:
+        if settings.processes < 1:
+            raise SettingError(f"backend.processes={settings.processes}: give at least 1")
+        return settings.processes
+    if settings.device not in ("auto", "cuda"):
+        return 1
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def hosts_of(settings: BackendConfig) -> list[tuple[str, int]]:
+    """The names of hosts and their ranks in `backend.hosts`; empty where it is null. Raises SettingError."""
+    if settings.hosts is None:
+        return []
+    hosts = []
+    for entry in str(settings.hosts).split(","):
+        match = re.fullmatch(r"\s*(\w[\w.-]*):([1-9]\d*)\s*", entry)
+        if match is None:
+            raise SettingError(
+                f"backend.hosts={settings.hosts}: give host:ranks,host:ranks in quotes that Hydra keeps, such as "
+                "backend.hosts=\"'a:8,b:8'\""
+            )
+        hosts.append((match[1], int(match[2])))
+    total = sum(ranks for _, ranks in hosts)
+    if settings.processes not in (None, total):
+        raise SettingError(f"backend.processes={settings.processes}: backend.hosts={settings.hosts} has {total} ranks")
+    return hosts
+
+
+def torchrun_commands(hosts: list[tuple[str, int]], command: list[str]) -> list[str]:
+    """The shell command of each host by which torchrun starts the ranks of `command`, a Python command line."""
+    program = [word for word in command[1:] if not word.startswith("backend.hosts=")]
+    meeting = [f"--nnodes={len(hosts)}", f"--master-addr={hosts[0][0]}", f"--master-port={PORT}"]
+    return [
+        shlex.join(["torchrun", *meeting, f"--node-rank={number}", f"--nproc-per-node={ranks}", *program])
+        + f"      # on {host}"
+        for number, (host, ranks) in enumerate(hosts)
+    ]
+
+
+def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoReturn:
+    """Let Horovod's launcher take the place of this process. Raises SettingError for a host without an address."""
+    for host, _ in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            raise SettingError(
+                f"backend.hosts: {host} has no address here ({error.strerror}); give names that this machine can reach"
+            ) from None
+    secrets = sorted(filter(SECRET.search, os.environ))
+    if secrets:
+        say(
+            sys.stderr,
+            f"distill: horovodrun writes the environment on command lines, so it gets no {', '.join(secrets)}; log in "
+            "on each host instead, such as by `hf auth login` and `wandb login`\n",
+        )
+    exported = filter(EXPORTED.fullmatch, os.environ.keys() - secrets)
+    where = ",".join(f"{host}:{ranks}" for host, ranks in hosts)
+    total = str(sum(ranks for _, ranks in hosts))
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", total, "-H", where, *command]
+    sys.stdout.flush()
+    os.execve(launcher[0], launcher, {name: os.environ[name] for name in exported})
 
 
 def keep_log(folder: Path) -> None:
@@ -78,7 +145,6 @@ def keep_log(folder: Path) -> None:
     if info.rank == 0:
         sys.stdout, sys.stderr = _Both(sys.stdout, log), _Both(sys.stderr, log)
         return
-    roll_call.terminal = os.fdopen(os.dup(2), "w", buffering=1)
     # The descriptors too, for what libraries write without Python.
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -140,83 +206,3 @@ class _Both:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
-
-
-def hosts_of(settings: BackendConfig) -> list[tuple[str, int]]:
-    """Hosts and their ranks from `backend.hosts` or `backend.processes`.
-
-    Without both as many on this host as `backend.elastic` allows, else one per GPU.
-    """
-    if settings.processes is not None and settings.processes < 1:
-        raise SettingError(f"backend.processes={settings.processes}: give at least 1")
-    if settings.hosts is None:
-        elastic = parse_elastic(settings.elastic)
-        return [("localhost", settings.processes or (elastic[1] if elastic else _num_gpus(settings)))]
-    hosts = []
-    for entry in str(settings.hosts).split(","):
-        match = re.fullmatch(r"\s*(\w[\w.-]*):([1-9]\d*)\s*", entry)
-        if match is None:
-            raise SettingError(
-                f"backend.hosts={settings.hosts}: give host:ranks,host:ranks in quotes that Hydra keeps, such as "
-                "backend.hosts=\"'a:8,b:8'\""
-            )
-        hosts.append((match[1], int(match[2])))
-    total = sum(ranks for _, ranks in hosts)
-    if settings.processes not in (None, total):
-        raise SettingError(f"backend.processes={settings.processes}: backend.hosts={settings.hosts} has {total} ranks")
-    return hosts
-
-
-def _num_gpus(settings: BackendConfig) -> int:
-    if settings.device not in ("auto", "cuda"):
-        return 1
-    import torch
-
-    return max(1, torch.cuda.device_count())
-
-
-def is_here(host: str) -> bool:
-    return host in ("localhost", "127.0.0.1", socket.gethostname())
-
-
-def _launch_agents(hosts: list[tuple[str, int]], command: list[str]) -> int:
-    """Start the ranks of each host, over ssh where that is not this one; the first failure ends all."""
-    address = meeting_address([host for host, _ in hosts])
-    port, total, first = free_port(), sum(ranks for _, ranks in hosts), 0
-    agents, far = [], []
-    for host, ranks in hosts:
-        where = [str(number) for number in (first, ranks, total)]
-        local = [sys.executable, "-m", "distill.distributed.launch", *where, address, str(port), json.dumps(command)]
-        if is_here(host):
-            agents.append(local)
-        else:
-            # The terminal (-tt) makes the remote agent end when the connection does: as by SIGHUP.
-            far.append(["ssh", "-tt", "-o", "BatchMode=yes", host, remote_command(local)])
-        first += ranks
-    with handled() as signals:
-        # The ranks of this host hand a signal on to the others; it would only end the connections to them.
-        code, _ = run_children(signals, agents, far)
-    return code
-
-
-def meeting_address(hosts: list[str]) -> str:
-    """Where all ranks find those of the first host."""
-    if all(map(is_here, hosts)):
-        return "127.0.0.1"
-    return socket.gethostname() if is_here(hosts[0]) else hosts[0]
-
-
-def remote_command(command: list[str]) -> str:
-    variables = [f"{name}={value}" for name, value in os.environ.items() if EXPORTED.fullmatch(name)]
-    return f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *command])}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-if __name__ == "__main__":
-    first, processes, total, address, port, command = sys.argv[1:]
-    sys.exit(run_ranks(int(first), int(processes), int(total), address, int(port), json.loads(command)))

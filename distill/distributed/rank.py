@@ -20,7 +20,6 @@ VARIABLES = {
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
 
-EVENT = "DISTILL_EVENT"  # what an elastic run was started again for, in words
 BY_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun alone, and not where its other variables are
 
 
@@ -60,5 +59,5 @@ def _tasks_here(environment: Mapping[str, str]) -> int:
 
 
 def may_follow_another(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this may be a further start of an elastic run, whose former ranks may still be ending elsewhere."""
-    return EVENT in environment or BY_TORCHRUN in environment
+    """Whether torchrun may have started this rank again, while former ones are still ending on other hosts."""
+    return BY_TORCHRUN in environment

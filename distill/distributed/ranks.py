@@ -1,11 +1,22 @@
-"""The ranks of one host as child processes: started, waited for, ended together, and never left behind."""
+"""The ranks of a run on one machine as child processes: started, signalled, waited for, and never left behind.
+
+torchrun and horovodrun start ranks as well, and start those of several hosts. On one machine neither keeps what a run
+promises, as was tried with torch 2.13 and Horovod 0.28.1:
+
+* SIGUSR1 writes a checkpoint and the run continues. It kills either launcher, and torchrun's ranks train on without it.
+* A run that is asked to stop has the time that its step and its checkpoint take. torchrun kills ranks after 30 s,
+  horovodrun after 10 s, and at once where SIGHUP asks.
+* The exit status says why a run ended (`distill.runtime.errors`). That of either launcher is 1, below a traceback.
+* Rank 0 writes to the terminal itself, with its progress line. horovodrun reads its ranks through a pipe.
+* No value of the environment stands on a command line. horovodrun writes all of them there, tokens too.
+* Ranks are at work in less than a second. horovodrun takes 11 s, as it looks at the network first.
+"""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 from distill.runtime.children import dying_with, pass_signals
 from distill.runtime.progress import say
@@ -16,89 +27,70 @@ from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
 OWN_END, LAST_END = 3.0, 30.0
 
 
-def run_ranks(first: int, processes: int, total: int, address: str, port: int, command: list[str]) -> int:
-    """Run `command` as ranks `first` to `first + processes - 1` of `total` on this host; return the exit status.
+def run_ranks(processes: int, command: list[str]) -> int:
+    """Run `command` as so many ranks until all have ended, passing signals on; the first failure ends all.
 
-    The first host's launcher holds the store through which all ranks meet, at `address` and `port` (0: a free one).
-    Ranks find themselves in the same variables that torchrun sets.
+    This process holds the store through which the ranks meet, on a port that is free. They find themselves in the same
+    variables that torchrun sets.
+
+    Returns:
+        The exit status of the run: that of the rank that failed first, or 128 + the signal that has ended it.
     """
     from torch.distributed import TCPStore
 
-    store = TCPStore(address, port, is_master=True, wait_for_workers=False) if first == 0 else None
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
-        "WORLD_SIZE": str(total),
+        "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(store.port if store else port),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    ranks = [os.environ | shared | {"RANK": str(first + n), "LOCAL_RANK": str(n)} for n in range(processes)]
-    with handled() as signals:
-        status, failed = run_children(signals, [command] * processes, environments=ranks)
-        if failed is not None:
-            _report_failure(first + failed, status)
+    prepare = dying_with(os.getpid())
+    with handled() as signals, pass_signals(signals) as ranks:
+        for rank in range(processes):
+            environment = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(subprocess.Popen(command, preexec_fn=prepare, env=environment))
+        failed = _wait(ranks, signals)
+        received = list(signals.received)
+        signals.received.clear()  # the ranks have heeded them
+        stopped_by = signals.agreed_stop([float(number in received) for number in ALL])
+    if failed is None:
+        return 0
+    if stopped_by is not None:
+        return 128 + stopped_by
+    code = ranks[failed].returncode
+    status = code if code >= 0 else 128 - code
+    if -code not in received:
+        _report_failure(failed, status)
     return status
 
 
-def run_children(
-    signals: Signals,
-    commands: list[list[str]],
-    silent: Sequence[list[str]] = (),
-    environments: Sequence[dict[str, str]] = (),
-) -> tuple[int, int | None]:
-    """Run commands side by side until all have ended, passing signals on; the first failure ends all.
+def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals) -> int | None:
+    """Wait for all ranks, end all when one fails; gives the one that failed first.
 
-    Args:
-        silent: further commands, which get no signals while there are `commands` that do.
-        environments: of the commands; empty: that of this process.
-
-    Returns:
-        The exit status of the run, and which command failed first by itself, if that is not said yet.
-    """
-    prepare = dying_with(os.getpid())
-    with pass_signals(signals) as children:
-        # A group of their own keeps Ctrl-C at the terminal away.
-        apart = [subprocess.Popen(each, preexec_fn=prepare, process_group=0) for each in silent]
-        for number, command in enumerate(commands or silent):
-            if not commands:
-                children.append(apart[number])
-                continue
-            environment = environments[number] if environments else None
-            children.append(subprocess.Popen(command, preexec_fn=prepare, env=environment))
-        everyone = [*children, *(apart if commands else [])]
-        failed = _wait(everyone, signals)
-        code = 0 if failed is None else everyone[failed].returncode
-        received = list(signals.received)
-        signals.received.clear()  # the children have heeded them
-    if failed is None:
-        return 0, None
-    stop = signals.agreed_stop([float(number in received) for number in ALL])
-    if stop is not None:
-        return 128 + stop, None
-    return (code if code >= 0 else 128 - code), (None if -code in received else failed) if code < 0 else failed
-
-
-def _wait(children: list["subprocess.Popen[bytes]"], signals: Signals) -> int | None:
-    """Wait for all, end all when one fails; which failed first.
-
-    Those that a signal was passed on to are ending already: a second one would end them at once, while they save.
+    Ranks that a signal was passed on to are ending already: a second one would end them at once, while they save.
     """
     failed: int | None = None
     since, terminated = 0.0, False
-    while alive := [child for child in children if child.poll() is None]:
+    while alive := [rank for rank in ranks if rank.poll() is None]:
         if failed is None:
-            failed = next((number for number, child in enumerate(children) if child.returncode), None)
+            failed = _first_failure(ranks)
             since = time.monotonic()
         past = time.monotonic() - since if failed is not None else 0.0
         if past > OWN_END and not terminated and not any(number != SAVING for number in signals.received):
             terminated = True
-            for child in alive:
-                child.terminate()
+            for rank in alive:
+                rank.terminate()
         if past > OWN_END + LAST_END:
-            for child in alive:
-                child.kill()
+            for rank in alive:
+                rank.kill()
         time.sleep(0.05)
-    return failed if failed is not None else next((n for n, child in enumerate(children) if child.returncode), None)
+    return failed if failed is not None else _first_failure(ranks)
+
+
+def _first_failure(ranks: list["subprocess.Popen[bytes]"]) -> int | None:
+    return next((number for number, rank in enumerate(ranks) if rank.returncode), None)
 
 
 def _report_failure(rank: int, status: int) -> None:

@@ -20,13 +20,11 @@ class Single(Backend):
             raise SettingError(
                 f"backend.name=single: {info.launcher} started {info.size} processes; choose backend=ddp or horovod"
             )
-        for name, value in (
-            ("processes", settings.processes),
-            ("hosts", settings.hosts),
-            ("elastic", settings.elastic),
-        ):
+        for name, value in (("processes", settings.processes), ("hosts", settings.hosts)):
             if value not in (None, 1):
-                raise SettingError(f"backend.{name}={value}: `single` is one process; choose backend=ddp or horovod")
+                raise SettingError(
+                    f"backend.{name}={value}: `single` is one process; choose backend=ddp, fsdp or horovod"
+                )
         for name, value, plain in (
             ("rings", settings.rings, ("1", "auto")),
             ("compression", settings.compression, ("none",)),

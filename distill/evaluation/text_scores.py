@@ -20,8 +20,8 @@ from torch import Tensor
 
 from distill.data.batch import PADDING
 from distill.data.text_pairs import TextEncoder
-from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import token_losses
+from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel, loaded

@@ -70,12 +70,8 @@ def make_student(
         model = _from_config(settings, tokenizer, length, kind)
     elif settings.kind == "pretrained":
         model = _from_pretrained(settings, tokenizer, kind, mapped)
-    elif settings.kind == "custom":
-        model = _custom(settings, teacher, tokenizer, length)
     else:
-        raise SettingError(
-            f"student.kind={settings.kind} is not known: choose one of layers, config, pretrained, custom"
-        )
+        model = _custom(settings, teacher, tokenizer, length)
     for name, one in (("teacher", teacher), ("student", model)):
         if (limit := longest_row(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")

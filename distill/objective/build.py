@@ -10,7 +10,7 @@ from distill.config.ramp import is_zero
 from distill.config.settings import ObjectiveConfig, PrecisionConfig
 from distill.objective.objective import Objective
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
-from distill.objective.vocabulary import has_pair
+from distill.objective.vocabulary import by_hand
 from distill.runtime.errors import SettingError
 
 # Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
@@ -92,12 +92,13 @@ def build_objective(
     plain = settings.kernel == "plain" or precision.kernels == "plain"
     weights = {name: term.weight for name, term in settings.terms.items()}
     temperatures = {name: term.temperature for name, term in settings.terms.items() if term.temperature is not None}
-    objective = Objective(terms, weights, vocab, plain, temperatures)
-    share = 1.0 if objective.visits_all_rows else settings.masking.share
+    on_logits = [term for term in terms.values() if isinstance(term, VocabularyTerm)]
+    share = 1.0 if any(term.rows == ALL for term in on_logits) else settings.masking.share
+    kernel = by_hand(on_logits)
     # The temperature is a constant of the compiled code: with another one in each step it would be compiled in each.
-    compiles = not plain and has_pair(objective.vocabulary_terms) and not objective.temperatures
-    objective.compiled = compiles and pays_to_compile(settings, precision, device, share * num_positions * vocab)
-    return objective
+    compiles = not plain and (kernel.soft or kernel.tokens) is not None and not temperatures.keys() & terms.keys()
+    compiled = compiles and pays_to_compile(settings, precision, device, share * num_positions * vocab)
+    return Objective(terms, weights, vocab, plain, temperatures, compiled)
 
 
 def _check_compiled(terms: dict[str, Term]) -> None:

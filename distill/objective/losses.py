@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from distill.models.kernels.precision import at_least_fp32
+
 
 def soft(student_logits: Tensor, teacher_logits: Tensor, temperature: float, cutoff: float = 0.0) -> Tensor:
     """Soft targets: T^2 * KL(softmax(teacher / T) || softmax(student / T)), summed over the vocabulary, in nats.
@@ -21,8 +23,8 @@ def soft(student_logits: Tensor, teacher_logits: Tensor, temperature: float, cut
     are merged into one tail bucket on both sides, so that both stay distributions: nothing cut gives the plain
     divergence, everything cut gives 0.
     """
-    student = _at_least_fp32(student_logits) / temperature
-    teacher = _at_least_fp32(teacher_logits) / temperature
+    student = at_least_fp32(student_logits) / temperature
+    teacher = at_least_fp32(teacher_logits) / temperature
     log_q, log_p = student.log_softmax(-1), teacher.log_softmax(-1)
     terms = F.kl_div(log_q, log_p, reduction="none", log_target=True)
     if cutoff <= 0:
@@ -37,9 +39,9 @@ def soft_topk(student_logits: Tensor, ids: Tensor, log_probs: Tensor, temperatur
 
     `soft` of the K + 1 buckets: T^2 * (sum over K of p (log p - log q) + P (log P - log Q)), with q = softmax(student
     / T) and P, Q the joint masses of the rest. `ids` [N, K] and `log_probs` [N, K + 1] are what
-    `teacher.signal.top_k_log_probs` gives; log_probs may have been rounded since and are normalised here.
+    `teacher.distributions.top_k_log_probs` gives; log_probs may have been rounded since and are normalised here.
     """
-    student, ids = _at_least_fp32(student_logits) / temperature, ids.long()
+    student, ids = at_least_fp32(student_logits) / temperature, ids.long()
     rest = student.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
     log_q = torch.cat([student.gather(1, ids), rest], 1).log_softmax(-1)
     log_p = log_probs.to(log_q.dtype).log_softmax(-1)
@@ -54,9 +56,9 @@ def soft_sampled(
     T^2 * (sum of p log p - sum over J of w_j log q(x_j)), q = softmax(student / T), with the gradient T * (W q - w), W
     the sum of the weights. Both are linear in w: where E w = p they have the mean of `soft` and of its gradient. W need
     not be 1; dividing by it would make the estimate biased. A single value may be below 0. `ids` and `weights` [N, J]
-    and `neg_entropy` [N, 1] are those of `teacher.signal.Samples`; an id that stands there twice counts twice.
+    and `neg_entropy` [N, 1] are those of `teacher.distributions.Samples`; an id that stands there twice counts twice.
     """
-    log_q = (_at_least_fp32(student_logits) / temperature).log_softmax(-1)
+    log_q = (at_least_fp32(student_logits) / temperature).log_softmax(-1)
     cross = (weights.to(log_q.dtype) * log_q.gather(1, ids.long())).sum(-1)
     return temperature**2 * (neg_entropy[:, 0].to(log_q.dtype) - cross)
 
@@ -84,7 +86,7 @@ def jensen_shannon(student_logits: Tensor, teacher_logits: Tensor, temperature: 
         over, under = (log_p, log_q) if beta == 0 else (log_q, log_p)
         return temperature**2 * F.kl_div(under, over, reduction="none", log_target=True).sum(-1)
     log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
-    of_teacher, of_student = (F.kl_div(log_m, each, reduction="none", log_target=True) for each in (log_p, log_q))
+    of_teacher, of_student = (F.kl_div(log_m, log_x, reduction="none", log_target=True) for log_x in (log_p, log_q))
     return temperature**2 * (beta * of_teacher + (1 - beta) * of_student).sum(-1)
 
 
@@ -95,7 +97,7 @@ def logit_mse(student_logits: Tensor, teacher_logits: Tensor, center: bool = Fal
     they write its sum, here it is the mean, as in their code. `center` takes each side's mean over the vocabulary away
     first, which no softmax sees: that is twice the limit of `soft` for an ever higher temperature.
     """
-    difference = _at_least_fp32(student_logits) - _at_least_fp32(teacher_logits)
+    difference = at_least_fp32(student_logits) - at_least_fp32(teacher_logits)
     if center:
         difference = difference - difference.mean(-1, keepdim=True)
     return difference.square().mean(-1)
@@ -106,14 +108,14 @@ def mlm(logits: Tensor, targets: Tensor) -> Tensor:
 
     A target of -100 gives 0 and no gradient.
     """
-    return F.cross_entropy(_at_least_fp32(logits), targets, reduction="none")
+    return F.cross_entropy(at_least_fp32(logits), targets, reduction="none")
 
 
 def cosine(student_hidden: Tensor, teacher_hidden: Tensor) -> Tensor:
     """1 - cos(student, teacher), between 0 and 2: [N, H], [N, H] -> [N]. A vector of zeros has cosine 0."""
     # The teacher is normalised first, so that autograd saves this new tensor and not one made under inference mode.
-    teacher = F.normalize(_at_least_fp32(teacher_hidden), dim=-1)
-    return 1 - (F.normalize(_at_least_fp32(student_hidden), dim=-1) * teacher).sum(-1)
+    teacher = F.normalize(at_least_fp32(teacher_hidden), dim=-1)
+    return 1 - (F.normalize(at_least_fp32(student_hidden), dim=-1) * teacher).sum(-1)
 
 
 def _tail(student: Tensor, teacher: Tensor, cut: Tensor) -> Tensor:
@@ -130,9 +132,5 @@ def _tail(student: Tensor, teacher: Tensor, cut: Tensor) -> Tensor:
 
 def _scaled_pair(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """log softmax(student / T) and log softmax(teacher / T)."""
-    log_q, log_p = ((_at_least_fp32(each) / temperature).log_softmax(-1) for each in (student, teacher))
+    log_q, log_p = ((at_least_fp32(logits) / temperature).log_softmax(-1) for logits in (student, teacher))
     return log_q, log_p
-
-
-def _at_least_fp32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()

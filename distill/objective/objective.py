@@ -15,21 +15,22 @@ from torch import Tensor, nn
 from distill.config.ramp import Ramp, value_at
 from distill.data.batch import Batch
 from distill.models.language_model import Head, OutputSpec, union
-from distill.objective.blocks import NO_TARGET
+from distill.objective.kernel import NO_TARGET
 from distill.objective.tally import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
-from distill.objective.vocabulary import mixing_temperature, reference_loss, vocabulary_loss
-from distill.teacher.signal import Mixture, Signal
+from distill.objective.vocabulary import ChunkedLosses, PlainLosses, VocabularyLosses, mixing_temperature
+from distill.teacher.distributions import Mixture
+from distill.teacher.output import TeacherOutput
 
 
 class Objective:
     """The loss terms of a run.
 
     Attributes:
+        terms: by name, with what is in force in the current step of all that follows a schedule.
         names: of the terms, in the order of every vector [T] of this class.
         needs_teacher: whether any term does.
-        compiled: whether the chunks go through torch.compile.
         weights: of the terms, in force in the current step.
         scheduled_weights: the same over the run.
         temperatures: of the terms whose temperature follows a schedule.
@@ -42,27 +43,32 @@ class Objective:
         vocab: int,
         plain: bool = False,
         temperatures: Mapping[str, Ramp] | None = None,
+        compiled: bool = False,
     ) -> None:
         """
         Args:
             weights: by term; a Ramp where it follows a schedule.
             plain: by all logits, readable, instead of in chunks.
             temperatures: by term, where it follows a schedule.
+            compiled: whether the chunks go through torch.compile.
         """
-        self.terms, self.compiled = terms, False
+        self.terms, self.vocab, self.plain, self.compiled = dict(terms), vocab, plain, compiled
+        self.names = tuple(terms)
+        self.needs_teacher = any(term.needs_teacher for term in terms.values())
         self.scheduled_weights = {name: weights[name] for name in terms}
         self.temperatures = {name: ramp for name, ramp in (temperatures or {}).items() if name in terms}
         self.begin_step(0.0)
-        self.vocab, self.plain = vocab, plain
-        self.names = tuple(terms)
-        self.needs_teacher = any(term.needs_teacher for term in terms.values())
-        self._vocabulary = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
 
     def begin_step(self, progress: float) -> None:
         """From now on weights and temperatures are those at `progress` of the run, from 0 to 1."""
         self.weights = {name: value_at(weight, progress) for name, weight in self.scheduled_weights.items()}
         for name, ramp in self.temperatures.items():
-            self.terms[name].temperature = ramp(progress)
+            self.terms[name] = self.terms[name].at_temperature(ramp(progress))
+        self._vocabulary = {name: term for name, term in self.terms.items() if isinstance(term, VocabularyTerm)}
+        on_logits = self.vocabulary_terms
+        self._vocabulary_losses: VocabularyLosses = (
+            PlainLosses(on_logits, self.vocab) if self.plain else ChunkedLosses(on_logits, self.vocab, self.compiled)
+        )
 
     def scheduled(self) -> dict[str, float]:
         """What is in force of all that follows a schedule, for the metrics of a step."""
@@ -99,8 +105,8 @@ class Objective:
     @property
     def top_k_temperature(self) -> float | None:
         """At which a cache keeps the teacher's probabilities; None where no term can read a cache."""
-        found = (term.top_k_temperature for term in self._vocabulary.values())
-        return next((temperature for temperature in found if temperature is not None), None)
+        temperatures = (term.top_k_temperature for term in self._vocabulary.values())
+        return next((temperature for temperature in temperatures if temperature is not None), None)
 
     @property
     def visits_all_rows(self) -> bool:
@@ -126,32 +132,31 @@ class Objective:
         positions = self.positions(batch) if wants_logits or inner.last_rows else None
         return inner._replace(head=wants_logits, positions=positions)
 
-    def __call__(self, model: Trainable, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """This micro-batch's share of the step's loss, and the sums of the terms, [T], detached."""
+    def __call__(self, model: Trainable, teacher: TeacherOutput, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """This micro-batch's part of the step's loss, and the sums of the terms, [T], detached."""
         outputs = model(batch.inputs, batch.documents, self.student_spec(batch))
         loss = scales.new_zeros(())
         sums: dict[str, Tensor] = {}
         if self._vocabulary:
             assert outputs.head_rows is not None
-            loss, found = self._vocabulary_loss(model.student.head(outputs.head_rows), signal, batch, scales)
-            sums |= dict(zip(self._vocabulary, found, strict=True))
+            loss, on_logits = self._vocabulary_loss(model.student.head(outputs.head_rows), teacher, batch, scales)
+            sums |= dict(zip(self._vocabulary, on_logits, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:
-                term_sum = term.loss_sum(outputs, signal, batch) * (not batch.is_filler)
+                term_sum = term.loss_sum(outputs, teacher, batch) * (not batch.is_filler)
                 loss = loss + scales[number] * term_sum
                 sums[name] = term_sum.detach().to(scales.dtype)
         return loss, torch.stack([sums[name] for name in self.names])
 
-    def _vocabulary_loss(self, head: Head, signal: Signal, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
+    def _vocabulary_loss(
+        self, head: Head, teacher: TeacherOutput, batch: Batch, scales: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The terms over the vocabulary: their scaled sum, and the unscaled sums."""
-        terms = list(self._vocabulary.values())
-        own = torch.stack([scales[self.names.index(name)] for name in self._vocabulary])
-        targets, source = self._targets(batch), signal.logits_source
-        if isinstance(source, Mixture):
-            source = source._replace(temperature=mixing_temperature(self._vocabulary))
-        if self.plain:
-            return reference_loss(terms, head, source, targets, own, self.vocab)
-        return vocabulary_loss(terms, head, source, targets, own, self.vocab, self.compiled)
+        mixture = Mixture.of(teacher.distribution)
+        if len(mixture.members) > 1:
+            mixture = mixture._replace(temperature=mixing_temperature(self._vocabulary))
+        of_terms = torch.stack([scales[self.names.index(name)] for name in self._vocabulary])
+        return self._vocabulary_losses(head, mixture, self._targets(batch), of_terms)
 
     def _targets(self, batch: Batch) -> Tensor:
         """The token to predict in each row that reaches the head, [N]; NO_TARGET where there is none."""

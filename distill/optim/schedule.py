@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from distill.config.component import Component
 from distill.config.settings import TrainConfig
@@ -35,6 +36,35 @@ def progress_of(step: int, steps: int, seconds: float, minutes: float) -> float:
         steps, minutes: after which the run ends.
     """
     return min(max((step + 0.5) / steps, seconds / (60 * minutes)), 1.0)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a run: a number of steps or the clock, whichever comes first."""
+
+    steps: int  # ENDLESS for a run that only the clock ends
+    minutes: float  # of training; infinite for a run that only its steps end
+    by_epochs: bool  # whether the steps are those of whole epochs that the settings ask for
+
+    @classmethod
+    def of(cls, settings: TrainConfig, steps_per_epoch: int) -> "Limits":
+        steps = total_steps(settings, steps_per_epoch)
+        by_epochs = settings.epochs is not None and steps == settings.epochs * steps_per_epoch
+        return cls(steps, settings.minutes or math.inf, by_epochs)
+
+    def reached(self, step: int, seconds: float) -> bool:
+        """Whether a run ends that has done so many steps in so many seconds."""
+        return step >= self.steps or seconds >= 60 * self.minutes
+
+    def progress(self, step: int, seconds: float) -> float:
+        """How far a run is in the step that follows so many others, from 0 to 1."""
+        return progress_of(step, self.steps, seconds, self.minutes)
+
+    def ended_by(self, step: int) -> str:
+        """Which limit a run has reached that ends after so many steps: epochs, steps or minutes."""
+        if step < self.steps:
+            return "minutes"
+        return "epochs" if self.by_epochs else "steps"
 
 
 def make_schedule(settings: Component, total_steps: int | None, peak_lr: float) -> Schedule:

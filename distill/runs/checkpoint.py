@@ -51,6 +51,13 @@ class State:
     loss_scale: LossScale = field(default_factory=LossScale)
     level: LossLevel = field(default_factory=LossLevel)
 
+    def add(self, tokens: int, seconds: float, exchanges: int) -> None:
+        """Take in a step, also one that is skipped."""
+        self.step += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        self.syncs += exchanges
+
 
 class Checkpoints:
     """The folder `checkpoints/` of a run."""

@@ -11,7 +11,9 @@ from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import State
 from distill.runs.facts import CurvePoint, LearningCurve
 from distill.runs.parts import from_json
+from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.run_folder import RunFolder
+from distill.runs.step import StepResult
 from distill.runtime.progress import duration
 
 logger = logging.getLogger(__name__)
@@ -47,10 +49,16 @@ class Curve:
         """Score the teacher, and a student that has not learned yet."""
         if self.steps and self.teacher is not None:
             self.teacher_score = self._scored(self.teacher)
-        self.after(state)
+        self._score_student(state)
 
-    def after(self, state: State) -> None:
-        """Score the student where the step done last is one of the points and was not scored before."""
+    def after_step(self, state: State, result: StepResult) -> None:
+        """Score the student where this step is one of the points."""
+        if state.step in self.steps and not result.diverged:
+            with phase(EVALUATION):
+                self._score_student(state)
+
+    def _score_student(self, state: State) -> None:
+        """Score it at one of the points, unless it was scored there before an interruption."""
         if state.step not in self.steps:
             return
         backend = self.folder.backend

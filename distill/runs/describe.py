@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -58,7 +58,7 @@ def describe(
         objective=objective_facts(objective),
         optimizer=optimizer_facts(config, text.batches),
         measures=measure_facts(measures),
-        precision=asdict(config.precision),
+        precision=dict(config.precision),
         backend=backend_facts(backend, config, text.batches),
         environment=environment(backend.device),
         history_by="epoch" if config.evaluate.every_steps is None else "step",

@@ -237,7 +237,7 @@ class LearningCurve:
 
 @dataclass
 class Resampled:
-    """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.bootstrap`)."""
+    """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.significance`)."""
 
     ratio: float | None = None
     low: float | None = None
@@ -326,15 +326,12 @@ class Environment:
 
 @dataclass
 class Finding:
-    """A bottleneck, the settings that change it, and how many times as fast the run should be then."""
+    """What a rule has found: the fraction of the time that it takes, and the setting that helps, in a sentence."""
 
     rule: str = ""
     lost: float = 0.0
     sentence: str = ""
-    advice: str = ""
-    change: dict[str, Any] = field(default_factory=dict)
-    gain: float = 1.0
-    named: bool = False
+    named: bool = False  # whether it is worth a word
 
 
 @dataclass
@@ -342,7 +339,6 @@ class StepTimes:
     """Seconds of the steps that are known one by one."""
 
     mean: float | None = None
-    typical: float | None = None
     median: float | None = None
     p95: float | None = None
     longest: float | None = None
@@ -351,7 +347,7 @@ class StepTimes:
 
 @dataclass
 class Profile:
-    """Where the time went: seconds by phase, samples of the machine by name, kWh by part."""
+    """Where the time went: seconds by phase, samples of the machine by name."""
 
     conclusion: str = ""
     findings: list[Finding] = field(default_factory=list)
@@ -361,5 +357,3 @@ class Profile:
     step_seconds: StepTimes | None = None
     ranks: int | None = None
     samples: dict[str, list[float]] = field(default_factory=dict)
-    energy: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)

@@ -23,7 +23,7 @@ from distill.data.batches import Batches
 from distill.distributed import Backend
 from distill.models.from_layers import block_prefix
 from distill.models.kind import ModelKind
-from distill.models.language_model import LanguageModel
+from distill.models.language_model import NO_OUTPUTS, LanguageModel
 from distill.models.layer_choice import AUTO, RULES, Layer, choose_layers, number_of_layers
 from distill.models.student import from_layers
 from distill.objective.objective import Objective
@@ -34,7 +34,7 @@ from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.span import Span
 from distill.objective.trainable import Trainable
 from distill.runtime.errors import SettingError
-from distill.teacher.signal import NO_OUTPUTS, Signal
+from distill.teacher.output import TeacherOutput
 
 TOKENS = 32_768  # that the losses are taken over, padding and context included ...
 CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a share of them
@@ -241,7 +241,7 @@ class Losses:
         precision: str,
         device: torch.device,
     ) -> None:
-        self.settings = replace(settings, num_layers=None)
+        self.settings = settings.changed(num_layers=None)
         self.teacher, self.kind, self.precision, self.device = teacher, kind, precision, device
         term = next(make for make in TERMS if make.task == task)
         self.perplexity, self.refusal = term in WORDS, ""
@@ -268,6 +268,8 @@ class Losses:
         trainable = Trainable(LanguageModel(model.to(self.device).eval(), self.precision))
         counts = self.objective.count(self.batches)
         scales = self.objective.scales(counts, self.device)
-        losses = [self.objective(trainable, Signal(None, NO_OUTPUTS), batch, scales)[0] for batch in self.batches]
+        losses = [
+            self.objective(trainable, TeacherOutput(None, NO_OUTPUTS), batch, scales)[0] for batch in self.batches
+        ]
         mean = float(torch.stack(losses).sum())
         return mean if math.isfinite(mean) else math.inf

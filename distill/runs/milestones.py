@@ -7,6 +7,8 @@ from pathlib import Path
 from distill.config.settings import TrainConfig
 from distill.runs.checkpoint import State
 from distill.runs.checkpoint_record import STEP
+from distill.runs.profile.phases import CHECKPOINT, phase
+from distill.runs.step import StepResult
 from distill.runtime.errors import SettingError
 
 
@@ -15,16 +17,17 @@ class Milestones:
     """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
 
     `write` makes one: it gets the folder, which has to appear whole or not at all, and what the run has done so far.
-    Rank 0 calls it; where the student is divided between ranks all do, together, and rank 0 writes.
+    Ranks that take no part in it have `takes_part` false; where the student is divided between ranks all do.
     """
 
     folder: Path
     steps: frozenset[int]
     every: int | None
     write: Callable[[Path, State], None]
-    exists: Callable[[Path], bool] = Path.exists  # the same answer on all ranks that call `save`
+    exists: Callable[[Path], bool] = Path.exists  # the same answer on all ranks that take part
+    takes_part: bool = True
 
-    def save(self, state: State) -> None:
+    def after_step(self, state: State, result: StepResult) -> None:
         """Write the student where there is a milestone after this step, and none yet from before an interruption.
 
         It comes before the step's checkpoint: a run that resumes from there has the milestone, and one that was killed
@@ -32,8 +35,9 @@ class Milestones:
         """
         due = state.step in self.steps or (self.every is not None and state.step % self.every == 0)
         folder = self.folder / f"step-{state.step}"
-        if due and not self.exists(folder):
-            self.write(folder, state)
+        if due and self.takes_part and not result.diverged and not self.exists(folder):
+            with phase(CHECKPOINT):
+                self.write(folder, state)
 
     def found(self) -> list[int]:
         """The steps of all that are there, in their order."""

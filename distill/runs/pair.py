@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Backend
 from distill.distributed.gather import empty_copy, put_together
-from distill.evaluation.mixture import MeanModel
+from distill.evaluation.readers import MeanModel
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
 from distill.models.custom import load_weights
 from distill.models.identity import model_digest, saved_digest
@@ -101,17 +101,22 @@ def waits(config: Config) -> bool:
     return config.student.kind == "layers" and config.student.layers == AUTO
 
 
-def settle_start(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
-    """What of the student's start is found on the rows of the corpus: its layers."""
+def settle_start(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> Config:
+    """What of the student's start is found on the rows of the corpus: its layers.
+
+    Returns:
+        The settings with the layers in place of `auto`.
+    """
     if waits(config):
-        settle_layers(config, models, task, batches, folder)
+        config = settle_layers(config, models, task, batches, folder)
         kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
         length = config.corpus.tokens.sequence_length
         models.skeleton = divide_models(folder.backend, models.teachers, models.student, kinds, length)
+    return config
 
 
-def settle_layers(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> None:
-    """Of student.layers=auto: find the layers, put them into `config`, and let the student start from them.
+def settle_layers(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> Config:
+    """Of student.layers=auto: find the layers and let the student start from them; gives the settings with them.
 
     A run that resumes has the layers that it began with, which its folder keeps. No model is divided between ranks yet.
     """
@@ -122,18 +127,19 @@ def settle_layers(config: Config, models: Models, task: Task, batches: Batches, 
     found = folder.recorded_layers()
     if not found and folder.start() is not None:
         logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
-        return
+        return config
     if not found:
         precision, words = config.precision.student, len(models.tokenizer)
         found = find_layers(settings, teacher, models.kind, task.labels[0], batches, words, precision, backend)
     folder.record_layers(found)
-    config.student = replace(settings, layers=found["layers"], num_layers=None)
+    config = config.changed(student=settings.changed(layers=found["layers"], num_layers=None))
     models.layer_search = found if "teacher" in found else None
     if found["layers"] != placeholder:
         models.student = None  # two of them need not fit into memory
         torch.manual_seed(config.seed)
         length, mapped = config.corpus.tokens.sequence_length, "student" in backend.divides
         models.student = make_student(config.student, teacher, models.tokenizer, length, models.kind, mapped)
+    return config
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:

@@ -11,10 +11,12 @@ from typing import Any
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Backend
+from distill.runs.facts import Profile, StepTimes
+from distill.runs.parts import to_json
 from distill.runs.profile.bottleneck import MIN_STEPS, Times, conclusion, diagnose
 from distill.runs.profile.phases import PHASES, TITLES
 from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
-from distill.runs.profile.recorder import FOLDER, Recorder, Unprofiled
+from distill.runs.profile.recorder import FOLDER, Recorder
 from distill.runtime.files import atomic
 
 RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and what the rules find in them
@@ -24,23 +26,21 @@ MAX_POINTS = 300  # of a curve
 logger = logging.getLogger(__name__)
 
 
-def recorder(
-    config: Config, path: Path, batches: Batches, backend: Backend
-) -> AbstractContextManager[Recorder | Unprofiled]:
+def recorder(config: Config, path: Path, batches: Batches, backend: Backend) -> AbstractContextManager[Recorder | None]:
     """What records this rank while it trains, as a context; nothing without `profile=on`."""
     if not config.profile.enabled:
-        return nullcontext(Unprofiled())
+        return nullcontext()
     return Recorder(config.profile, path, batches.micro_batches, backend)
 
 
 def gathered(
-    profile: Recorder | Unprofiled, config: Config, batches: Batches, backend: Backend, identity: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The profile for results.json, after its context has ended; all ranks call it. None without a profile.
+    profile: Recorder | None, config: Config, batches: Batches, backend: Backend, identity: dict[str, Any]
+) -> Profile | None:
+    """The profile for the record, after its context has ended; all ranks call it. None without a profile.
 
     Rank 0 writes what all ranks recorded into the run folder, with the run's identity, and logs where the time goes.
     """
-    if isinstance(profile, Unprofiled):
+    if profile is None:
         return None
     ranks = [RankProfile.of(content) for content in backend.gather(asdict(profile.record()))]
     settings = RunSettings(
@@ -54,10 +54,10 @@ def gathered(
     block = summary(whole)
     if backend.rank == 0:
         with atomic(profile.folder / RANKS) as new:
-            new.write_text(json.dumps(asdict(whole) | {"summary": block, "identity": identity}))
+            new.write_text(json.dumps(asdict(whole) | {"summary": to_json(block), "identity": identity}))
         with atomic(profile.folder / TABLE) as new:
             new.write_text(table(block) + "\n")
-        logger.info(table(block) if config.profile.stop_after else block["conclusion"])
+        logger.info(table(block) if config.profile.stop_after else block.conclusion)
     return block
 
 
@@ -67,33 +67,28 @@ def read(run_folder: Path) -> tuple[RunProfile, dict[str, Any]]:
     return RunProfile.of(content), content
 
 
-def summary(profile: RunProfile) -> dict[str, Any]:
+def summary(profile: RunProfile) -> Profile:
     """The profile of a run, short enough for results.json; the records of the ranks have the rest."""
     findings = diagnose(profile)
-    return {
-        "conclusion": conclusion(profile, findings),
-        "findings": [asdict(finding) | {"named": finding.named} for finding in findings],
-        "bottleneck": next((finding.rule for finding in findings if finding.named), None),
-        "steps": max(rank.num_steps for rank in profile.ranks),
-        "phases": {phase: fmean(rank.totals.get(phase, 0.0) for rank in profile.ranks) for phase in PHASES},
-        "step_seconds": step_seconds(profile),
-        "ranks": len(profile.ranks),
-        "samples": shortened(profile.ranks[0].samples),
-    }
+    return Profile(
+        conclusion=conclusion(profile, findings),
+        findings=findings,
+        bottleneck=next((finding.rule for finding in findings if finding.named), None),
+        steps=max(rank.num_steps for rank in profile.ranks),
+        phases={phase: fmean(rank.totals.get(phase, 0.0) for rank in profile.ranks) for phase in PHASES},
+        step_seconds=step_seconds(profile),
+        ranks=len(profile.ranks),
+        samples=shortened(profile.ranks[0].samples),
+    )
 
 
-def step_seconds(profile: RunProfile) -> dict[str, float] | None:
+def step_seconds(profile: RunProfile) -> StepTimes | None:
     """Of the steps that are known one by one, without the first ones, those that were traced, and evaluation."""
     if min(len(rank.steps) for rank in profile.ranks) < MIN_STEPS:
         return None
     whole = Times(profile).whole
-    return {
-        "mean": fmean(whole),
-        "median": median(whole),
-        "p95": quantiles(whole, n=20, method="inclusive")[-1] if len(whole) > 1 else whole[0],
-        "longest": max(whole),
-        "steps": len(whole),
-    }
+    p95 = quantiles(whole, n=20, method="inclusive")[-1] if len(whole) > 1 else whole[0]
+    return StepTimes(fmean(whole), median(whole), p95, max(whole), len(whole))
 
 
 def shortened(samples: dict[str, list[float]]) -> dict[str, list[float]]:
@@ -110,10 +105,10 @@ def shortened(samples: dict[str, list[float]]) -> dict[str, list[float]]:
     )
 
 
-def table(block: dict[str, Any]) -> str:
+def table(profile: Profile) -> str:
     """Where the time goes: a line for each phase, and the bottleneck."""
-    steps, whole = max(block["steps"], 1), max(sum(block["phases"].values()), 1e-9)
+    steps, whole = max(profile.steps, 1), max(sum(profile.phases.values()), 1e-9)
     lines = [f"{'phase':<24}{'seconds':>10}{'of all':>8}{'ms a step':>11}"]
-    for phase, seconds in block["phases"].items():
+    for phase, seconds in profile.phases.items():
         lines.append(f"{TITLES[phase]:<24}{seconds:>10.2f}{seconds / whole:>8.1%}{1000 * seconds / steps:>11.2f}")
-    return "\n".join([*lines, block["conclusion"]])
+    return "\n".join([*lines, profile.conclusion])

@@ -32,7 +32,7 @@ LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
 LAYERS = "layers.json"
 FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
 FOLDERS = ("checkpoints", "milestones", "plots", "profile", "tensorboard")
-FORMER_RANK = 60.0  # seconds for the rank 0 of an elastic run's earlier start, on a host that was cut off, to end
+FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from distill.teacher.cache import Cache
 from distill.teacher.make import find_cache, make_teacher
 from distill.teacher.mean import MeanTeacher
 from distill.teacher.members import Member, errors_of, setting_of, settings_by_member, shares
+from distill.teacher.output import NoTeacher, Teacher
 from distill.teacher.retokenized import RetokenizedTeacher
-from distill.teacher.signal import NoTeacher, Teacher
 
 
 def find_caches(

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Self
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import class_name, kinds
-from distill.config.settings import Config, CorpusConfig, EvaluateConfig
+from distill.config.settings import Config, CorpusConfig
 from distill.data.batches import Batches, Collator, num_threads
 from distill.data.order import Order, order_of
 from distill.data.row_store import RowStore
 from distill.data.tokens import Tokens
 from distill.distributed import Backend
-from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.measures import Pass, Scoring, require_positions
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import ModelKind
 from distill.objective.terms import Term
@@ -85,17 +86,24 @@ class Task(ABC):
     def scoring(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
     ) -> Scoring:
-        """What the measures share."""
+        """What the passes over these sets share."""
 
     @abstractmethod
-    def measures(
-        self,
-        scoring: Scoring,
-        settings: EvaluateConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        sets: Sequence[EvaluationSet] = (),
-    ) -> list[Measure]:
-        """How models are scored on these sets; the first of them says which of two models is better."""
+    def passes(self, scoring: Scoring) -> list[Pass]:
+        """How models are scored; the first measure of the first pass says which of two models is better."""
+
+    def evaluator(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
+    ) -> Evaluator:
+        """What scores models on these sets.
+
+        Raises:
+            SettingError: a set has no position to score, or a measure of the user's does not fit.
+        """
+        scoring = self.scoring(config, tokenizer, sets, backend)
+        passes = self.passes(scoring)
+        require_positions(passes, sets)
+        return Evaluator(scoring, passes, config.precision)
 
 
 def make_batches(

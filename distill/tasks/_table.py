@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
-from distill.config.settings import Config, CorpusConfig, EvaluateConfig
+from distill.config.settings import Config, CorpusConfig
 from distill.data.batches import Collator
 from distill.data.known_share import check_counts
 from distill.data.sample import sample_rows
@@ -20,9 +20,8 @@ from distill.data.tables import Split
 from distill.data.tokens import Tokens
 from distill.data.unread import Unread
 from distill.distributed import Backend
-from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import EvaluationSet
-from distill.evaluation.table_measures import table_measures
 from distill.runtime.errors import SettingError
 from distill.tasks import Prepared, Task, make_batches
 
@@ -96,17 +95,12 @@ class TableTask(Task):
     ) -> Scoring:
         """Each set has a collator of its own, which alone knows its rows."""
         collator: Any = next((data.collator for data in sets if data.collator is not None), None)
-        return Scoring(collator, len(tokenizer), config.evaluate.batch_size, backend, heads=self.kind.heads)
+        return Scoring(collator, tokenizer, config.evaluate, backend, sets, self.kind.heads)
 
-    def measures(
-        self,
-        scoring: Scoring,
-        settings: EvaluateConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        sets: Sequence[EvaluationSet] = (),
-    ) -> list[Measure]:
-        (head,) = self.kind.heads
-        return table_measures(scoring, head, sets)
+    def passes(self, scoring: Scoring) -> list[Pass]:
+        from distill.evaluation.measures.tables import TablePass
+
+        return [TablePass(scoring)]
 
     @abstractmethod
     def rows(self, split: Any, examples: Any, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool) -> Any:

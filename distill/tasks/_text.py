@@ -65,9 +65,7 @@ class TextTask(Task):
     def scoring(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
     ) -> Scoring:
-        collator = self.scoring_collator(config, tokenizer)
-        prompts = any(data.prompts for data in sets)
-        return Scoring(collator, len(tokenizer), config.evaluate.batch_size, backend, prompts)
+        return Scoring(self.scoring_collator(config, tokenizer), tokenizer, config.evaluate, backend, sets)
 
 
 def _sources(tokens: Tokens) -> dict[str, Tokens]:

@@ -10,7 +10,7 @@ from distill.data.collate import classes
 from distill.data.tables import LabelledTexts
 from distill.data.tables.glue import Glue
 from distill.data.tables.table import Table
-from distill.evaluation.glue import ClassSet, class_set
+from distill.evaluation.measures.classes import ClassSet, class_set
 from distill.models.kind import CLASSES, ModelKind
 from distill.tasks._table import TableTask
 

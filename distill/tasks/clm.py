@@ -1,18 +1,15 @@
 """Causal language modelling: every word is predicted from those before it."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, CorpusConfig, EvaluateConfig
+from distill.config.settings import Config, CorpusConfig
 from distill.data import byte_bpe
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import RowFormat, causal_rows
-from distill.evaluation.measures import Measure, Scoring
-from distill.evaluation.sets import EvaluationSet
-from distill.evaluation.sliding_window import BitsPerByte, SlidingPerplexity, token_bytes
+from distill.evaluation.measures import Pass, Scoring
 from distill.models.kind import CAUSAL, ModelKind
 from distill.tasks._text import TextTask
 
@@ -38,12 +35,7 @@ class Clm(TextTask):
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
         return CausalLM(causal_rows(tokenizer), config.corpus.tokens.cross_documents)
 
-    def measures(
-        self,
-        scoring: Scoring,
-        settings: EvaluateConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        sets: Sequence[EvaluationSet] = (),
-    ) -> list[Measure]:
-        perplexity = SlidingPerplexity(scoring, settings.stride, token_bytes(tokenizer))
-        return [perplexity, BitsPerByte(perplexity)]
+    def passes(self, scoring: Scoring) -> list[Pass]:
+        from distill.evaluation.measures.sliding_window import WindowPass
+
+        return [WindowPass(scoring)]

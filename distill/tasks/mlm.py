@@ -1,20 +1,17 @@
 """Masked language modelling: some words of a row are hidden and predicted from both sides."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, CorpusConfig, EvaluateConfig
+from distill.config.settings import Config, CorpusConfig
 from distill.data import wordpiece
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.row_format import RowFormat, masked_rows
-from distill.evaluation.measures import Measure, Scoring
-from distill.evaluation.perplexity import Perplexity
-from distill.evaluation.pseudo_perplexity import PseudoPerplexity
-from distill.evaluation.sets import MASKING, EvaluationSet
+from distill.evaluation.measures import Pass, Scoring
+from distill.evaluation.sets import MASKING
 from distill.models.kind import MASKED, ModelKind
 from distill.tasks._text import TextTask
 
@@ -40,17 +37,11 @@ class Mlm(TextTask):
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> Collator:
         return scoring_masks(tokenizer)
 
-    def measures(
-        self,
-        scoring: Scoring,
-        settings: EvaluateConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        sets: Sequence[EvaluationSet] = (),
-    ) -> list[Measure]:
-        measures: list[Measure] = [Perplexity(scoring)]
-        if settings.scores_singly:
-            measures.append(PseudoPerplexity(scoring, settings.pseudo_perplexity, settings.share_of))
-        return measures
+    def passes(self, scoring: Scoring) -> list[Pass]:
+        from distill.evaluation.measures.perplexity import MaskPass
+        from distill.evaluation.measures.pseudo_perplexity import SinglePass
+
+        return [MaskPass(scoring), *([SinglePass(scoring)] if scoring.settings.scores_singly else [])]
 
 
 def scoring_masks(tokenizer: PreTrainedTokenizerBase) -> MaskedLM:

@@ -1,19 +1,17 @@
 """Masked words and the order of two segments, as ALBERT is trained (Lan et al. 2020)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, EvaluateConfig
+from distill.config.settings import Config
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.data.row_format import RowFormat, paired_rows
-from distill.evaluation.measures import Measure, Scoring
-from distill.evaluation.order_accuracy import OrderAccuracy
-from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.measures import Pass, Scoring
 from distill.models.kind import MASKED, ORDERED, ModelKind
 from distill.objective.terms import Term
 from distill.tasks.mlm import Mlm, scoring_masks
@@ -51,15 +49,10 @@ class MlmSop(Mlm):
         """Words are scored on segments in their order, whether their order is learned or not."""
         return self._paired(scoring_masks(tokenizer), tokenizer, swaps=False)
 
-    def measures(
-        self,
-        scoring: Scoring,
-        settings: EvaluateConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        sets: Sequence[EvaluationSet] = (),
-    ) -> list[Measure]:
-        order: list[Measure] = [OrderAccuracy(scoring)] if self.kind is ORDERED else []
-        return super().measures(scoring, settings, tokenizer, sets) + order
+    def passes(self, scoring: Scoring) -> list[Pass]:
+        from distill.evaluation.measures.order_accuracy import OrderPass
+
+        return [*super().passes(scoring), *([OrderPass(scoring)] if self.kind is ORDERED else [])]
 
     def _paired(self, words: MaskedLM, tokenizer: PreTrainedTokenizerBase, swaps: bool) -> MaskedLMAndOrder:
         separator = paired_rows(tokenizer).separator

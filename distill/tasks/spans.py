@@ -8,7 +8,7 @@ from distill.config.settings import Config
 from distill.data.collate import spans
 from distill.data.span_rows import SpanConfig, SpanRows, span_rows
 from distill.data.tables.squad import Questions, Squad
-from distill.evaluation.squad import SquadSet, squad_set
+from distill.evaluation.measures.squad import SquadSet, squad_set
 from distill.models.kind import SPANS, ModelKind
 from distill.tasks._table import TableTask
 

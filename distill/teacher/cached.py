@@ -7,8 +7,9 @@ import torch
 from distill.data.batch import Batch
 from distill.models.language_model import NO_OUTPUTS
 from distill.teacher.cache import Cache
+from distill.teacher.distributions import TopK
+from distill.teacher.output import TeacherOutput, Wanted
 from distill.teacher.sampling import as_samples
-from distill.teacher.signal import Signal, TopK, Wanted
 
 
 class CachedTeacher:
@@ -22,9 +23,9 @@ class CachedTeacher:
         columns = self.cache.read(numbers)
         return batch.with_teacher_data(**{name: torch.from_numpy(values) for name, values in columns.items()})
 
-    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
         layout = self.cache.layout
         for batch in window:
             data = batch.teacher_data
             source = as_samples(data, layout) if layout.sampled else TopK(data["ids"], data["log_probs"])
-            yield Signal(source, NO_OUTPUTS)
+            yield TeacherOutput(source, NO_OUTPUTS)

@@ -6,7 +6,7 @@ import torch
 
 from distill.data.batch import Batch
 from distill.models.language_model import NO_OUTPUTS, LanguageModel, OutputSpec
-from distill.teacher.signal import Signal, Wanted
+from distill.teacher.output import TeacherOutput, Wanted
 
 
 class LiveTeacher:
@@ -18,16 +18,16 @@ class LiveTeacher:
     def read_ahead(self, batch: Batch) -> Batch:
         return batch
 
-    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
         for start in range(0, len(window), self.micro_batches):
             part = window[start : start + self.micro_batches]
             specs = [wanted(batch) for batch in part]
             if specs[0].is_empty:
-                yield from (Signal(None, NO_OUTPUTS) for _ in part)
+                yield from (TeacherOutput(None, NO_OUTPUTS) for _ in part)
             else:
                 yield from self._forward(part, specs)
 
-    def _forward(self, batches: list[Batch], specs: list[OutputSpec]) -> Iterator[Signal]:
+    def _forward(self, batches: list[Batch], specs: list[OutputSpec]) -> Iterator[TeacherOutput]:
         """One forward of all batches, and its outcome, cut up again by batch."""
         with torch.no_grad():
             outputs = self.model(*_joined(batches), _joined_spec(batches, specs))
@@ -41,7 +41,7 @@ class LiveTeacher:
         for number, batch in enumerate(batches):
             here = outputs.of_rows(slice(start, start + len(batch.ids)))
             here = here._replace(last_rows=None if last_rows is None else last_rows[number])
-            yield Signal(None if rows is None else self.model.head(rows[number]), here)
+            yield TeacherOutput(None if rows is None else self.model.head(rows[number]), here)
             start += len(batch.ids)
 
 

@@ -10,7 +10,7 @@ from distill.teacher import build_cache
 from distill.teacher.cache import Cache, Positions, find
 from distill.teacher.cached import CachedTeacher
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import NoTeacher, Teacher
+from distill.teacher.output import NoTeacher, Teacher
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from distill.data.batch import Batch
 from distill.models.language_model import OutputSpec
-from distill.teacher.signal import Mixture, Signal, Teacher, Wanted
+from distill.teacher.distributions import Mixture
+from distill.teacher.output import Teacher, TeacherOutput, Wanted
 
 
 class MeanTeacher:
@@ -27,20 +28,17 @@ class MeanTeacher:
         }
         return batch.with_teacher_data(**read)
 
-    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
         streams = [
-            member.signals([_own(batch, number) for batch in window], _without_layers(wanted) if number else wanted)
+            member.outputs([_own(batch, number) for batch in window], _without_layers(wanted) if number else wanted)
             for number, member in enumerate(self.members)
         ]
         for parts in zip(*streams, strict=True):
-            yield parts[0] if len(parts) == 1 else Signal(self._mixture(parts), parts[0].outputs)
+            yield parts[0] if len(parts) == 1 else TeacherOutput(self._mixture(parts), parts[0].outputs)
 
-    def _mixture(self, parts: Sequence[Signal]) -> Mixture | None:
-        sources = tuple(part.logits_source for part in parts if part.logits_source is not None)
-        if not sources:
-            return None
-        assert not any(isinstance(source, Mixture) for source in sources)
-        return Mixture(sources, self.weights)  # type: ignore[arg-type]
+    def _mixture(self, parts: Sequence[TeacherOutput]) -> Mixture | None:
+        members = [member for part in parts for member in Mixture.of(part.distribution).members]
+        return Mixture(tuple(members), self.weights) if members else None
 
 
 def _own(batch: Batch, number: int) -> Batch:

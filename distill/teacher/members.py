@@ -7,7 +7,7 @@ teacher alone, and their errors are put into the names of the member's settings.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from distill.models.teacher import load_teacher
 from distill.runtime.errors import SettingError
 
 ONLY = ""  # the name of a teacher that is no member of several
-OWN_SETTINGS = re.compile(rf"(?<![\w./])teacher\.(?=({'|'.join(each.name for each in fields(MemberConfig))})\b)")
+OWN_SETTINGS = re.compile(rf"(?<![\w./])teacher\.(?=({'|'.join(each for each in MemberConfig.model_fields)})\b)")
 
 
 @dataclass(frozen=True)
@@ -132,5 +132,5 @@ def _alone(config: Config, member: MemberConfig) -> Config:
         micro_batches=shared.micro_batches if member.micro_batches is None else member.micro_batches,
         cache=shared.cache if member.cache is None else member.cache,
     )
-    precision = replace(config.precision, teacher=member.precision or config.precision.teacher)
-    return replace(config, teacher=teacher, precision=precision)
+    precision = config.precision.changed(teacher=member.precision or config.precision.teacher)
+    return config.changed(teacher=teacher, precision=precision)

@@ -10,7 +10,7 @@ from distill.data.batch import PADDING, Batch
 from distill.data.row_format import IDS
 from distill.data.row_store import RowStore
 from distill.models.language_model import LanguageModel
-from distill.teacher.signal import Signal, Wanted
+from distill.teacher.output import TeacherOutput, Wanted
 
 
 class RetokenizedTeacher:
@@ -47,12 +47,12 @@ class RetokenizedTeacher:
         input_ids, documents = _padded(encoded["input_ids"])
         return batch.with_teacher_data(input_ids=input_ids, documents=documents)
 
-    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
         for batch in window:
             data = batch.teacher_data
             with torch.no_grad():
                 outputs = self.model({"input_ids": data["input_ids"]}, data["documents"], wanted(batch))
-            yield Signal(None, outputs)
+            yield TeacherOutput(None, outputs)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,9 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distill.models.kernels.precision import at_least_fp32
 from distill.runtime.seed import key, uniform
+from distill.teacher.distributions import Samples, top_k_log_probs
 from distill.teacher.layout import Layout
-from distill.teacher.signal import Samples, at_least_fp32, top_k_log_probs
 
 LOWEST = -6e4  # log-probability: float16 ends at -65504
 

@@ -158,9 +158,9 @@ def test_what_is_finished_is_not_run_again(configs: Path, finished: Path, capfd:
 
 
 def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
-    stages = {"one": StageConfig("r"), "two": StageConfig("r", ["teacher.path={one}"])}
-    stages["three"] = StageConfig("r", ["student.path={one}"], milestones_of="one")
-    chain = ChainConfig(stages)
+    stages = {"one": StageConfig(recipe="r"), "two": StageConfig(recipe="r", settings=["teacher.path={one}"])}
+    stages["three"] = StageConfig(recipe="r", settings=["student.path={one}"], milestones_of="one")
+    chain = ChainConfig(stages=stages)
     (one,), (two,) = runs_of(tmp_path, chain, "one"), runs_of(tmp_path, chain, "two")
     one.folder.mkdir()
     (one.folder / "results.json").write_text('{"milestones": [5]}')
@@ -194,11 +194,13 @@ def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
 def test_a_run_from_a_milestone_refers_to_those_from_the_same_one(tmp_path: Path) -> None:
     given = {"milestones_of": "one", "seeds": [0, 1]}
     stages = {
-        "one": StageConfig("r", ["train.milestones=[3,9]"]),
-        "two": StageConfig("r", ["student.path={one}"], **given),
+        "one": StageConfig(recipe="r", settings=["train.milestones=[3,9]"]),
+        "two": StageConfig(recipe="r", settings=["student.path={one}"], **given),
     }
-    stages["three"] = StageConfig("r", ["student.path={one}", "teacher.path={two}"], milestones_of="one", seeds=[1, 2])
-    chain = ChainConfig(stages)
+    stages["three"] = StageConfig(
+        recipe="r", settings=["student.path={one}", "teacher.path={two}"], milestones_of="one", seeds=[1, 2]
+    )
+    chain = ChainConfig(stages=stages)
     check_chain(chain)
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "results.json").write_text('{"milestones": [3, 9]}')

@@ -11,7 +11,7 @@ from distill.checks import check
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
-from distill.config.unknown import explain
+from distill.config.unknown import REMOVED, explain
 from distill.runtime.errors import SettingError
 
 # One a line: overrides, with " ;; " between several, of which the last is the bad one; after " -> " what the message
@@ -106,6 +106,8 @@ backend.rings=100000
 backend.sync=foo
 backend.compression=fp8
 backend.hosts=
+backend.elastic=2:4
+backend.elastic_wait=60
 backend.collective=smddp
 backend=ddp ;; backend.collective=a:b:c
 backend=ddp ;; backend.collective=gloo ;; backend.rings=2 -> backend.rings
@@ -172,6 +174,7 @@ corpus.kind=gutenburg
 corpus.kind=null
 corpus.unreadable=foo
 corpus.document=page
+corpus=chat ;; corpus.template=
 hydra.run.dir=
 hydra.run.dir=null
 train.steps=0
@@ -291,6 +294,13 @@ def test_a_bad_value_is_refused_by_name(line: str) -> None:
         checked(overrides)
     message = str(error.value)
     assert setting in message and "\n" not in message and error.value.status == 2, message
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_what_has_left_names_what_takes_its_place(name: str) -> None:
+    with pytest.raises(SettingError) as error:
+        checked([f"{name}=1"])
+    assert REMOVED[name] in str(error.value)
 
 
 NEAREST = {

@@ -131,12 +131,12 @@ def test_what_is_read_ahead_comes_with_its_rows(tokenizer: Any, threads: int) ->
 def test_dropout_is_keyed_by_seed_epoch_and_row(tokenizer: Any) -> None:
     batches = make(tokenizer, 53, 1)
     first, second = batches.window(0)[0], batches.window(1)[0]
-    of_first = dict(zip(first.row_ids.tolist(), batches.dropout_keys(first, 0), strict=True))
-    of_second = dict(zip(second.row_ids.tolist(), batches.dropout_keys(second, 1), strict=True))
+    of_first = dict(zip(first.row_ids.tolist(), first.dropout_keys, strict=True))
+    of_second = dict(zip(second.row_ids.tolist(), second.dropout_keys, strict=True))
     assert len(set(of_first.values()) | set(of_second.values())) == 2 * 53
     small = make(tokenizer, 2, 3, rank=1, size=2)
     part = small.window(2)[0]
-    assert [of_first[row] for row in part.row_ids.tolist()] == small.dropout_keys(part, 2)
+    assert [of_first[row] for row in part.row_ids.tolist()] == list(part.dropout_keys)
 
 
 def same(one: list[Batch], other: list[Batch]) -> bool:

@@ -189,9 +189,8 @@ def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) ->
     window = batches.window(0)
     seen: dict[int, list[Any]] = {}
     for batch in window:
-        keys = batches.dropout_keys(batch, 0)
         for place, row in enumerate(batch.row_ids):
-            seen.setdefault(int(row), []).append((batch.ids[place].tolist(), keys[place]))
+            seen.setdefault(int(row), []).append((batch.ids[place].tolist(), batch.dropout_keys[place]))
     again = [found for found in seen.values() if len(found) == 2]
     assert len(again) == 8 and all(first[1] != second[1] for first, second in again)
     assert sum(first[0] != second[0] for first, second in again) > 4
@@ -239,7 +238,7 @@ def test_a_mixture_is_its_sources_weighted(corpus: CorpusConfig, words: PreTrain
 
 
 def test_corpus_rows_are_shared_by_weight(corpus: CorpusConfig, words: PreTrainedTokenizerFast) -> None:
-    corpus.rows = 400
+    corpus = corpus.changed(rows=400)
     tokens, rows, order = prepare_mixture(corpus, words, masked_rows, seed=0)
     few = len(tokens.sources["few"].rows)
     assert few < 300 and order.sizes.tolist() == [100, few] and len(rows) == len(order) == 100 + few

@@ -86,7 +86,7 @@ def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{**each, "id": 1} for each in records]), tmp_path / "x.parquet")  # type: ignore[dict-item]
     parquet = SourceConfig(kind="parquet", path=f"{tmp_path}/x.parquet", **columns)
     assert [document.parts for document in documents_of(parquet)] == parts
-    parquet.prompt = "nosuch"
+    parquet = parquet.changed(prompt="nosuch")
     with pytest.raises(SettingError, match=r"^corpus\.prompt=nosuch: x\.parquet has no such field; it has ask, answer"):
         documents_of(parquet)
 
@@ -126,11 +126,11 @@ def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
         Part("\n", True, True),
         Part("<|user|>\n\n", False, True),
     )
-    settings.template, settings.target_role = "{{{role}}} {content}\\n", "user"
+    settings = settings.changed(template="{{{role}}} {content}\\n", target_role="user")
     first, _ = documents_of(settings)
     assert first.text.startswith("{user} Hi {role}\n{assistant} Hello\n")
     assert "".join(part.text for part in first.parts if part.counts) == "Hi {role}\n\n"
-    settings.target_role = "gpt"
+    settings = settings.changed(target_role="gpt")
     errors: list[str] = []
     source = find_source(settings, "corpus", CacheConfig())
     assert source is not None
@@ -220,8 +220,7 @@ class Undeclared(Riddles):
 def own(name: str, folder: Path) -> CorpusConfig:
     (folder / "riddles").write_text("the cat|an hat\nan hat|then\n")
     corpus = corpus_config(kind="text", heldout=0.0, sequence_length=32, workers=1, cache=str(folder))
-    corpus.source = Component("corpus", f"{__name__}.{name}", {"path": f"{folder}/riddles"})
-    return corpus
+    return corpus.changed(source=Component("corpus", f"{__name__}.{name}", {"path": f"{folder}/riddles"}))
 
 
 def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:
@@ -246,7 +245,7 @@ def test_what_cannot_have_prompts_is_refused_in_one_line(tmp_path: Path, words: 
         documents_of(SourceConfig(kind="jsonl", path=str(tmp_path), template="x"))
 
 
-@pytest.mark.parametrize("template", ["", "{role}", "{content}{content}", "{content", "{content}{name}", "{content!r}"])
+@pytest.mark.parametrize("template", ["{role}", "{content}{content}", "{content", "{content}{name}", "{content!r}"])
 def test_a_template_without_a_content_is_refused(tmp_path: Path, template: str) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"messages": []}])
     with pytest.raises(SettingError, match=r"^corpus\.template=.* has to name \{content\} once") as caught:

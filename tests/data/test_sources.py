@@ -4,7 +4,6 @@ import gzip
 import json
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def test_the_usual_places_come_before_the_hub(tmp_path: Path, monkeypatch: pytes
     assert texts(hub) == ["Fine."]
     write_lines(tmp_path / "imdb/test.jsonl.gz", [{"text": "Good."}])
     assert texts(hub) == ["Good."]
-    assert "Hub data set a/b" in located(replace(hub, hub="a/b")).describe()  # of which it is no copy
+    assert "Hub data set a/b" in located(hub.changed(hub="a/b")).describe()  # of which it is no copy
     (tmp_path / "gutenberg/train").mkdir(parents=True)
     (tmp_path / "gutenberg/train/a.txt").write_text("A book.")
     assert texts(SourceConfig(kind="gutenberg")) == ["A book."]
@@ -159,7 +158,7 @@ def test_parquet_ranges_give_each_row_once(tmp_path: Path, monkeypatch: pytest.M
     source = SourceConfig(kind="parquet", path=str(tmp_path), field="body")
     assert len(located(source).shards()) > 2 and texts(source) == rows
     with pytest.raises(SettingError, match=r"corpus\.field=text: x\.parquet has no such field; it has body, id"):
-        texts(replace(source, field="text"))
+        texts(source.changed(field="text"))
     (tmp_path / "x.parquet").write_bytes(b"PAR1 no PAR1")
     with pytest.raises(AssertionError, match=r"x\.parquet"):
         texts(source)
@@ -204,7 +203,7 @@ def test_imdb_in_both_forms(tmp_path: Path) -> None:
     (tmp_path / "aclImdb/train/urls_pos.txt").write_text("http://x")
     folder = SourceConfig(kind="imdb", path=f"{tmp_path}/aclImdb")
     assert sorted(texts(folder)) == ["train/neg/0_1\n\n.", "train/pos/0_9\n\n."]
-    assert texts(replace(folder, split="test")) == ["test/pos/0_8\n\n."]
+    assert texts(folder.changed(split="test")) == ["test/pos/0_8\n\n."]
     write_lines(tmp_path / "json/train.jsonl.gz", [{"text": "A<br />B", "label": 1}])
     write_lines(tmp_path / "json/test.jsonl.gz", [{"text": "C", "label": 0}])
     assert texts(SourceConfig(kind="imdb", path=f"{tmp_path}/json")) == ["A\n\nB"]
@@ -249,10 +248,10 @@ def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamin
     write_lines(tmp_path / "train.jsonl", [{"text": f"Row {i}.<br />"} for i in range(10)])
     source = SourceConfig(kind="hub", hub=str(tmp_path), streaming=streaming)
     assert texts(source) == [f"Row {i}.<br />" for i in range(10)]
-    assert texts(replace(source, kind="imdb")) == [f"Row {i}." for i in range(10)]
+    assert texts(source.changed(kind="imdb")) == [f"Row {i}." for i in range(10)]
     assert located(source).identity == located(source).identity
     with pytest.raises(SettingError, match=r"corpus\.hub=.*split=nosuch\) cannot be loaded"):
-        texts(replace(source, split="nosuch", streaming=False))
+        texts(source.changed(split="nosuch", streaming=False))
 
 
 def test_wikitext_on_the_hub_has_a_line_a_row(tmp_path: Path) -> None:

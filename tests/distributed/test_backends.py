@@ -2,7 +2,7 @@
 
 import importlib.util
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from distributed import run_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from distill.config.errors import parse
 from distill.config.settings import BackendConfig
 from distill.distributed import Backend, RankLost, bucket, build
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
@@ -109,7 +110,7 @@ def body(settings: BackendConfig) -> dict[str, Any]:
     backend = build(settings)
     results: dict[str, Any] = {"info": (backend.rank, backend.size, backend.local_rank, backend.local_size)}
     for sync in ("window", "every"):
-        backend.settings = replace(settings, sync=sync)
+        backend.settings = settings.changed(sync=sync)
         for batch_rows in (4, 2, 1):
             results[f"train/{sync}/{batch_rows}"] = train(backend, batch_rows)
     rank, mine = backend.rank, torch.full((2, 3), backend.rank + 1 / 3, dtype=torch.float64)
@@ -140,7 +141,7 @@ def body(settings: BackendConfig) -> dict[str, Any]:
         results["refused"] = str(error)
     bucket.SEGMENT = 40  # elements: the embedding's gradient and that of the layer are two segments now
     for sync in ("every", "window"):
-        backend.settings = replace(backend.settings, sync=sync)
+        backend.settings = backend.settings.changed(sync=sync)
         results[f"segments/{sync}"] = train(backend, 1)
     results["early"] = early(backend)
     model = make_model(0)
@@ -187,7 +188,7 @@ CASES = [
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, list[Any]]:
     size, settings = request.param
-    settings = replace(settings, device="cpu", threads=1)
+    settings = settings.changed(device="cpu", threads=1)
     if size == 1:
         return settings, [body(settings)]
     return settings, run_ranks(size, tmp_path_factory.mktemp("ranks"), body, settings)
@@ -310,23 +311,23 @@ def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (BackendConfig(name="mpi"), ["backend.name=mpi", "single, ddp, fsdp or horovod"]),
-        (BackendConfig(rings="many"), ["backend.rings=many", "auto"]),
-        (BackendConfig(rings="0"), ["backend.rings=0"]),
-        (BackendConfig(rings="4"), ["backend.rings=4", "one process"]),
-        (BackendConfig(sync="never"), ["backend.sync=never", "window or every"]),
-        (BackendConfig(compression="fp8"), ["backend.compression=fp8", "none, bf16 or fp16"]),
-        (BackendConfig(compression="bf16"), ["backend.compression=bf16", "one process"]),
-        (BackendConfig(timeout=0.0), ["backend.timeout=0"]),
-        (BackendConfig(processes=2), ["backend.processes=2", "ddp or horovod"]),
-        (BackendConfig(threads=0), ["backend.threads=0"]),
-        (BackendConfig(device="gpu"), ["backend.device=gpu", "cuda"]),
-        (BackendConfig(device="cuda:99"), ["backend.device=cuda:99", "GPUs"]),
+        ({"name": "mpi"}, ["backend.name=mpi", "single, ddp, fsdp, horovod"]),
+        ({"rings": "many"}, ["backend.rings=many", "auto"]),
+        ({"rings": "0"}, ["backend.rings=0"]),
+        ({"rings": "4"}, ["backend.rings=4", "one process"]),
+        ({"sync": "never"}, ["backend.sync=never", "window, every"]),
+        ({"compression": "fp8"}, ["backend.compression=fp8", "none, bf16, fp16"]),
+        ({"compression": "bf16"}, ["backend.compression=bf16", "one process"]),
+        ({"timeout": 0.0}, ["backend.timeout=0"]),
+        ({"processes": 2}, ["backend.processes=2", "ddp, fsdp or horovod"]),
+        ({"threads": 0}, ["backend.threads=0"]),
+        ({"device": "gpu"}, ["backend.device=gpu", "cuda"]),
+        ({"device": "cuda:99"}, ["backend.device=cuda:99", "GPUs"]),
     ],
 )
-def test_bad_settings_are_refused_in_one_line(settings: BackendConfig, words: list[str]) -> None:
+def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(SettingError) as caught:
-        build(settings)
+        build(parse(BackendConfig, settings, "backend"))
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words), message
 

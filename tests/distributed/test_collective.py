@@ -4,7 +4,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def refusals(ports: list[int], folder: Path) -> dict[str, str]:
             # Of the trial alone: on a busy machine the ranks may be further apart than this when they start.
             ddp.try_out = partial(with_limit, ddp.try_out, 4.0)
         try:
-            build(replace(DDP, collective=f"plug_in:{engine}"))
+            build(DDP.changed(collective=f"plug_in:{engine}"))
         except SettingError as error:
             said[engine] = str(error)
             # The store is rank 0's and goes with this error; the other rank may not yet have seen that both are there.
@@ -71,7 +70,7 @@ def test_what_an_engine_lacks_is_said_in_one_line_and_is_no_endless_wait(tmp_pat
 
 def passes(wire: list[torch.dtype]) -> str:
     """The trial with further formats passes on Gloo, whatever the number of ranks; gives the engine's words."""
-    with build(replace(DDP, collective="gloo")) as backend:
+    with build(DDP.changed(collective="gloo")) as backend:
         try_out("gloo", backend.rank, CPU, wire, 60.0)
         return backend.engine
 

@@ -42,12 +42,14 @@ from distill.distributed.formats import compute_in
 from distill.distributed.shard import is_sharded, whole
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
-from distill.evaluation.mixture import MeanModel
+from distill.evaluation.memory_check import check_memory
+from distill.evaluation.readers import MeanModel
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.evaluation.sliding_window import BitsPerByte, SlidingPerplexity, token_bytes
+from distill.evaluation.speed import tokens_per_second
 from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel
 from distill.runs.divide import blocks_of
+from distill.tasks import find_task
 from distill.teacher import build_cache
 from distill.teacher.cache import Cache
 
@@ -77,10 +79,10 @@ def masked_scores(backend: Backend) -> dict[str, float]:
     assert all(is_sharded(each) == bool(backend.divides) for each in (student, one, both))
     rows = [make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
-    chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(0.5, 5))
+    chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=5))
     masks = masked_lm(MASKING, make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=VOCAB))
     evaluator = make_evaluator(chosen, masks, PrecisionConfig(), backend)
-    evaluator.rehearse([student, one], sets)
+    check_memory(evaluator, [student, one], sets)
     found: dict[str, float] = {}
     for label, model in (("student", student), ("teacher", one), ("both", both)):
         for measure, values in evaluator.score(model, label, sets).items():
@@ -88,7 +90,7 @@ def masked_scores(backend: Backend) -> dict[str, float]:
         if label != "student":
             for name, values in evaluator.agree(student, model, sets).items():
                 found |= {f"agreement {label} {measure} {name}": value for measure, value in values.items()}
-    assert all(speed > 0 for speed in evaluator.tokens_per_second([one, student, both], sets[0]))
+    assert all(speed > 0 for speed in tokens_per_second(evaluator, [one, student, both], sets[0]))
     return found
 
 
@@ -100,9 +102,8 @@ def causal_scores(backend: Backend) -> dict[str, float]:
         collator = CausalLM(causal_rows(tokenizer), packed)
         ids = np.random.default_rng(4).integers(5, 40, (11, 12)).astype(np.uint16)
         ids[3, 4] = ids[7, 0] = causal_rows(tokenizer).document_end
-        scoring = Scoring(collator, len(tokenizer), 2, backend)
-        window = SlidingPerplexity(scoring, 5, token_bytes(tokenizer))
-        evaluator = Evaluator(EvaluateConfig(batch_size=2), scoring, [window, BitsPerByte(window)], PrecisionConfig())
+        scoring = Scoring(collator, tokenizer, EvaluateConfig(batch_size=2, stride=5), backend)
+        evaluator = Evaluator(scoring, find_task("clm").passes(scoring), PrecisionConfig())
         scores = evaluator.score(model, "student", [EvaluationSet("set", "", ids, 1)])
         found |= {f"{measure} {packed}": values["set"] for measure, values in scores.items()}
     return found
@@ -157,13 +158,14 @@ def trained_weights(backend: Backend, folder: Path, precision: str, evaluates: b
     if is_sharded(student):
         compute_in(student, dtype_of(precision))
     rows = make_rows(16, shortest=5)
-    settings = TrainConfig(2, 4 // backend.size, epochs=None, steps=4, log_every=1, save_every=9)
+    settings = TrainConfig(batch_size=2, accumulate=4 // backend.size, epochs=None, steps=4, log_every=1, save_every=9)
     objective = objective_config(soft=0.0, mlm=1.0, cosine=0.0)
     fit = Fit(folder, make_tokenizer(), rows, None, student, objective, settings, backend=backend, precision=precision,
               **plain_sgd(0.02))  # fmt: skip
     sets = [EvaluationSet("rows", "", make_rows(5, shortest=4), 1)]
     evaluator = make_evaluator(
-        EvaluateConfig(batch_size=2, pseudo_perplexity=PseudoPerplexityConfig(0.5, 4)), fit.batches.collator,
+        EvaluateConfig(batch_size=2, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=4)),
+        fit.batches.collator,
         PrecisionConfig(student=precision), backend,
     )  # fmt: skip
     seen = []

@@ -2,7 +2,6 @@
 
 import copy
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +57,12 @@ def fit_of(folder: Path, case: str, backend: Any = None, **settings: Any) -> Fit
         chosen = {"optimizer_settings": OptimizerConfig(lr=1e-3, clip=0.5)}
     elif optimizer == "lamb":
         chosen["optimizer"] = lambda model: Lamb(model.parameters(), lr=1e-3)
-    length = TrainConfig(1 if size > 1 else 8, 8 // size if size > 1 else 1, epochs=1, save_every=1, keep=9)
+    length = TrainConfig(
+        batch_size=1 if size > 1 else 8, accumulate=8 // size if size > 1 else 1, epochs=1, save_every=1, keep=9
+    )
     fit = Fit(
         folder, make_tokenizer(), make_rows(NUM_ROWS, shortest=5), teacher, student, copy.deepcopy(objective),
-        replace(length, **settings), backend=backend, **chosen,
+        length.changed(**settings), backend=backend, **chosen,
     )  # fmt: skip
     return fit
 
@@ -104,13 +105,13 @@ def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
 
     fit = fit_of(folder, "bert", backend, epochs=None, steps=1)
     fit.checkpoints.save = lambda *_: True  # type: ignore[method-assign, assignment]
-    backend.settings.sync = sync
+    backend.settings = backend.settings.changed(sync=sync)
     counted.REDUCE_SCATTER, dist.all_reduce = counting("reduced", before[0]), counting("summed", before[1])
     try:
         fit.run()
     finally:
         counted.REDUCE_SCATTER, dist.all_reduce = before[:2]
-        backend.settings.sync = "window"
+        backend.settings = backend.settings.changed(sync="window")
     groups = len(list(sharded_modules(fit.student)))
     return {**calls, "groups": groups, "micro-batches": fit.settings.accumulate, "syncs": backend.num_syncs - before[2]}
 

@@ -1,4 +1,4 @@
-"""Starting ranks for real: their numbers, logs, exit statuses and signals, with both launchers."""
+"""Starting ranks for real: their numbers, logs, exit statuses and signals, and what other launchers are handed."""
 
 import importlib.util
 import os
@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import free_port
 from forked import Forked
 from job import environment, is_alive, wait_for
+from torch.distributed import TCPStore
 
 from distill.config.settings import BackendConfig
+from distill.distributed import launch
 from distill.distributed.launch import should_launch
+from distill.distributed.ranks import run_ranks
 from distill.runtime.errors import SettingError
 
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
@@ -28,11 +32,8 @@ from distill.distributed import RankLost, build, launch
 from distill.config.settings import BackendConfig
 
 if __name__ == "__main__":
-    name, folder, what = sys.argv[1:4]
-    hosts = sys.argv[4] if len(sys.argv) > 4 else None
-    settings = BackendConfig(
-        name=name, processes=None if hosts else 2, hosts=hosts, device="cpu", threads=1, timeout=30.0
-    )
+    name, folder, what, hosts = [*sys.argv[1:], None][:4]
+    settings = BackendConfig(name=name, processes=2, hosts=hosts, device="cpu", threads=1, timeout=30.0)
     if launch.should_launch(settings):
         sys.exit(launch.launch(settings))
     launch.keep_log(Path(folder))
@@ -189,7 +190,7 @@ def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_p
     text = (
         "import sys; from distill.distributed.ranks import run_ranks\n"
         "open('ready', 'w').close()\n"
-        "sys.exit(run_ranks(0, 20, 20, '127.0.0.1', 0, ['sh', '-c', 'echo $$ >> pids; exec sleep 60']))"
+        "sys.exit(run_ranks(20, ['sh', '-c', 'echo $$ >> pids; exec sleep 60']))"
     )
     job = subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
     wait_for((tmp_path / "pids").exists, job)
@@ -200,18 +201,38 @@ def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_p
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_several_hosts(name: str, tmp_path: Path) -> None:
-    """Two names of this machine stand for two hosts, with one rank and two."""
-    status, output, errors = run(tmp_path, name, "run", "localhost:1,127.0.0.1:2")
-    assert status == 0, errors
-    assert "rank 0 of 3, sum 6" in output
-    assert "rank 2 of 3, sum 6" in (tmp_path / "logs/rank2.log").read_text()
+def test_ranks_that_do_not_end_by_themselves_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first failure SIGTERM, which may take its time, and in the end SIGKILL."""
+    monkeypatch.setattr("distill.distributed.ranks.OWN_END", 0.2)
+    monkeypatch.setattr("distill.distributed.ranks.LAST_END", 1.0)
+    deaf = f'echo $$ >> {tmp_path}/pids; trap "" TERM; [ "$RANK" = 0 ] && exit 74; while :; do sleep 0.1; done'
+    assert run_ranks(3, ["sh", "-c", deaf]) == 74
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path: Path) -> None:
+    """Its library would wait where Python is not running."""
+    program = (
+        "from distill.config.settings import BackendConfig; from distill.distributed import build\n"
+        "from distill.runtime.errors import Interrupted; from distill.runtime.signals import handled\n"
+        "try:\n    with handled(): build(BackendConfig(name='ddp', device='cpu'))\n"
+        "except Interrupted as error: raise SystemExit(error.status)"
+    )
+    port = free_port()
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    rank["MASTER_PORT"] = str(port)
+    job = subprocess.Popen([sys.executable, "-c", program], env=environment() | rank, stderr=subprocess.PIPE, text=True)
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    wait_for(lambda: store.check(["distill/0/met"]), job)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=15)
+    assert job.returncode == 143, errors
 
 
 def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert should_launch(BackendConfig(name="ddp", processes=2, device="cpu"))
     assert not should_launch(BackendConfig(name="ddp", device="cpu"))
+    assert should_launch(BackendConfig(name="ddp", device="cpu", hosts="elsewhere:1"))
     assert not should_launch(BackendConfig(name="single", processes=2))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -221,13 +242,94 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (BackendConfig(name="ddp", processes=0), "backend.processes=0"),
         (BackendConfig(name="ddp", hosts="a,b"), "backend.hosts=a,b"),
         (BackendConfig(name="ddp", hosts="a:x"), "a:8,b:8"),
-        (BackendConfig(name="ddp", hosts="-Fconfig:2,b:2"), "backend.hosts=-Fconfig"),  # would be an option of ssh
+        (BackendConfig(name="horovod", hosts="-Fconfig:2,b:2"), "backend.hosts=-Fconfig"),  # would be an option
         (BackendConfig(name="ddp", hosts="a:2,b:2", processes=2), "has 4 ranks"),
     ],
 )
 def test_senseless_hosts_are_refused(settings: BackendConfig, words: str) -> None:
     with pytest.raises(SettingError, match=words):
         should_launch(settings)
+
+
+# --- Several hosts
+
+HOSTS = "127.0.0.1:1,localhost:1"  # two names of this machine
+
+
+def test_torch_has_each_host_run_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is started; the lines leave out `backend.hosts`, and quote what a shell would take for its own."""
+    settings = BackendConfig(name="fsdp", hosts="a:8,b.example:4", device="cpu")
+    command = [sys.executable, "-m", "distill", "seed=1", "backend.hosts='a:8,b.example:4'", "corpus.path=my books"]
+    with pytest.raises(SettingError, match=r"^backend.hosts=a:8,b.example:4: nothing was trained.*torchrun"):
+        launch.launch(settings, command)
+    rest, where = "-m distill seed=1 'corpus.path=my books'", "--nnodes=2 --master-addr=a --master-port=29500"
+    assert capsys.readouterr().out.splitlines() == [
+        f"torchrun {where} --node-rank=0 --nproc-per-node=8 {rest}      # on a",
+        f"torchrun {where} --node-rank=1 --nproc-per-node=4 {rest}      # on b.example",
+    ]
+
+
+@pytest.mark.slow
+def test_torchrun_does_as_the_lines_say(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, str(tmp_path / "job.py"), "ddp", str(tmp_path), "run"]
+    lines = launch.torchrun_commands([("127.0.0.1", 1), ("localhost", 1)], command)
+    torchrun = f"{sys.executable} -m torch.distributed.run"
+    port = f"--master-port={free_port()}"
+    jobs = [
+        subprocess.Popen(
+            ["sh", "-c", line.replace("torchrun", torchrun, 1).replace("--master-port=29500", port)],
+            env=environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for line in lines
+    ]
+    outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    assert "rank 0 of 2, sum 3\n" in outputs[0] and "rank 1 of 2, sum 3" in (tmp_path / "logs/rank1.log").read_text()
+
+
+@HOROVOD
+def test_horovodrun_is_given_hosts_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It writes what it has of the environment on the command lines of its ranks."""
+    started: list[Any] = []
+
+    def execve(*given: Any) -> None:
+        started.extend(given)
+        raise SystemExit  # the process is another program from here on
+
+    monkeypatch.setattr(os, "execve", execve)
+    secrets = {"HF_TOKEN": "hf_secret", "WANDB_API_KEY": "secret", "AWS_SECRET_ACCESS_KEY": "secret"}
+    for name, value in (secrets | {"HF_HOME": "/shared/hub", "MY_SETTING": "plain"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        launch.launch(BackendConfig(name="horovod", hosts=HOSTS, device="cpu"), [sys.executable, "job.py", "seed=1"])
+    _, command, given = started
+    options = ["-np", "2", "-H", HOSTS]
+    assert command == [sys.executable, "-m", "horovod.runner.launch", *options, sys.executable, "job.py", "seed=1"]
+    assert given["HF_HOME"] == "/shared/hub" and given["PATH"] == os.environ["PATH"]
+    assert not given.keys() & {*secrets, "MY_SETTING"} and "secret" not in str(list(given.values()))
+    said = capsys.readouterr().err
+    assert all(name in said for name in secrets) and "hf auth login" in said and "hf_secret" not in said
+
+
+@HOROVOD
+@pytest.mark.slow
+def test_horovodrun_starts_the_ranks(tmp_path: Path) -> None:
+    """Its own lines stand around those of the ranks, and its status is 0 or 1."""
+    status, output, errors = run(tmp_path, "horovod", "run", HOSTS)
+    assert status == 0, errors
+    assert "rank 0 of 2, sum 3" in output
+    assert "rank 1 of 2, sum 3" in (tmp_path / "logs/rank1.log").read_text()
+
+
+@HOROVOD
+def test_a_host_without_an_address_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"^backend\.hosts: nowhere\.invalid has no address here"):
+        launch.launch(BackendConfig(name="horovod", hosts="nowhere.invalid:1"), ["true"])

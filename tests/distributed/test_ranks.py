@@ -16,10 +16,7 @@ from job import Shelf, assert_alike, command, metrics, program, results, wait_fo
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.mlm import masked_lm
 from distill.distributed import build
-from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.tasks import find_task
 
 BACKENDS = [
     "ddp",
@@ -81,6 +78,15 @@ def test_bad_settings_end_all_ranks_with_one_line(shelf: Shelf, tmp_path: Path) 
     assert sum(line.startswith("distill: ") for line in errors.splitlines()) == 1, errors
 
 
+@pytest.mark.parametrize("backend", ["single", "ddp", *BACKENDS[1:]])
+def test_hosts_that_are_not_there_train_nothing(backend: str, shelf: Shelf, tmp_path: Path) -> None:
+    process = command(*shelf.arguments(tmp_path / "run", f"backend={backend}", "backend.hosts='nowhere.invalid:1'"))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    (line,) = [line for line in errors.splitlines() if line.startswith("distill: ")]
+    assert "backend.hosts" in line and not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 NUM_ROWS = (16, 7, 2, 1)  # of the sets below: 3 divides none of them, the last two have fewer rows than there are ranks
 
 
@@ -95,15 +101,14 @@ def scores(settings: BackendConfig) -> dict[str, Any]:
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     measured: dict[str, Any] = {}
     for share in (1.0, 0.3):
-        chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share, 5))
+        chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=share, batch_size=5))
         masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
-        scoring = Scoring(masks, tiny.VOCAB, chosen.batch_size, backend, row_losses={})
-        measures = find_task("mlm").measures(scoring, chosen, tiny.make_tokenizer())
-        evaluator = Evaluator(chosen, scoring, measures, PrecisionConfig())
+        evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), backend)
         keep = "student" if share == 1.0 else None  # its part of the agreement, that of the teacher is computed
-        for measure, values in evaluator.score(student, "student", sets, keep).items():
+        values_of, row_losses = evaluator.score_by_row(student, "student", sets, keep)
+        for measure, values in values_of.items():
             measured |= {f"{measure} {share} {name}": value for name, value in values.items()}
-        for (measure, name), found in (scoring.row_losses or {}).items():
+        for (measure, name), found in row_losses.items():
             measured |= {f"of row {number} {measure} {share} {name}": loss for number, loss in enumerate(found.losses)}
         for name, values in evaluator.agree(student, teacher, sets).items():
             measured |= {f"{measure} {share} {name}": value for measure, value in values.items()}

@@ -18,7 +18,9 @@ STEPS = 5  # of 20 rows: two epochs of three steps, whose last has six rows, but
 
 
 def fit(folder: Path, steps: int, **more: Any) -> Fit:
-    settings = TrainConfig(2, 99, ROWS, epochs=None, steps=steps, save_every=1, keep=9)
+    settings = TrainConfig(
+        batch_size=2, accumulate=99, rows_per_step=ROWS, epochs=None, steps=steps, save_every=1, keep=9
+    )
     student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
     teacher = make_model("bert", 4).requires_grad_(False)
     rows = make_rows(20, shortest=5)

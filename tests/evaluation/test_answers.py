@@ -11,8 +11,8 @@ from vocabularies import vocabulary_of
 
 from distill.data.span_rows import SpanConfig, SpanRows, span_rows
 from distill.data.tables.squad import Questions
-from distill.evaluation.answers import AnswerConfig, find_answers
-from distill.evaluation.squad import score, squad_set
+from distill.evaluation.measures.answers import AnswerConfig, find_answers
+from distill.evaluation.measures.squad import score, squad_set
 
 
 def logits_of(windows: SpanRows, seed: int = 0, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:

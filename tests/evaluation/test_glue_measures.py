@@ -9,7 +9,7 @@ from vocabularies import vocabulary_of
 
 from distill.data.class_rows import class_rows
 from distill.data.tables import LabelledTexts, glue
-from distill.evaluation.glue import MEASURES, ClassSet, class_set, measure
+from distill.evaluation.measures.classes import MEASURES, ClassSet, class_set, measure
 
 Values = list[float]
 

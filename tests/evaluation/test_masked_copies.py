@@ -8,7 +8,7 @@ from tiny import MASK, PAD, SPECIAL, VOCAB, make_model
 from torch import nn
 from transformers import BertModel
 
-from distill.evaluation.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.models.language_model import LanguageModel
 
 FAMILIES = ["bert", "distilbert", "roberta", "modernbert", "albert"]

@@ -14,8 +14,8 @@ from distill.data.collate.clm import CausalLM
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
+from distill.evaluation.measures.sliding_window import token_bytes
 from distill.evaluation.sets import EvaluationSet
-from distill.evaluation.sliding_window import token_bytes
 from distill.tasks.clm import Clm
 
 WIDTH = 24
@@ -23,9 +23,9 @@ WIDTH = 24
 
 def evaluator(prompts: bool = True, packed: bool = True) -> Evaluator:
     settings = EvaluateConfig(batch_size=5, stride=1)
-    backend = Single(BackendConfig(device="cpu"))
-    scoring = Scoring(CausalLM(FORMAT, packed), len(TOKENIZER), 5, backend, prompts)
-    return Evaluator(settings, scoring, Clm().measures(scoring, settings, TOKENIZER), PrecisionConfig())
+    sets = [EvaluationSet("prompts", "", np.zeros((1, WIDTH), np.uint32), 1, prompts=prompts)]
+    scoring = Scoring(CausalLM(FORMAT, packed), TOKENIZER, settings, Single(BackendConfig(device="cpu")), sets)
+    return Evaluator(scoring, Clm().passes(scoring), PrecisionConfig())
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "apart"])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from tiny import MASK, PAD, SPECIAL, VOCAB, corpus_config, make_evaluator, make_model, make_rows
+from tiny import MASK, PAD, SPECIAL, VOCAB, change, corpus_config, make_evaluator, make_model, make_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torchmetrics.text import Perplexity
+from torchmetrics.text import Perplexity as PerplexityOfTorchmetrics
 
 from distill.config.settings import (
     BackendConfig,
@@ -27,9 +27,11 @@ from distill.config.settings import (
 from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import PerplexityMeter
-from distill.evaluation.pseudo_perplexity import PseudoPerplexity
+from distill.evaluation.measures import losses_of
+from distill.evaluation.measures.perplexity import Perplexity
+from distill.evaluation.measures.pseudo_perplexity import SinglePass
 from distill.evaluation.sets import MASKING, SEED, EvaluationSet, load_sets
+from distill.evaluation.speed import tokens_per_second
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key
 
@@ -44,18 +46,20 @@ def silent(_: int) -> None:
 
 def test_the_mean_is_that_of_torchmetrics() -> None:
     torch.manual_seed(0)
-    mean, reference = PerplexityMeter(Single(BackendConfig(device="cpu"))), Perplexity().set_dtype(torch.float64)
+    mean, reference = Perplexity(), PerplexityOfTorchmetrics().set_dtype(torch.float64)
     for size in (3, 1, 8):
         logits, targets = 5 * torch.randn(size, VOCAB), torch.randint(VOCAB, (size,))
-        mean.update(logits, targets)
+        mean.update(losses_of(logits, targets), targets)
         reference.update(logits[None].double(), targets[None])
-    assert mean.compute() == pytest.approx(float(reference.compute()), rel=1e-12)
+    assert mean.compute() == {"perplexity": pytest.approx(float(reference.compute()), rel=1e-12)}
 
 
 def make(
     tokenizer: Any, batch_size: int = 32, share: float = 1.0, copies: int = 64, precision: str = "fp32"
 ) -> Evaluator:
-    settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(share, copies))
+    settings = EvaluateConfig(
+        batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(share=share, batch_size=copies)
+    )
     masks = masked_lm(MASKING, tokenizer, np.bincount(ROWS.reshape(-1), minlength=VOCAB))
     backend = Single(BackendConfig(device="cpu"))
     return make_evaluator(settings, masks, PrecisionConfig(evaluate=precision), backend)
@@ -65,9 +69,9 @@ def measured(
     evaluator: Evaluator, name: str, model: Any, data: EvaluationSet, done: Callable[[int], None] = silent
 ) -> float:
     """One measure of one model on one set."""
-    (measure,) = (each for each in evaluator.measures if each.name == name)
-    with evaluator._scoring(model) as packed:
-        return measure.score(packed, data, done)
+    (run,) = (each for each in evaluator.passes if each.measures[0].name == name)
+    with evaluator.readers.opened(model) as reader:
+        return run.score(reader, data, done)[name]
 
 
 def perplexity(evaluator: Evaluator, model: Any, data: EvaluationSet, done: Callable[[int], None] = silent) -> float:
@@ -81,14 +85,13 @@ def pseudo_perplexity(
 
 
 def agreement(evaluator: Evaluator, student: Any, teacher: Any, data: EvaluationSet) -> dict[str, float]:
-    with evaluator._scoring(student) as one, evaluator._scoring(teacher) as other:
-        return evaluator.agreement(one, other, data, silent)
+    return evaluator.agree(student, teacher, [data])[data.name]
 
 
 def positions(evaluator: Evaluator, data: EvaluationSet) -> np.ndarray:
     """Those that pseudo-perplexity scores."""
-    (measure,) = (each for each in evaluator.measures if isinstance(each, PseudoPerplexity))
-    return measure.positions(data)
+    (run,) = (each for each in evaluator.passes if isinstance(each, SinglePass))
+    return run.positions(data)
 
 
 def exact(ids: np.ndarray, model: Any = MODEL) -> torch.Tensor:
@@ -256,10 +259,10 @@ def test_what_perplexity_computed_is_not_computed_again_for_agreement(
     forwards.clear()
     assert evaluator.agree(student, teacher, [SET, other]) == expected and not forwards
     # Sets that do not fit are computed anew.
-    room = sum(rows.nbytes for rows in evaluator.kept["teacher"]["other"])
+    room = sum(rows.nbytes for rows in evaluator.kept["teacher"].by_set["other"])
     monkeypatch.setattr("distill.evaluation.evaluator.KEPT_BYTES", room)
     evaluator.score(teacher, "teacher", [other, SET], keep="teacher")
-    assert evaluator.kept["teacher"].keys() == {"other"}
+    assert evaluator.kept["teacher"].by_set.keys() == {"other"}
     forwards.clear()
     assert evaluator.agree(student, teacher, [SET, other]) == expected
     assert set(forwards) == {"bert"}
@@ -292,7 +295,7 @@ def test_scoring_leaves_model_and_training_as_they_were(tokenizer: Any) -> None:
     evaluator = make(tokenizer)
     first, second = (perplexity(evaluator, model, SET) for _ in range(2))
     assert first == second, "dropout would make them differ"
-    pseudo_perplexity(evaluator, model, SET), evaluator.tokens_per_second([model], SET)
+    pseudo_perplexity(evaluator, model, SET), tokens_per_second(evaluator, [model], SET)
     assert model.training and torch.equal(torch_state, torch.get_rng_state())
     tiny.assert_close(tiny.weights_of(model), before, rtol=0, atol=0)
     model(input_ids=torch.tensor([[2, 7, 3]])).logits.sum().backward()  # no tensor of inference mode has stayed
@@ -324,7 +327,7 @@ def test_bf16_is_near_fp32(tokenizer: Any) -> None:
 
 
 def test_speed_of_several_models(tokenizer: Any) -> None:
-    slow, quick = make(tokenizer, 4).tokens_per_second([make_model("bert", 24), make_model("bert", 1)], SET)
+    slow, quick = tokens_per_second(make(tokenizer, 4), [make_model("bert", 24), make_model("bert", 1)], SET)
     assert 0 < slow < quick
 
 
@@ -342,13 +345,15 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         kind="text", path=str(text), sequence_length=16, heldout=0.25, cache=str(tmp_path / "cache"), workers=1
     )
     sources = {
-        "heldout": SourceConfig("heldout"),
-        "own": SourceConfig("text", str(text)),
-        "wikitext2": SourceConfig("wikitext"),
-        "lost": SourceConfig("text", str(tmp_path / "lost")),
+        "heldout": SourceConfig(kind="heldout"),
+        "own": SourceConfig(kind="text", path=str(text)),
+        "wikitext2": SourceConfig(kind="wikitext"),
+        "lost": SourceConfig(kind="text", path=str(tmp_path / "lost")),
     }
     return Config(
-        corpus=corpus, teacher=TeacherConfig("none"), evaluate=EvaluateConfig(sets=["heldout", "own"], sources=sources)
+        corpus=corpus,
+        teacher=TeacherConfig(kind="none"),
+        evaluate=EvaluateConfig(sets=["heldout", "own"], sources=sources),
     )
 
 
@@ -356,25 +361,25 @@ def test_sets_are_loaded_by_name(config: Config, tokenizer: Any) -> None:
     sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["heldout", "own"] and left_out == []
     assert sets[1].num_rows > sets[0].num_rows > 0 and sets[1].rows.shape[1] == 16 and sets[1].documents == 8
-    config.evaluate.rows = 2
+    config = change(config, "evaluate.rows", 2)
     fewer = load_sets(config, tokenizer)[0]
     assert [data.num_rows for data in fewer] == [2, 2]
     assert np.array_equal(fewer[1].rows, load_sets(config, tokenizer)[0][1].rows)
 
 
 def test_sets_that_are_not_to_be_had(config: Config, tokenizer: Any) -> None:
-    config.evaluate.sets = ["own", "wikitext2"]
+    config = change(config, "evaluate.sets", ["own", "wikitext2"])
     with pytest.raises(SettingError) as error:
         load_sets(config, tokenizer)
     assert all(word in str(error.value) for word in ("wikitext2", "evaluate.missing=skip", "DISTILL_DATA"))
-    config.evaluate.missing = Missing.skip
+    config = change(config, "evaluate.missing", Missing.skip)
     sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["own"] and len(left_out) == 1 and "wikitext2" in left_out[0]
 
 
 @pytest.mark.parametrize("name", ["unknown", "lost"])
 def test_sets_that_are_a_mistake_are_refused(config: Config, tokenizer: Any, name: str) -> None:
-    config.evaluate.sets = [name]
+    config = change(config, "evaluate.sets", [name])
     with pytest.raises(SettingError) as error:
         load_sets(config, tokenizer)
     assert name in str(error.value) and "\n" not in str(error.value)

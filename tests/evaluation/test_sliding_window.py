@@ -18,8 +18,8 @@ from distill.data.row_format import causal_rows
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
+from distill.evaluation.measures.sliding_window import WindowPass, token_bytes
 from distill.evaluation.sets import EvaluationSet
-from distill.evaluation.sliding_window import BitsPerByte, SlidingPerplexity, token_bytes
 from distill.models.language_model import LanguageModel
 from distill.tasks import find_task
 
@@ -74,14 +74,20 @@ class Rank(Single):
         return values
 
 
-def measure(text: Text, stride: int | None, batch_size: int = 5, rank: int = 0, size: int = 1) -> SlidingPerplexity:
-    collator = CausalLM(causal_rows(text.tokenizer), text.packed)
-    scoring = Scoring(collator, len(text.tokenizer), batch_size, Rank(rank, size))
-    return SlidingPerplexity(scoring, stride, token_bytes(text.tokenizer))
+def measure(text: Text, stride: int | None, batch_size: int = 5, rank: int = 0, size: int = 1) -> WindowPass:
+    collator, settings = CausalLM(causal_rows(text.tokenizer), text.packed), EvaluateConfig(stride=stride)
+    settings.batch_size = batch_size
+    return WindowPass(Scoring(collator, text.tokenizer, settings, Rank(rank, size)))
 
 
 def silent(_: int) -> None:
     return None
+
+
+def sums(run: WindowPass, model: LanguageModel, data: EvaluationSet) -> list[float]:
+    """What the rank of this pass adds up itself: losses, tokens, losses of text, and its bytes."""
+    run.score(model, data, silent)
+    return list(run.metric.sums.tolist())
 
 
 class Scored(NamedTuple):
@@ -126,8 +132,7 @@ def test_it_is_that_of_a_loop_over_documents(text: Text, stride: int | None) -> 
     model = LanguageModel(text.model)
     done: list[int] = []
     with torch.no_grad():
-        found = scored.score(model, data, done.append)
-        bits = BitsPerByte(scored).score(model, data, silent)
+        found, bits = scored.score(model, data, done.append).values()
     assert sum(done) == len(text.rows) == scored.size(data)
     losses = [each.loss for each in expected]
     assert scored.num_positions(data) == len(losses) == sum(map(len, text.documents)) - len(text.documents)
@@ -146,20 +151,20 @@ def test_batches_ranks_and_chosen_rows_change_nothing(text: Text) -> None:
         losses = [each.loss for each in expected if each.row in numbers]
         for batch_size, size in ((1, 1), (64, 1), (4, 2), (3, 5)):
             with torch.no_grad():
-                totals = [measure(text, 5, batch_size, rank, size).totals(model, data, silent) for rank in range(size)]
-            assert sum(each.tokens for each in totals) == len(losses)
-            assert sum(each.loss for each in totals) == pytest.approx(sum(losses), rel=1e-5)
+                totals = [sums(measure(text, 5, batch_size, rank, size), model, data) for rank in range(size)]
+            assert sum(tokens for _, tokens, *_ in totals) == len(losses)
+            assert sum(loss for loss, *_ in totals) == pytest.approx(sum(losses), rel=1e-5)
 
 
 def test_a_model_that_was_scored_can_leave_memory(text: Text) -> None:
-    perplexity, data = measure(text, None), EvaluationSet("text", "", text.rows, len(text.documents))
+    run, data = measure(text, None), EvaluationSet("text", "", text.rows, len(text.documents))
     reader = LanguageModel(text.model)
-    first = perplexity.score(reader, data, silent)
+    first = run.score(reader, data, silent)
     gone = weakref.ref(reader)
     del reader
     gc.collect()
     assert gone() is None
-    assert perplexity.score(LanguageModel(text.model), data, silent) == first
+    assert run.score(LanguageModel(text.model), data, silent) == first
 
 
 def test_a_set_without_anything_to_score() -> None:
@@ -168,19 +173,19 @@ def test_a_set_without_anything_to_score() -> None:
     rows[:, 0] = text.tokenizer.eos_token_id
     data, scored = EvaluationSet("set", "", rows, 1), measure(text, None)
     with torch.no_grad():
-        assert math.isnan(scored.score(LanguageModel(text.model), data, silent))
-        assert math.isnan(BitsPerByte(scored).score(LanguageModel(text.model), data, silent))
+        values = scored.score(LanguageModel(text.model), data, silent)
+    assert list(values) == ["perplexity", "bits_per_byte"] and all(map(math.isnan, values.values()))
 
 
 def test_another_model_or_set_is_scored_anew(text: Text) -> None:
     data = EvaluationSet("set", "", text.rows, 1)
     scored, model = measure(text, None), LanguageModel(text.model)
     with torch.no_grad():
-        first = scored.score(model, data, silent)
-        fewer = scored.score(model, EvaluationSet("fewer", "", text.rows[:2], 1), silent)
+        first = scored.score(model, data, silent)["perplexity"]
+        fewer = scored.score(model, EvaluationSet("fewer", "", text.rows[:2], 1), silent)["perplexity"]
         other = make_family(text.model.config.model_type, **special_ids(text.tokenizer), initializer_range=0.5)
-        assert len({first, fewer, scored.score(LanguageModel(other), data, silent)}) == 3
-        assert scored.score(model, data, silent) == first
+        assert len({first, fewer, scored.score(LanguageModel(other), data, silent)["perplexity"]}) == 3
+        assert scored.score(model, data, silent)["perplexity"] == first
 
 
 # --- bytes of tokens
@@ -218,14 +223,13 @@ def test_a_mark_of_headings_is_no_sign_of_wordpiece() -> None:
 
 
 def test_the_evaluator_of_a_causal_task_gives_both(text: Text) -> None:
-    settings, scoring = EvaluateConfig(stride=5), measure(text, 5).scoring
-    made = find_task("clm").measures(scoring, settings, text.tokenizer)
-    evaluator = Evaluator(settings, scoring, made, PrecisionConfig())
+    scoring = measure(text, 5).scoring
+    evaluator = Evaluator(scoring, find_task("clm").passes(scoring), PrecisionConfig())
     data = EvaluationSet("set", "a set", text.rows, len(text.documents))
     scores = evaluator.score(text.model, "student", [data])
     assert list(scores) == ["perplexity", "bits_per_byte"]
     with torch.no_grad():
-        alone = measure(text, 5).score(LanguageModel(text.model), data, silent)
+        alone = measure(text, 5).score(LanguageModel(text.model), data, silent)["perplexity"]
     assert scores["perplexity"]["set"] == pytest.approx(alone, rel=1e-5)
     described = evaluator.describe(data)
     assert described["positions"] == sum(map(len, text.documents)) - len(text.documents)

@@ -9,8 +9,8 @@ import questions as sample
 from torchmetrics.functional.text import squad as torchmetrics_squad
 
 from distill.data.tables.squad import Answer, Question, Questions
-from distill.evaluation.answers import Answered, Candidate
-from distill.evaluation.squad import normalised, raw_scores, score, score_texts, tune
+from distill.evaluation.measures.answers import Answered, Candidate
+from distill.evaluation.measures.squad import normalised, raw_scores, score, score_texts, tune
 
 
 def by_torchmetrics(questions: Questions, texts: list[str]) -> np.ndarray:

@@ -73,7 +73,7 @@ def test_the_card_writes_out_how_it_is_made() -> None:
 
 def test_it_is_the_next_teacher(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "student")
-    settings = TeacherConfig("custom", path=str(tmp_path), custom=component(name))
+    settings = TeacherConfig(kind="custom", path=str(tmp_path), custom=component(name))
     teacher, tokenizer, title = load_teacher(settings, MASKED)
     assert title == f"own_models.{name}" and tokenizer is not None and not teacher.training
     assert not any(parameter.requires_grad for parameter in teacher.parameters())

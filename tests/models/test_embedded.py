@@ -31,7 +31,7 @@ def test_it_ships_with_its_record(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", EMBEDDED)
 def test_it_knows_some_english(kind: str) -> None:
-    model, tokenizer, title = load_teacher(TeacherConfig(kind))
+    model, tokenizer, title = load_teacher(TeacherConfig(kind=kind))
     assert tokenizer is not None and model is not None and title == TITLES[kind]
     assert model.config.num_hidden_layers == LAYERS[kind]
     text = f"he looked at her and said nothing, and she {tokenizer.mask_token} at him."
@@ -49,7 +49,7 @@ def test_they_read_the_same_tokens() -> None:
 @pytest.mark.parametrize(("kind", "count"), [("embedded", 2), ("embedded_deep", 3)])
 def test_its_lower_layers_are_where_a_student_starts_best(kind: str, count: int) -> None:
     """By a long way: what is above them refines what they predict, and every second layer breaks it."""
-    teacher, tokenizer, _ = load_teacher(TeacherConfig(kind))
+    teacher, tokenizer, _ = load_teacher(TeacherConfig(kind=kind))
     assert teacher is not None and tokenizer is not None
     ids = tokenizer(" ".join(topics.values())[:60_000], add_special_tokens=False)["input_ids"]
     rows = np.array(ids[: 64 * 32]).reshape(64, 32).astype(np.uint16)

@@ -26,7 +26,7 @@ from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
 from distill.objective import objective as objective_module
-from distill.objective.vocabulary import vocabulary_loss
+from distill.objective.vocabulary import ChunkedLosses
 
 DEPTH = 4
 BLOCKS = {
@@ -69,7 +69,7 @@ def kind_of(case: str) -> kind.ModelKind:
 
 
 def student_of(case: str, layers: Any, **settings: Any) -> Any:
-    wanted = StudentConfig("layers", layers=layers, dropout=0.0, **settings)
+    wanted = StudentConfig(kind="layers", layers=layers, dropout=0.0, **settings)
     return make_student(wanted, _made(case), None, 12, kind_of(case))  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def test_a_folder_with_its_own_kind_of_tokenizer_gives_the_model_back(family: st
     model.save_pretrained(tmp_path)
     own.save_pretrained(tmp_path)
     wanted = kind_of(family)
-    loaded, tokenizer, _ = load_teacher(TeacherConfig("pretrained", str(tmp_path)), wanted)
+    loaded, tokenizer, _ = load_teacher(TeacherConfig(kind="pretrained", path=str(tmp_path)), wanted)
     assert type(loaded) is type(model) and tokenizer is not None
     text = "the man and the end."
     ids = own(text, add_special_tokens=False).input_ids
@@ -140,7 +140,7 @@ def test_the_head_of_deberta_as_its_authors_saved_it(tmp_path: Path) -> None:
     assert any(name.startswith("lm_predictions.lm_head.") for name in model.state_dict())
     model.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    loaded = load_teacher(TeacherConfig("pretrained", str(tmp_path)))[0]
+    loaded = load_teacher(TeacherConfig(kind="pretrained", path=str(tmp_path)))[0]
     row = torch.arange(12)[None]
     torch.testing.assert_close(loaded(input_ids=row).logits, model(input_ids=row).logits, rtol=1e-5, atol=1e-5)
 
@@ -221,8 +221,8 @@ def _alike(found: dict[str, Tensor], expected: dict[str, Tensor], relative: floa
 def test_the_chunked_loss_is_the_plain_one_and_that_of_the_models_own_logits(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_three_rows = functools.partial(vocabulary_loss, budget=3 * 40 * 8)
-    monkeypatch.setattr(objective_module, "vocabulary_loss", by_three_rows)
+    by_three_rows = functools.partial(ChunkedLosses, budget=3 * 40 * 8)
+    monkeypatch.setattr(objective_module, "ChunkedLosses", by_three_rows)
     student, batches, found = student_of(case, [0, 2]), batches_of(case), {}
     for kernel in ("plain", "fused"):
         objective = make_objective(objective_config(kernel=kernel, **_weights(case)), student, _made(case))

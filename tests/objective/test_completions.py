@@ -66,7 +66,7 @@ def test_loss_and_gradient_are_of_completions_alone(kernel: str, split: int) -> 
     student.requires_grad_(True)
     ids = rows()
     settings = objective_config(soft=5.0, mlm=0.0, cosine=0.0, rows="targets", kernel=kernel, clm={"weight": 2.0})
-    settings.task = "clm"
+    settings = settings.changed(task="clm")
     objective = make_objective(settings, student, teacher)
     batches = [batch_of(part) for part in np.split(ids, split)]
     assert [len(batch.targets.positions) for batch in batches] == [

@@ -16,15 +16,16 @@ from distill.config import compose
 from distill.config.ramp import Ramp
 from distill.data.batches import Batches
 from distill.objective import losses
-from distill.objective.blocks import NO_TARGET, AutogradBlock
+from distill.objective.blocks import ByFormulas
 from distill.objective.fused import chunked_loss
+from distill.objective.kernel import NO_TARGET
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms.jsd import Jsd
 from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.reverse_kl import ReverseKl
 from distill.objective.terms.soft import Soft, SoftPositions
-from distill.objective.vocabulary import reference_loss, vocabulary_loss
+from distill.objective.vocabulary import ChunkedLosses, PlainLosses
 
 Row = tuple[float, list[float]]  # a position's loss, and its gradient for the student's logits
 
@@ -143,9 +144,9 @@ def test_both_paths_agree_with_the_loops_down_to_the_head(name: str, rows: int, 
     scales = torch.tensor([0.3])
     arguments = (student, teacher, case.targets)
     paths = {
-        "plain": reference_loss([term], *arguments, scales, VOCAB),
-        "chunked": vocabulary_loss([term], *arguments, scales, VOCAB, compiled=False),
-        "small": chunked_loss(*arguments, AutogradBlock([term]), scales, vocab=VOCAB, budget=4 * BOTH_HEADS),
+        "plain": PlainLosses([term], VOCAB)(*arguments, scales),
+        "chunked": ChunkedLosses([term], VOCAB)(*arguments, scales),
+        "small": chunked_loss(*arguments, ByFormulas([term]), scales, vocab=VOCAB, budget=4 * BOTH_HEADS),
     }
     for loss, sums in paths.values():
         assert float(sums[0]) == pytest.approx(float(values.sum()), rel=1e-5, abs=1e-5)
@@ -160,9 +161,9 @@ def test_bf16_products_are_near(name: str) -> None:
     term, case = new_terms()[name], problem(masked=0.4)
     assert case.targets is not None
     scales = torch.ones(1)
-    exact, _ = vocabulary_loss([term], case.student, case.teacher, case.targets, scales, VOCAB, compiled=False)
+    exact, _ = ChunkedLosses([term], VOCAB)(case.student, case.teacher, case.targets, scales)
     rough = case.student._replace(dtype=torch.bfloat16)
-    loss, _ = vocabulary_loss([term], rough, case.teacher, case.targets, scales, VOCAB, compiled=False)
+    loss, _ = ChunkedLosses([term], VOCAB)(rough, case.teacher, case.targets, scales)
     torch.testing.assert_close(loss, exact, rtol=1e-2, atol=0)
     assert loss.item() != exact.item()
     for found, want in zip(gradients(loss, case.student), gradients(exact, case.student), strict=True):
@@ -274,7 +275,7 @@ def test_so_does_one_that_follows_a_schedule() -> None:
         "mlm": {"weight": 1.0},
     }
     terms = compose.objective_config(given).terms
-    assert terms["reverse_kl"].temperature == Ramp(4.0, 1.0) and terms["reverse_kl"].make().temperature == 4.0
+    assert terms["reverse_kl"].temperature == Ramp(start=4.0, end=1.0) and terms["reverse_kl"].make().temperature == 4.0
     assert terms["jsd"].temperature is terms["logit_mse"].temperature is terms["mlm"].temperature is None
 
 

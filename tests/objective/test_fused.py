@@ -9,8 +9,8 @@ from heads import BOTH_HEADS, VOCAB, Problem, agree, gradients, largest_allocati
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective import blocks
-from distill.objective.blocks import AutogradBlock
+from distill.objective import kernel
+from distill.objective.blocks import ByFormulas
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 8, 41, 1000])
@@ -187,7 +187,7 @@ def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
     assert max(kept) <= case.student.weight.numel() < 200 * VOCAB
     assert sum(kept) <= sum(tensor.numel() for tensor in case.student[:3]) + 2
     largest = largest_allocation(lambda: case.fused(budget=20 * BOTH_HEADS)[0].backward())
-    limit = max(20 * BOTH_HEADS, AutogradBlock.num_bytes, case.student.weight.numel() * 4)
+    limit = max(20 * BOTH_HEADS, ByFormulas.num_bytes, case.student.weight.numel() * 4)
     assert largest <= limit < 200 * VOCAB * 4 * 2
 
 
@@ -209,8 +209,8 @@ def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
         tries.append(1)
         raise RuntimeError("no compiler found\nwith a long story")
 
-    monkeypatch.setattr(blocks.Compiled, "works", True)
-    monkeypatch.setattr(blocks.compiled_pair, "function", broken)
+    monkeypatch.setattr(kernel.Compiled, "works", True)
+    monkeypatch.setattr(kernel.compiled_kernel, "function", broken)
     with pytest.warns(UserWarning, match="without torch.compile: no compiler found$"):
         agree(problem(), compiled=True, budget=2 * BOTH_HEADS)
     agree(problem(), compiled=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distill.objective import losses
-from distill.teacher.signal import top_k_log_probs
+from distill.teacher.distributions import top_k_log_probs
 
 SHAPES = [(1, 2), (3, 7), (41, 1271)]
 CUTOFFS = [0.0, 1e-3, 0.05, 0.3, 2.0]  # of nothing cut to everything cut

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.blocks import AutogradBlock
+from distill.objective.blocks import ByFormulas
 from distill.objective.fused import chunked_loss
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.jsd import Jsd
@@ -18,9 +18,9 @@ from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.reverse_kl import ReverseKl
 from distill.objective.terms.soft import Soft, SoftPositions
-from distill.objective.vocabulary import mixing_temperature, reference_loss, vocabulary_loss
+from distill.objective.vocabulary import ChunkedLosses, PlainLosses, mixing_temperature
 from distill.runtime.errors import SettingError
-from distill.teacher.signal import Mixture, TopK, mixed_logits, top_k_log_probs
+from distill.teacher.distributions import Mixture, TopK, mixed_logits, top_k_log_probs
 
 WEIGHTS = (0.5, 0.2, 0.3)
 
@@ -66,11 +66,11 @@ def test_the_loss_is_the_divergence_from_the_mean(rows: int, path: str, temperat
     student = case.student._replace(dtype=torch.float32)
     arguments = (student, mixture, case.targets)
     if path == "plain":
-        loss, sums = reference_loss(terms, *arguments, scales, VOCAB)
+        loss, sums = PlainLosses(terms, VOCAB)(*arguments, scales)
     elif path == "chunked":
-        loss, sums = vocabulary_loss(terms, *arguments, scales, VOCAB, compiled=False)
+        loss, sums = ChunkedLosses(terms, VOCAB)(*arguments, scales)
     else:
-        block = AutogradBlock(terms)
+        block = ByFormulas(terms)
         loss, sums = chunked_loss(
             *arguments, block, scales, vocab=VOCAB, budget=(5 if path == "small" else 99) * BOTH_HEADS
         )
@@ -96,8 +96,8 @@ def test_every_loss_over_the_vocabulary_reads_the_mixture(term: VocabularyTerm) 
     want = term.losses(logits, 1.5 * mean_probabilities(heads, 1.5).log(), case.targets).sum()
     references = gradients(want, case.student)
     for loss, _ in (
-        vocabulary_loss([term], case.student, mixture, case.targets, scales, VOCAB, compiled=False),
-        reference_loss([term], case.student._replace(dtype=torch.float32), mixture, case.targets, scales, VOCAB),
+        ChunkedLosses([term], VOCAB)(case.student, mixture, case.targets, scales),
+        PlainLosses([term], VOCAB)(case.student._replace(dtype=torch.float32), mixture, case.targets, scales),
     ):
         torch.testing.assert_close(loss.double(), want, rtol=1e-5, atol=1e-5)
         for found, wanted in zip(gradients(loss, case.student), references, strict=True):
@@ -125,7 +125,7 @@ def test_each_member_may_have_a_format_of_its_own() -> None:
     case, heads = problem(), members(41)
     rough = Mixture((heads[0]._replace(dtype=torch.bfloat16), *heads[1:]), WEIGHTS, 2.0)
     results = [
-        vocabulary_loss([Soft()], case.student, mixture, torch.full((41,), -100), torch.ones(1), VOCAB, False)[0]
+        ChunkedLosses([Soft()], VOCAB)(case.student, mixture, torch.full((41,), -100), torch.ones(1))[0]
         for mixture in (Mixture(heads, WEIGHTS, 2.0), rough)
     ]
     assert results[0] != results[1]
@@ -142,13 +142,13 @@ def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
         return tensor
 
     def visit() -> Tensor:
-        block = AutogradBlock([Soft()])
+        block = ByFormulas([Soft()])
         return chunked_loss(case.student, mixture, None, block, torch.ones(1), vocab=VOCAB, budget=20 * BOTH_HEADS)[0]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         visit()
     assert max(kept) <= case.student.weight.numel() < 400 * VOCAB
-    limit = max(20 * BOTH_HEADS, AutogradBlock.num_bytes, heads[1].weight.numel() * 4)
+    limit = max(20 * BOTH_HEADS, ByFormulas.num_bytes, heads[1].weight.numel() * 4)
     assert largest_allocation(lambda: visit().backward()) <= limit < 400 * VOCAB * 4
 
 
@@ -170,14 +170,14 @@ def test_cached_members_have_the_gradient_of_the_mixture(which: str, path: str) 
     terms: list[VocabularyTerm] = [Soft(), Mlm()]
     if path == "joined":  # a second soft term, which the hand-written kernel leaves to autograd
         terms, scales = [*terms, Soft(rows=SoftPositions.masked)], torch.tensor([0.3, 0.07, 0.4])
-    live, live_sums = vocabulary_loss(terms, case.student, Mixture(heads, WEIGHTS, 2.0), targets, scales, VOCAB, False)
+    live, live_sums = ChunkedLosses(terms, VOCAB)(case.student, Mixture(heads, WEIGHTS, 2.0), targets, scales)
     sources = [cached(one, VOCAB - 1, 2.0) for one in heads]
     mixture = Mixture((sources[0], sources[1], sources[2] if which == "all" else heads[2]), WEIGHTS, 2.0)
     if path == "plain":
         student = case.student._replace(dtype=torch.float32)
-        loss, sums = reference_loss(terms, student, mixture, targets, scales, VOCAB)
+        loss, sums = PlainLosses(terms, VOCAB)(student, mixture, targets, scales)
     else:
-        loss, sums = vocabulary_loss(terms, case.student, mixture, targets, scales, VOCAB, False)
+        loss, sums = ChunkedLosses(terms, VOCAB)(case.student, mixture, targets, scales)
     for found, wanted in zip(gradients(loss, case.student, -2.5), gradients(live, case.student, -2.5), strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
     mean = mean_probabilities(heads, 2.0)
@@ -193,10 +193,10 @@ def test_few_entries_of_each_member_give_the_mean_of_their_own_losses() -> None:
     case, heads = problem(), members(41)
     assert case.targets is not None
     sources = tuple(cached(one, 8, 2.0) for one in heads)
-    arguments = (case.targets, torch.ones(1), VOCAB, False)
-    loss, _ = vocabulary_loss([Soft()], case.student, Mixture(sources, WEIGHTS, 2.0), *arguments)
+    arguments = (case.targets, torch.ones(1))
+    loss, _ = ChunkedLosses([Soft()], VOCAB)(case.student, Mixture(sources, WEIGHTS, 2.0), *arguments)
     pairs = zip(WEIGHTS, sources, strict=True)
-    own = [w * vocabulary_loss([Soft()], case.student, source, *arguments)[0] for w, source in pairs]
+    own = [w * ChunkedLosses([Soft()], VOCAB)(case.student, source, *arguments)[0] for w, source in pairs]
     want = torch.stack(own).sum()
     torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-5)
     for found, wanted in zip(gradients(loss, case.student), gradients(want, case.student), strict=True):

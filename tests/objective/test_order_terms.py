@@ -13,7 +13,7 @@ from distill.data.batch import Batch, Labels
 from distill.models.language_model import NO_OUTPUTS, Outputs
 from distill.objective.terms.soft_sop import SoftSop
 from distill.objective.terms.sop import Sop
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 TARGETS = [0, 1, 1, 0, 1]
 
@@ -53,8 +53,8 @@ def test_value_and_gradient(temperature: float | None) -> None:
     student, teacher = logits(0).requires_grad_(), logits(1)
     soft = temperature is not None
     term = SoftSop(temperature) if temperature is not None else Sop()
-    signal = Signal(None, outputs(teacher) if soft else NO_OUTPUTS)
-    loss = term.loss_sum(outputs(student), signal, batch())
+    output = TeacherOutput(None, outputs(teacher) if soft else NO_OUTPUTS)
+    loss = term.loss_sum(outputs(student), output, batch())
     rows = student.tolist()
     expected = naive(rows, teacher.tolist() if soft else None, temperature or 1.0)
     assert loss.item() == pytest.approx(expected, rel=1e-9)

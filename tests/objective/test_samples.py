@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distill.models.language_model import Head
-from distill.objective.blocks import Compiled
 from distill.objective.fused import BUDGET
+from distill.objective.kernel import Compiled
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft, SoftPositions
-from distill.objective.vocabulary import reference_loss, vocabulary_loss
+from distill.objective.vocabulary import ChunkedLosses, PlainLosses
+from distill.teacher.distributions import Mixture, Samples, Sparse, top_k_log_probs
 from distill.teacher.layout import Layout
 from distill.teacher.sampling import as_samples, kept_entries
-from distill.teacher.signal import Mixture, Samples, Sparse, top_k_log_probs
 
 
 @dataclass
@@ -34,9 +34,9 @@ class Pair:
     def agree(self, terms: list[VocabularyTerm], relative: float = 3e-6, upstream: float = 1.0) -> None:
         """Loss, sums and gradients by chunks are those of all logits in float64, relative to the largest entry."""
         exact = Head(*(None if each is None else each.double() for each in self.student[:3]), torch.float64)
-        want, want_sums = reference_loss(terms, exact, self.teacher, self.targets, self.scales.double(), VOCAB)
-        arguments = (self.student, self.teacher, self.targets, self.scales, VOCAB, False, self.budget)
-        loss, sums = vocabulary_loss(terms, *arguments)
+        want, want_sums = PlainLosses(terms, VOCAB)(exact, self.teacher, self.targets, self.scales.double())
+        arguments = (self.student, self.teacher, self.targets, self.scales)
+        loss, sums = ChunkedLosses(terms, VOCAB, budget=self.budget)(*arguments)
         torch.testing.assert_close((loss.double(), sums.double()), (want, want_sums), rtol=relative, atol=1e-4)
         pairs = zip(gradients(loss, self.student, upstream), gradients(want, self.student, upstream), strict=True)
         for found, wanted in pairs:
@@ -92,7 +92,7 @@ def test_draws_of_several_teachers_give_the_mean_of_their_own_losses() -> None:
     members = (draws(41, 4, 1.0), draws(41, 0, 0.6, seed=4), top_k_log_probs(logits, 8, 2.0), live)
     case.teacher = Mixture(members, (0.4, 0.3, 0.2, 0.1), 2.0)
     terms: list[VocabularyTerm] = [Soft(), Mlm()]
-    loss, _ = vocabulary_loss(terms, case.student, case.teacher, case.targets, case.scales, VOCAB, False)
+    loss, _ = ChunkedLosses(terms, VOCAB)(case.student, case.teacher, case.targets, case.scales)
     logits_of_live = linear(live.rows, live.weight)
     student = linear(*case.student[:3])[:, :VOCAB]
     want = 0.07 * torch.nn.functional.cross_entropy(student, case.targets, reduction="sum")
@@ -107,8 +107,8 @@ def test_draws_of_several_teachers_give_the_mean_of_their_own_losses() -> None:
 @pytest.mark.slow
 def test_compiled_gives_the_plain_result() -> None:
     case = pair()
-    arguments = ([Soft(), Mlm()], case.student, case.teacher, case.targets, case.scales, VOCAB)
-    compiled, plain = (vocabulary_loss(*arguments, each)[0] for each in (True, False))
+    arguments, terms = (case.student, case.teacher, case.targets, case.scales), [Soft(), Mlm()]
+    compiled, plain = (ChunkedLosses(terms, VOCAB, compiles)(*arguments)[0] for compiles in (True, False))
     assert Compiled.works
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
     for found, wanted in zip(gradients(compiled, case.student), gradients(plain, case.student), strict=True):

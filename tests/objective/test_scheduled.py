@@ -42,12 +42,17 @@ def constant(progress: float, **more: Any) -> ObjectiveConfig:
 
 
 def test_a_ramp() -> None:
-    line, curve = Ramp(4.0, 1.0), Ramp(4.0, 1.0, Shape.cosine)
+    line, curve = Ramp(start=4.0, end=1.0), Ramp(start=4.0, end=1.0, shape=Shape.cosine)
     assert [line(x) for x in (0.0, 0.25, 0.5, 1.0)] == [4.0, 3.25, 2.5, 1.0]
     assert [curve(x) for x in (0.0, 0.5, 1.0)] == [4.0, 2.5, 1.0] and 3.25 < curve(0.25) < 4.0
     assert value_at(line, 0.5) == value_at(2.5, 0.1) == 2.5
     assert ends_of(line) == (4.0, 1.0) and ends_of(3.0) == (3.0, 3.0)
-    assert is_zero(0.0) and is_zero(Ramp(0.0, 0.0)) and not is_zero(Ramp(0.0, 1.0)) and not is_zero(Ramp(1.0, 0.0))
+    assert (
+        is_zero(0.0)
+        and is_zero(Ramp(start=0.0, end=0.0))
+        and not is_zero(Ramp(start=0.0, end=1.0))
+        and not is_zero(Ramp(start=1.0, end=0.0))
+    )
 
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
@@ -72,7 +77,7 @@ def test_value_and_gradient_are_those_of_the_numbers_in_force(
 def test_a_training_is_that_of_the_numbers_of_each_step(
     tokenizer: Any, teacher: Any, rows: np.ndarray, tmp_path: Path
 ) -> None:
-    settings = TrainConfig(4, 2, epochs=None, steps=4)
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=4)
     fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), scheduled(), settings, **plain_sgd())
     fit.run()
     student = new_student()
@@ -95,7 +100,9 @@ def test_a_training_is_that_of_the_numbers_of_each_step(
 
 
 def test_constant_numbers_are_not_logged(tokenizer: Any, teacher: Any, rows: np.ndarray, tmp_path: Path) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, teacher, settings=TrainConfig(4, 2, epochs=None, steps=1))
+    fit = Fit(
+        tmp_path, tokenizer, rows, teacher, settings=TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=1)
+    )
     fit.run()
     assert not [name for name in fit.logs[0] if name.startswith(("weight", "temperature"))]
 
@@ -149,7 +156,8 @@ def test_a_temperature_of_one_term_alone() -> None:
     terms = make_terms(config)
     objective = build_objective(terms, config, PrecisionConfig(), 100, 1, torch.device("cpu"))
     objective.begin_step(1.0)
-    assert [terms[name].temperature for name in ("soft", "other")] == [1.0, 3.0]
+    assert [objective.terms[name].temperature for name in ("soft", "other")] == [1.0, 3.0]
+    assert terms["soft"].temperature == 4.0, "a term is never changed from outside"
     assert objective.scheduled() == {"temperature/soft": 1.0}
 
 
@@ -162,7 +170,7 @@ def test_a_temperature_of_one_term_alone() -> None:
         ({"mlm": {"weight": {"start": 1.0, "end": 0.0, "shape": "wave"}}}, ["objective.mlm.weight", "wave", "cosine"]),
         ({"mlm": {"weight": [1.0, 0.0]}}, ["objective.mlm.weight=[1.0, 0.0]", "start: NUMBER, end: NUMBER"]),
         ({"temperature": "hot"}, ["objective.temperature=hot", "number"]),
-        ({"soft": {"temperature": {"start": 0.0, "end": 1.0}}}, ["objective.soft.temperature=0.0", "above 0"]),
+        ({"soft": {"temperature": {"start": 0.0, "end": 1.0}}}, ["objective.soft.temperature.start=0.0", "from 0.01"]),
         (
             {"mine": {"_target_": "own_parts.Tempered", "temperature": HOT}},
             ["objective.mine.temperature", "own_parts.Tempered", "self.temperature"],

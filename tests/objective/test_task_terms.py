@@ -14,7 +14,7 @@ from distill.objective.terms.classes import Classes
 from distill.objective.terms.soft_classes import SoftClasses
 from distill.objective.terms.soft_span import SoftSpan
 from distill.objective.terms.span import Span
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 ROWS, LENGTH = 4, 7
 VALID = [7, 5, 3, 6]  # positions of each row that are text
@@ -89,8 +89,8 @@ def test_value_gradient_and_count(name: str) -> None:
         torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in (0, 1)
     )
     student.requires_grad_()
-    signal = Signal(None, Outputs(None, {}, extra={head: teacher}) if term.needs_teacher else NO_OUTPUTS)
-    loss = term.loss_sum(Outputs(None, {}, extra={head: student}), signal, batch(labels))
+    output = TeacherOutput(None, Outputs(None, {}, extra={head: teacher}) if term.needs_teacher else NO_OUTPUTS)
+    loss = term.loss_sum(Outputs(None, {}, extra={head: student}), output, batch(labels))
     assert loss.item() == pytest.approx(naive(student.tolist(), teacher.tolist()), rel=1e-9)
     assert term.count(batch(labels)) == ROWS
     (gradient,) = torch.autograd.grad(loss, student)

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from distill.models.language_model import Head
 from distill.objective import vocabulary
-from distill.objective.blocks import AutogradBlock, SoftMlmBlock
+from distill.objective.blocks import ByFormulas, ByHand
 from distill.objective.fused import chunked_loss
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft, SoftPositions
-from distill.objective.vocabulary import has_pair, reference_loss, vocabulary_loss
-from distill.teacher.signal import TopK
+from distill.objective.vocabulary import ChunkedLosses, PlainLosses, by_hand
+from distill.teacher.distributions import TopK
 
 # --- any terms, by their formulas ----------------------------------------------------------------------------------
 
@@ -46,12 +46,12 @@ def test_any_terms_are_visited_in_chunks_with_the_plain_result(mixture: str, row
     assert case.targets is not None
     targets = case.targets if mixture != "mlm" else case.targets.clamp(min=0)  # its rows all have a target
     scales = torch.linspace(0.2, 0.9, len(terms))
-    want, want_sums = reference_loss(
-        terms, case.student._replace(dtype=torch.float32), _fp32(case), targets, scales, VOCAB
+    want, want_sums = PlainLosses(terms, VOCAB)(
+        case.student._replace(dtype=torch.float32), _fp32(case), targets, scales
     )
-    got, got_sums = vocabulary_loss(terms, case.student, case.teacher, targets, scales, VOCAB, compiled=False)
+    got, got_sums = ChunkedLosses(terms, VOCAB)(case.student, case.teacher, targets, scales)
     chunked = chunked_loss(
-        case.student, case.teacher, targets, AutogradBlock(terms), scales, vocab=VOCAB, budget=7 * BOTH_HEADS
+        case.student, case.teacher, targets, ByFormulas(terms), scales, vocab=VOCAB, budget=7 * BOTH_HEADS
     )
     references = gradients(want, case.student, -2.5)
     for loss, sums in ((got, got_sums), chunked):
@@ -76,10 +76,8 @@ def test_a_term_without_a_teacher_acts_on_every_row(terms: list[VocabularyTerm])
     """Also on those without a target, which masked words alone leave out."""
     case, scales = problem(41), torch.linspace(0.2, 0.9, len(terms))
     assert case.targets is not None
-    want, want_sums = reference_loss(
-        terms, case.student._replace(dtype=torch.float32), None, case.targets, scales, VOCAB
-    )
-    got, got_sums = vocabulary_loss(terms, case.student, None, case.targets, scales, VOCAB, compiled=False)
+    want, want_sums = PlainLosses(terms, VOCAB)(case.student._replace(dtype=torch.float32), None, case.targets, scales)
+    got, got_sums = ChunkedLosses(terms, VOCAB)(case.student, None, case.targets, scales)
     torch.testing.assert_close((got, got_sums), (want, want_sums), rtol=1e-5, atol=2e-5)
     for mine, reference in zip(gradients(got, case.student), gradients(want, case.student), strict=True):
         torch.testing.assert_close(mine, reference, rtol=0, atol=5e-6 * reference.abs().max().item())
@@ -87,13 +85,15 @@ def test_a_term_without_a_teacher_acts_on_every_row(terms: list[VocabularyTerm])
 
 def test_the_pair_keeps_its_kernel_beside_other_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     visited = []
-    monkeypatch.setattr(vocabulary, "SoftMlmBlock", lambda *args: visited.append(args) or SoftMlmBlock(*args))
+    monkeypatch.setattr(vocabulary, "ByHand", lambda *args: visited.append(args) or ByHand(*args))
     case = problem(8)
     terms = [Mlm(), LogitError(), Soft(temperature=3.0)]
     assert case.targets is not None
-    vocabulary_loss(terms, case.student, case.teacher, case.targets, torch.ones(3), VOCAB, compiled=False)
-    assert visited == [(3.0, 0.0, False)]
-    assert has_pair(terms) and not has_pair([LogitError()])
+    ChunkedLosses(terms, VOCAB)(case.student, case.teacher, case.targets, torch.ones(3))
+    assert visited == [(terms[2], terms[0], False)]
+    assert by_hand(terms) == (terms[2], terms[0], [terms[1]])
+    others = [LogitError()]
+    assert by_hand(others) == (None, None, others)
 
 
 def _fp32(case: Problem) -> Head:
@@ -105,11 +105,11 @@ def test_any_terms_keep_nothing_of_rows_by_vocabulary() -> None:
     case = problem(400)
     largest = largest_allocation(
         lambda: chunked_loss(
-            case.student, case.teacher, case.targets, AutogradBlock([LogitError()]), torch.ones(1), vocab=VOCAB,
+            case.student, case.teacher, case.targets, ByFormulas([LogitError()]), torch.ones(1), vocab=VOCAB,
             budget=20 * BOTH_HEADS,
         )[0].backward()
     )  # fmt: skip
-    assert largest <= max(20 * BOTH_HEADS, AutogradBlock.num_bytes, case.student.weight.numel() * 4) < 400 * VOCAB * 4
+    assert largest <= max(20 * BOTH_HEADS, ByFormulas.num_bytes, case.student.weight.numel() * 4) < 400 * VOCAB * 4
 
 
 def test_any_terms_learn_from_largest_entries_too() -> None:
@@ -117,7 +117,7 @@ def test_any_terms_learn_from_largest_entries_too() -> None:
     case.kept = 8
     agree(case)
     scales = torch.tensor([0.3, 0.07])
-    block = AutogradBlock([Soft(), Mlm()])
+    block = ByFormulas([Soft(), Mlm()])
     loss, sums = chunked_loss(case.student, case.top_k(), case.targets, block, scales, vocab=VOCAB)
     want, want_sums = case.fused()
     torch.testing.assert_close((loss, sums), (want, want_sums), rtol=1e-5, atol=1e-5)

@@ -62,16 +62,18 @@ def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: f
     backend = Single(BackendConfig(device="cpu"))
     backend.prepare(model)
     rows = make_rows(8, shortest=5)
-    window = Fit(Path(), tiny.make_tokenizer(), rows, settings=TrainConfig(4, 2)).batches.window(0)
+    window = Fit(Path(), tiny.make_tokenizer(), rows, settings=TrainConfig(batch_size=4, accumulate=2)).batches.window(
+        0
+    )
     live, counts = LiveTeacher(LanguageModel(teacher, precision)), objective.count(window) / share
-    accumulate_gradients(model, live, objective, window, counts, backend, lambda _: [], loss_scale=scale)
+    accumulate_gradients(model, live, objective, window, objective.scales(counts, backend.device) * scale, backend)
     return backend.gradients / scale
 
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
 @pytest.mark.parametrize("settings", [objective_config(), MASKED, SOFTCAP], ids=["default", "masked", "others"])
 def test_gradients_are_those_of_fp32_within_rounding(settings: Any, kernel: str, teacher: Any) -> None:
-    settings.kernel = kernel
+    settings = settings.changed(kernel=kernel)
     exact = gradient(settings, teacher, "fp32", 1.0)
     assert (gradient(settings, teacher, "fp32", 2.0**10) - exact).norm() < 1e-6 * exact.norm()
     for precision, scale in (("fp16", 2.0**10), ("fp16", 2.0**4), ("bf16", 1.0)):
@@ -97,7 +99,7 @@ def test_a_scale_that_is_too_large_shows(kernel: str, teacher: Any) -> None:
 
 
 def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, teacher: Any, steps: int = 8, **more: Any) -> Fit:
-    settings = TrainConfig(4, 2, epochs=None, steps=steps, save_every=1, keep=99, max_nonfinite=3)
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=steps, save_every=1, keep=99, max_nonfinite=3)
     return Fit(folder, tokenizer, rows, teacher, new_student(), settings=settings, precision="fp16", **more)
 
 
@@ -146,7 +148,7 @@ def test_the_norm_that_is_clipped_and_logged_is_without_the_scale(
     fits[1].model.student.precision = "fp32"
     for fit in fits:
         fit.state.loss_scale.value = 2.0**8
-        fit.optimizer_settings.clip = 0.1
+        fit.optimizer_settings = fit.optimizer_settings.changed(clip=0.1)
         fit.run()
     norms = [fit.logs[0]["grad_norm"] for fit in fits]
     assert norms[0] == pytest.approx(norms[1], rel=0.01) and norms[0] > 0.2

@@ -150,7 +150,7 @@ def test_titles_inside_a_sentence(title: str, words: str) -> None:
 def notes(recipe: str = "", scale: str = "embedded", int8: bool = False, needs_teacher: bool = True) -> list[str]:
     tokens: Any = SimpleNamespace(unread=Unread(), duplicates=None)
     precision = PrecisionConfig(teacher="int8" if int8 else "fp32")
-    config = Config(teacher=TeacherConfig("embedded"), precision=precision, scale=scale)
+    config = Config(teacher=TeacherConfig(kind="embedded"), precision=precision, scale=scale)
     return notes_of(config, recipe, tokens, needs_teacher)
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from distill.runs.profile.bottleneck import Finding, conclusion, diagnose
+from distill.runs.facts import Finding
+from distill.runs.profile.bottleneck import conclusion, diagnose
 from distill.runs.profile.loader import LoaderTimes
 from distill.runs.profile.phases import PHASES
 from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
@@ -129,13 +130,12 @@ def test_the_first_the_traced_and_the_odd_steps_do_not_count() -> None:
 
 def test_the_summary_and_its_table() -> None:
     block = summary(waiting(0.9))
-    assert block["bottleneck"] == "data" and block["steps"] == STEPS and block["ranks"] == 1
-    assert block["phases"]["data"] == pytest.approx(0.1 * STEPS)
-    assert block["step_seconds"]["mean"] == block["step_seconds"]["longest"] == pytest.approx(0.2)
+    assert block.bottleneck == "data" and block.steps == STEPS and block.ranks == 1
+    assert block.phases["data"] == pytest.approx(0.1 * STEPS)
+    assert block.step_seconds is not None
+    assert block.step_seconds.mean == block.step_seconds.longest == pytest.approx(0.2)
     lines = table(block).splitlines()
-    assert (
-        lines[1].split() == ["waiting", "for", "data", "4.00", "50.0%", "100.00"] and lines[-1] == block["conclusion"]
-    )
+    assert lines[1].split() == ["waiting", "for", "data", "4.00", "50.0%", "100.00"] and lines[-1] == block.conclusion
 
 
 def test_curves_are_short() -> None:

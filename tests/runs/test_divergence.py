@@ -191,12 +191,14 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, tokenizer: An
 def test_the_rows_of_the_micro_batch_are_named(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, None, new_student(), only(mlm=1.0), TrainConfig(4, 2, epochs=1))
+    fit = Fit(
+        tmp_path, tokenizer, rows, None, new_student(), only(mlm=1.0), TrainConfig(batch_size=4, accumulate=2, epochs=1)
+    )
     bad = fit.batches.window(1)[1].row_ids
     inner = Objective.__call__
 
-    def break_it(self: Objective, model: Any, signal: Any, batch: Any, scales: Any) -> Any:
-        loss, parts = inner(self, model, signal, batch, scales)
+    def break_it(self: Objective, model: Any, output: Any, batch: Any, scales: Any) -> Any:
+        loss, parts = inner(self, model, output, batch, scales)
         broken = np.array_equal(batch.row_ids, bad)
         return (loss * math.nan, parts * math.nan) if broken else (loss, parts)
 
@@ -261,15 +263,15 @@ def test_weights_that_are_not_finite_are_not_published(
 ) -> None:
     """Destroyed in the last step, where no later loss and, without evaluation sets, no score shows it."""
     folder = tmp_path / "run"
-    reach_point = loop._reach_point
+    reach_point = loop.reach_point
 
-    def destroy(run: loop.Training) -> None:
-        reach_point(run)
+    def destroy(run: loop.Training, *others: Any) -> None:
+        reach_point(run, *others)
         if run.state.step == 8:
             with torch.no_grad():
-                next(run.model.parameters()).fill_(math.nan)
+                next(run.learner.model.parameters()).fill_(math.nan)
 
-    monkeypatch.setattr(loop, "_reach_point", destroy)
+    monkeypatch.setattr(loop, "reach_point", destroy)
     assert shelf.run(folder, "evaluate.sets=[]") == 3
     assert "the student is ruined (weights that are not finite)" in capfd.readouterr().err
     assert not (folder / "student").exists() and not (folder / "results.json").exists()

@@ -1,6 +1,7 @@
 """Milestones: the student of chosen steps as model folders, bitwise that of a shorter run, written once."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from distill.config.settings import TrainConfig
 from distill.runs.checkpoint import State
 from distill.runs.milestones import Milestones, check_within
+from distill.runs.step import StepResult
 from distill.runtime.errors import SettingError
 
 CONSTANT = ("schedule=constant", "train.epochs=null")
@@ -72,16 +74,16 @@ def test_after_a_kill_it_is_written_where_it_lacks_and_nowhere_else(
     shelf: Shelf, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, more = shelf.root / "killed-milestones", ("train.milestone_every=2", "train.steps=5", "train.save_every=2")
-    save, calls = Milestones.save, []
+    save, calls = Milestones.after_step, []
 
-    def killing(self: Milestones, state: State) -> None:
-        save(self, state)
+    def killing(self: Milestones, state: State, result: StepResult) -> None:
+        save(self, state, result)
         calls.append(state.step)
         if state.step == 4:
             raise Kill
 
     with monkeypatch.context() as patch, pytest.raises(Kill):
-        patch.setattr(Milestones, "save", killing)
+        patch.setattr(Milestones, "after_step", killing)
         shelf.run(folder, *CONSTANT, *more)
     assert calls == [1, 2, 3, 4], "the milestone comes before the checkpoint of its step"
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]
@@ -128,15 +130,15 @@ def test_one_of_two_ranks_writes(shelf: Shelf, kept: Path) -> None:
         torch.testing.assert_close(weight, other, rtol=0, atol=2e-4, msg=name)
 
 
-def test_only_rank_0_writes(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+def test_a_rank_that_takes_no_part_writes_none(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
     written: list[int] = []
     milestones = Milestones(tmp_path, frozenset([2]), 3, lambda folder, state: written.append(state.step))
-    settings = TrainConfig(4, 2, epochs=None, steps=6)
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=6)
     fit = Fit(tmp_path / "0", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, milestones=milestones)
     fit.run()
     assert written == [2, 3, 6]
+    milestones = replace(milestones, takes_part=False)
     other = Fit(tmp_path / "1", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, milestones=milestones)
-    other.backend.rank = 1
     other.run()
     assert written == [2, 3, 6]
 

@@ -41,7 +41,7 @@ def test_points_of_settings(
 
 def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, every_steps: int = 2) -> Fit:
     """Seven steps, three an epoch."""
-    settings = TrainConfig(4, 2, epochs=None, steps=7, save_every=100)
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=7, save_every=100)
     return Fit(folder, tokenizer, rows, None, new_student(), only(mlm=1.0), settings, points=Points(every_steps, False))
 
 

@@ -58,6 +58,8 @@ def test_the_trace_has_the_phases_of_its_step(profiled: Path) -> None:
     assert {"teacher", "forward", "backward", "optimizer", "data"} <= set(names)
     assert names.count("forward") == 2 and any("aten::" in str(name) for name in names)  # one step of two micro-batches
     assert (profiled / "profile" / "trace-rank-0.json.gz").stat().st_size < 2e6
+    table = (profiled / "profile" / "trace-rank-0.txt").read_text()
+    assert "aten::" in table and "backward" in table
 
 
 def test_the_report_has_a_page(profiled: Path, done: Path) -> None:

@@ -153,7 +153,13 @@ def test_room_is_looked_for_before_anything_is_written(small_disk: Path) -> None
 
 def test_a_checkpoint_without_room_leaves_the_one_before(small_disk: Path, tokenizer: Any, rows: np.ndarray) -> None:
     fit = Fit(
-        small_disk / "checkpoints", tokenizer, rows, None, new_student(), only(mlm=1.0), TrainConfig(4, 2, steps=2)
+        small_disk / "checkpoints",
+        tokenizer,
+        rows,
+        None,
+        new_student(),
+        only(mlm=1.0),
+        TrainConfig(batch_size=4, accumulate=2, steps=2),
     )
     fit.run()
     before = weights_of(fit.student)

@@ -27,11 +27,11 @@ def test_a_joint_forward_is_cut_up_by_batch(family: str, case: str) -> None:
     model = LanguageModel(make(family))
     batches = window(2, shortest=None if case == "without padding" else 4)
     batches = full(batches) if case == "mixed" else batches
-    apart = list(LiveTeacher(model).signals(batches, wanted))
-    joint = list(LiveTeacher(model, micro_batches=len(batches)).signals(batches, wanted))
+    apart = list(LiveTeacher(model).outputs(batches, wanted))
+    joint = list(LiveTeacher(model, micro_batches=len(batches)).outputs(batches, wanted))
     assert len(joint) == len(apart) == len(batches) > 1
     for batch, one, other in zip(batches, joint, apart, strict=True):
-        torch.testing.assert_close(one.logits_source.rows, other.logits_source.rows)
+        torch.testing.assert_close(one.distribution.rows, other.distribution.rows)
         valid = torch.ones_like(batch.ids).bool() if batch.documents is None else batch.documents >= 0
         for layer in (0, 2, LAST):
             assert one.outputs.hidden[layer].shape[:2] == batch.ids.shape
@@ -52,7 +52,7 @@ def test_last_states_at_the_positions_are_cut_up_by_batch(head: bool) -> None:
     """Also those of a last block that computes no others."""
     model, batches = LanguageModel(make("bert")), window(2, shortest=4)
     parts = list(
-        LiveTeacher(model, micro_batches=len(batches)).signals(
+        LiveTeacher(model, micro_batches=len(batches)).outputs(
             batches, lambda batch: OutputSpec(head, batch.targets.positions, last_rows=True)
         )
     )
@@ -64,5 +64,5 @@ def test_last_states_at_the_positions_are_cut_up_by_batch(head: bool) -> None:
 
 def test_nothing_is_asked_where_nothing_is_wanted() -> None:
     teacher = LiveTeacher(None)  # type: ignore[arg-type]
-    signals = list(teacher.signals(window(2), lambda batch: OutputSpec()))
-    assert all(signal.logits_source is None and not signal.outputs.hidden for signal in signals)
+    outputs = list(teacher.outputs(window(2), lambda batch: OutputSpec()))
+    assert all(output.distribution is None and not output.outputs.hidden for output in outputs)

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from naive import attention_of, targets_of
-from tiny import VOCAB, make_masks, make_model, make_objective, make_rows, objective_config
+from tiny import VOCAB, change, make_masks, make_model, make_objective, make_rows, objective_config
 
 from distill.config import settings as conf
 from distill.data.batch import Batch
@@ -20,10 +20,11 @@ from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.teacher import build_cache
 from distill.teacher.cached import CachedTeacher
+from distill.teacher.distributions import Mixture
 from distill.teacher.live import LiveTeacher
 from distill.teacher.make import find_cache
 from distill.teacher.mean import MeanTeacher
-from distill.teacher.signal import Mixture, Signal, Teacher, Wanted
+from distill.teacher.output import Teacher, TeacherOutput, Wanted
 
 WEIGHTS = (1.0, 3.0)
 ROWS = make_rows(8, shortest=5)
@@ -49,8 +50,8 @@ def step(objective: Objective, teacher: Teacher, window: list[Batch]) -> tuple[f
     model, total = Trainable(LanguageModel(student)), 0.0
     window = [teacher.read_ahead(batch) for batch in window]
     scales = objective.scales(objective.count(window), torch.device("cpu"))
-    for batch, signal in zip(window, teacher.signals(window, objective.teacher_spec), strict=True):
-        loss, _ = objective(model, signal, batch, scales)
+    for batch, output in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
+        loss, _ = objective(model, output, batch, scales)
         loss.backward()
         total += float(loss.detach())
     return total, {name: p.grad for name, p in student.named_parameters() if p.grad is not None}
@@ -116,8 +117,8 @@ def test_the_loss_is_that_of_the_mean_distribution(
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
 def test_the_temperature_may_change_from_step_to_step(tokenizer: Any, teachers: list[Any], kernel: str) -> None:
     window, mean = batches(tokenizer).window(0), MeanTeacher(live(teachers), WEIGHTS)
-    changing = objective(teachers[0], temperature=1.0, kernel=kernel)
-    changing.terms["soft"].temperature = 2.0  # type: ignore[attr-defined]
+    changing = objective(teachers[0], temperature={"start": 1.0, "end": 2.0}, kernel=kernel)
+    changing.begin_step(1.0)
     fixed = objective(teachers[0], temperature=2.0, kernel=kernel)
     assert step(changing, mean, window)[0] == step(fixed, mean, window)[0]
 
@@ -141,29 +142,29 @@ class Watched:
     def read_ahead(self, batch: Batch) -> Batch:
         return self.teacher.read_ahead(batch)
 
-    def signals(self, window: list[Batch], wanted: Wanted) -> Iterator[Signal]:
+    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
         self.specs += [wanted(batch) for batch in window]
-        return self.teacher.signals(window, wanted)
+        return self.teacher.outputs(window, wanted)
 
 
 def test_hidden_states_are_asked_of_the_first_alone(tokenizer: Any, teachers: list[Any]) -> None:
     window, watched = batches(tokenizer).window(0), [Watched(each) for each in live(teachers)]
     wanted = objective(teachers[0]).teacher_spec
-    signals = list(MeanTeacher(watched, WEIGHTS).signals(window, wanted))
-    assert all(isinstance(signal.logits_source, Mixture) and signal.outputs.hidden for signal in signals)
+    outputs = list(MeanTeacher(watched, WEIGHTS).outputs(window, wanted))
+    assert all(isinstance(output.distribution, Mixture) and output.outputs.hidden for output in outputs)
     assert all(spec.head and spec.layers for spec in watched[0].specs)
     assert all(spec.head and not spec.layers for spec in watched[1].specs)
     only_hidden = objective(teachers[0], soft=0.0).teacher_spec
-    signals = list(MeanTeacher(live(teachers), WEIGHTS).signals(window, only_hidden))
-    assert all(signal.logits_source is None and signal.outputs.hidden for signal in signals)
+    outputs = list(MeanTeacher(live(teachers), WEIGHTS).outputs(window, only_hidden))
+    assert all(output.distribution is None and output.outputs.hidden for output in outputs)
 
 
 # --- members that are read from caches
 
 
 def cached(folder: Path, model: Any, source: Batches, own: Objective, top_k: int) -> CachedTeacher:
-    settings = conf.Config(teacher=conf.TeacherConfig("pretrained", cache=conf.TeacherCacheConfig(top_k)))
-    settings.corpus.cache.cache = str(folder)
+    settings = conf.Config(teacher=conf.TeacherConfig(kind="pretrained", cache=conf.TeacherCacheConfig(top_k=top_k)))
+    settings = change(settings, "corpus.cache", str(folder))
     origin = {"teacher": model_digest(model), "vocabulary": VOCAB, "temperature": own.top_k_temperature}
     cache = find_cache(settings, origin, source, own.positions)
     assert cache is not None and own.top_k_temperature is not None

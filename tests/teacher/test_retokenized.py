@@ -33,14 +33,14 @@ def test_the_teacher_reads_the_text_of_each_row() -> None:
     rows, teacher = make_rows(5, shortest=4), make_model("bert", 2, vocab=len(other))
     asked = RetokenizedTeacher(LanguageModel(teacher), rows, own, other, None)
     batch = asked.read_ahead(batch_of(rows))
-    (signal,) = asked.signals([batch], lambda _: SPEC)
+    (output,) = asked.outputs([batch], lambda _: SPEC)
     for number, row in enumerate(batch.row_ids):
         text = own.decode(rows[row].astype(int), skip_special_tokens=True)
         ids = torch.tensor([other(text).input_ids])
         with torch.no_grad():
             expected = teacher.base_model(ids)[0][0].mean(0)
-        torch.testing.assert_close(signal.outputs.pooled["mean"][number], expected, rtol=1e-4, atol=1e-5)
-    assert signal.logits_source is None
+        torch.testing.assert_close(output.outputs.pooled["mean"][number], expected, rtol=1e-4, atol=1e-5)
+    assert output.distribution is None
 
 
 def test_rows_are_cut_to_what_the_teacher_takes() -> None:

@@ -27,16 +27,15 @@ from distill.models.language_model import LanguageModel
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher.cached import CachedTeacher
+from distill.teacher.distributions import Samples
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import Samples
 
 FILES = ("ids", "log_probs", "draws", "log_weights", "neg_entropy", "offsets.npy")
 
 
 def sampled(folder: Path, tokenizer: Any, teacher: Any, top_k: int | None = 3, exponent: float = 1.0) -> Desk:
     desk = Desk(folder, tokenizer, teacher)
-    cache = desk.config.teacher.cache
-    cache.top_k, cache.sampled, cache.exponent = top_k, 5, exponent
+    desk.set("teacher.cache", desk.config.teacher.cache.changed(top_k=top_k, sampled=5, exponent=exponent))
     return desk
 
 
@@ -59,8 +58,8 @@ def test_it_holds_what_the_teacher_says(
     cache = desk.build()
     reader, exact = CachedTeacher(cache), top_k or 0
     for batch in desk.batches().window(2):
-        (signal,) = reader.signals([reader.read_ahead(batch)], desk.objective().teacher_spec)
-        source, positions = signal.logits_source, positions_of(desk, batch)
+        (output,) = reader.outputs([reader.read_ahead(batch)], desk.objective().teacher_spec)
+        source, positions = output.distribution, positions_of(desk, batch)
         assert isinstance(source, Samples) and len(source.ids) == len(positions)
         p = log_probs_of(teacher, batch, positions, 2.0).exp()
         torch.testing.assert_close(source.weights[:, :exact], p.topk(exact).values, rtol=3e-3, atol=0)
@@ -85,23 +84,23 @@ def test_over_many_seeds_the_gradient_is_that_of_the_live_teacher(tmp_path: Path
     loss, live = gradient(desk, LiveTeacher(LanguageModel(desk.teacher)))
     found = []
     for seed in range(24):
-        desk.config.teacher.cache.seed = seed
+        desk.set("teacher.cache.seed", seed)
         found.append(gradient(desk, CachedTeacher(desk.build())))
     gradients, losses = torch.stack([each for _, each in found]), torch.tensor([value for value, _ in found])
     expected = float(gradients.var(0).sum()) / 24
     assert float((gradients.mean(0) - live).square().sum()) < 2 * expected
     assert abs(float(losses.mean()) - loss) < 4 * float(losses.std()) / 24**0.5
-    desk.config.teacher.cache.sampled = None
+    desk.set("teacher.cache.sampled", None)
     _, biased = gradient(desk, CachedTeacher(desk.build()))
     assert float((biased - live).square().sum()) > 4 * expected
 
 
 CHANGES: dict[str, Callable[[Desk], object]] = {
-    "sampled": lambda desk: setattr(desk.config.teacher.cache, "sampled", 6),
-    "no draws": lambda desk: setattr(desk.config.teacher.cache, "sampled", None),
-    "exponent": lambda desk: setattr(desk.config.teacher.cache, "exponent", 0.8),
-    "seed": lambda desk: setattr(desk.config.teacher.cache, "seed", 1),
-    "top_k": lambda desk: setattr(desk.config.teacher.cache, "top_k", None),
+    "sampled": lambda desk: desk.set("teacher.cache.sampled", 6),
+    "no draws": lambda desk: desk.set("teacher.cache.sampled", None),
+    "exponent": lambda desk: desk.set("teacher.cache.exponent", 0.8),
+    "seed": lambda desk: desk.set("teacher.cache.seed", 1),
+    "top_k": lambda desk: desk.set("teacher.cache.top_k", None),
     "temperature": lambda desk: setattr(desk, "temperature", 3.0),
 }
 
@@ -109,11 +108,10 @@ CHANGES: dict[str, Callable[[Desk], object]] = {
 def test_what_changes_the_draws_makes_another(desk: Desk) -> None:
     found = {desk.find().folder}
     for change in CHANGES.values():
-        before = dict(vars(desk.config.teacher.cache)), desk.temperature
+        before = desk.config, desk.temperature
         change(desk)
         found.add(desk.find().folder)
-        vars(desk.config.teacher.cache).update(before[0])
-        desk.temperature = before[1]
+        desk.config, desk.temperature = before
     assert len(found) == 1 + len(CHANGES)
 
 
@@ -133,7 +131,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
         again = other.build()
     assert again.key == whole.key and set(bytes_of(whole.folder)) == set(FILES)
     assert bytes_of(whole.folder) == bytes_of(again.folder)
-    desk.config.teacher.cache.seed = 1
+    desk.set("teacher.cache.seed", 1)
     seeded = bytes_of(desk.build().folder)
     before = bytes_of(whole.folder)
     assert seeded["ids"] == before["ids"] and seeded["draws"] != before["draws"]
@@ -148,7 +146,7 @@ def test_a_copy_serves_another_machine(
     there = tmp_path / "elsewhere"
     shutil.copytree(made.folder, there / "teacher" / made.key, ignore=shutil.ignore_patterns("parts", "*.lock"))
     other = sampled(there, tokenizer, make_model("bert", 4), exponent=0.7)
-    other.config.precision.teacher = "bf16"
+    other.set("precision.teacher", "bf16")
     found = other.build()
     assert found.ready and found.folder.is_relative_to(there) and found.facts() == made.facts()
     assert found.facts()["precision"] == "fp32", "that of the machine that made it"
@@ -176,10 +174,11 @@ def test_damaged_it_is_refused(desk: Desk, damage: str) -> None:
 
 
 def test_too_large_it_is_refused_by_the_setting_that_is_largest(desk: Desk) -> None:
-    desk.config.teacher.cache.gigabytes, desk.config.teacher.cache.sampled = 1e-9, 40
+    desk.set("teacher.cache.gigabytes", 1e-9)
+    desk.set("teacher.cache.sampled", 40)
     with pytest.raises(SettingError, match=r"top_k=3 with sampled=40 at .* lower teacher.cache.sampled or corpus"):
         desk.find()
-    desk.config.teacher.cache.top_k = None
+    desk.set("teacher.cache.top_k", None)
     with pytest.raises(SettingError, match=r"^teacher.cache.gigabytes=1e-09: sampled=40 at"):
         desk.find()
 
@@ -203,7 +202,7 @@ def test_a_run_from_draws_and_another_from_a_copy_of_them(
     assert all(np.isfinite(line["loss/soft"]) for line in metrics(first))
     shutil.copytree(made, tmp_path / "there" / "teacher" / made.name)
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
-    monkeypatch.setattr(LiveTeacher, "signals", never)
+    monkeypatch.setattr(LiveTeacher, "outputs", never)
     assert shelf.run(second, *settings, f"corpus.cache={tmp_path / 'there'}") == 0
     assert_same(second, first)
     assert shelf.run(first, *settings, f"corpus.cache={tmp_path / 'there'}", "teacher.cache.seed=4") == 2

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from distill.objective import losses
+from distill.teacher.distributions import Samples, top_k_log_probs
 from distill.teacher.layout import Layout
 from distill.teacher.sampling import as_samples, kept_entries, offsets_of, stored
-from distill.teacher.signal import Samples, top_k_log_probs
 
 VOCAB, POSITIONS, TIMES, TEMPERATURE = 31, 3, 20_000, 2.0
 EXPONENTS = pytest.mark.parametrize("exponent", [0.5, 0.8, 1.0])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from job import Shelf, assert_same, command, metrics, results
 from naive import attention_of, kl
-from tiny import LENGTH, PAD, VOCAB, make_masks, make_model, make_objective, make_rows, objective_config
+from tiny import LENGTH, PAD, VOCAB, change, make_masks, make_model, make_objective, make_rows, objective_config
 
 from distill.config import settings as conf
 from distill.data.batch import Batch
@@ -30,9 +30,10 @@ from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
 from distill.teacher.cache import Cache
 from distill.teacher.cached import CachedTeacher
+from distill.teacher.distributions import TopK
 from distill.teacher.live import LiveTeacher
 from distill.teacher.make import find_cache
-from distill.teacher.signal import Teacher, TopK
+from distill.teacher.output import Teacher
 
 ROWS = make_rows(40, shortest=5)
 KINDS = pytest.mark.parametrize("soft_positions", ["all", "masked"])
@@ -42,11 +43,15 @@ class Desk:
     """Settings, rows, masks and a teacher, and the cache that they want."""
 
     def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int = 8, rows: np.ndarray = ROWS) -> None:
-        self.config = conf.Config(teacher=conf.TeacherConfig("pretrained", cache=conf.TeacherCacheConfig(top_k)))
-        self.config.corpus.cache.cache = str(folder)
+        cache = conf.TeacherCacheConfig(top_k=top_k)
+        self.config = conf.Config(teacher=conf.TeacherConfig(kind="pretrained", cache=cache))
+        self.set("corpus.cache", str(folder))
         self.soft_positions, self.temperature, self.kernel, self.mlm = "all", 2.0, "auto", 2.0
         self.masking = conf.MaskingConfig(share=0.3, static=True)
         self.tokenizer, self.teacher, self.rows, self.seed, self.vocab = tokenizer, teacher, rows, 0, VOCAB
+
+    def set(self, name: str, value: Any) -> None:
+        self.config = change(self.config, name, value)
 
     def objective(self) -> Objective:
         settings = objective_config(
@@ -55,7 +60,7 @@ class Desk:
         return make_objective(settings, self.teacher, self.teacher)
 
     def batches(self) -> Batches:
-        masks = make_masks(self.tokenizer, self.rows, **vars(self.masking))
+        masks = make_masks(self.tokenizer, self.rows, **dict(self.masking))
         return Batches(self.rows, masks, 8, 2, self.seed, static=True)
 
     def find(self) -> Cache:
@@ -100,9 +105,9 @@ def log_probs_of(teacher: Any, batch: Batch, positions: torch.Tensor, temperatur
 
 
 def entries(teacher: CachedTeacher, desk: Desk, batch: Batch) -> TopK:
-    (signal,) = teacher.signals([teacher.read_ahead(batch)], desk.objective().teacher_spec)
-    assert isinstance(signal.logits_source, TopK)
-    return signal.logits_source
+    (output,) = teacher.outputs([teacher.read_ahead(batch)], desk.objective().teacher_spec)
+    assert isinstance(output.distribution, TopK)
+    return output.distribution
 
 
 @KINDS
@@ -128,7 +133,8 @@ def test_it_holds_what_the_teacher_says(desk: Desk, soft_positions: str, full: b
 
 @pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="int8 needs AVX-512 VNNI")
 def test_an_int8_teacher_fills_a_cache_of_its_own(desk: Desk) -> None:
-    plain, desk.config.precision = desk.build(), conf.PrecisionConfig(teacher="int8")
+    plain = desk.build()
+    desk.set("precision.teacher", "int8")
     cache = desk.build(pack_teacher(desk.teacher, desk.config.precision, torch.device("cpu")))
     assert cache.folder != plain.folder
     batch = desk.batches().window(0)[0]
@@ -144,8 +150,8 @@ def gradient(desk: Desk, teacher: Teacher) -> tuple[float, torch.Tensor]:
     model, total = Trainable(LanguageModel(student)), 0.0
     window = [teacher.read_ahead(batch) for batch in desk.batches().window(1)]
     scales = objective.scales(objective.count(window), torch.device("cpu"))
-    for batch, signal in zip(window, teacher.signals(window, objective.teacher_spec), strict=True):
-        loss, _ = objective(model, signal, batch, scales)
+    for batch, output in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
+        loss, _ = objective(model, output, batch, scales)
         loss.backward()
         total += float(loss.detach())
     return total, torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
@@ -156,7 +162,7 @@ def gradient(desk: Desk, teacher: Teacher) -> tuple[float, torch.Tensor]:
 def test_with_all_but_one_entry_training_is_that_of_the_live_teacher(
     desk: Desk, soft_positions: str, kernel: str
 ) -> None:
-    desk.config.teacher.cache.top_k = VOCAB - 1
+    desk.set("teacher.cache.top_k", VOCAB - 1)
     desk.soft_positions, desk.kernel = soft_positions, kernel
     live, live_gradient = gradient(desk, LiveTeacher(LanguageModel(desk.teacher)))
     cached, cached_gradient = gradient(desk, CachedTeacher(desk.build()))
@@ -167,7 +173,7 @@ def test_with_all_but_one_entry_training_is_that_of_the_live_teacher(
 @KINDS
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
 def test_with_few_entries_the_loss_is_that_of_the_definition(desk: Desk, soft_positions: str, kernel: str) -> None:
-    desk.config.teacher.cache.top_k = 3
+    desk.set("teacher.cache.top_k", 3)
     desk.soft_positions, desk.kernel, desk.mlm = soft_positions, kernel, 0.0
     student, values = make_model("distilbert", 1, seed=2).double(), []
     for batch in desk.batches().window(1):
@@ -213,26 +219,27 @@ CHANGES: dict[str, Callable[[Desk], object]] = {
     "fewer rows": lambda desk: setattr(desk, "rows", ROWS[:30]),
     "teacher": lambda desk: setattr(desk, "teacher", make_model("bert", 4, seed=9)),
     "activation": lambda desk: setattr(desk, "teacher", make_model("bert", 4, hidden_act="relu")),
-    "top_k": lambda desk: setattr(desk.config.teacher.cache, "top_k", 9),
+    "top_k": lambda desk: desk.set("teacher.cache.top_k", 9),
     "temperature": lambda desk: setattr(desk, "temperature", 3.0),
     "soft rows": lambda desk: setattr(desk, "soft_positions", "masked"),
-    "share": lambda desk: setattr(desk.masking, "share", 0.2),
-    "smoothing": lambda desk: setattr(desk.masking, "smoothing", 0.1),
-    "int8": lambda desk: setattr(desk.config.precision, "teacher", "int8"),
+    "share": lambda desk: setattr(desk, "masking", desk.masking.changed(share=0.2)),
+    "smoothing": lambda desk: setattr(desk, "masking", desk.masking.changed(smoothing=0.1)),
+    "int8": lambda desk: desk.set("precision.teacher", "int8"),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_its_content_makes_another(desk: Desk, change: str) -> None:
+@pytest.mark.parametrize("changes", CHANGES)
+def test_what_changes_its_content_makes_another(desk: Desk, changes: str) -> None:
     before = desk.find()
-    CHANGES[change](desk)
+    CHANGES[changes](desk)
     assert desk.find().folder != before.folder
 
 
 def test_what_does_not_change_its_content_does_not(desk: Desk) -> None:
     before = desk.find()
-    desk.mlm, desk.config.teacher.cache.gigabytes, desk.kernel = 3.0, 1.0, "plain"
-    desk.config.precision.teacher = "bf16"  # as a GPU would choose
+    desk.mlm, desk.kernel = 3.0, "plain"
+    desk.set("teacher.cache.gigabytes", 1.0)
+    desk.set("precision.teacher", "bf16")  # as a GPU would choose
     assert desk.find().folder == before.folder
 
 
@@ -277,10 +284,10 @@ def test_wrong_or_damaged_it_is_refused(desk: Desk, damage: str) -> None:
 def test_too_large_it_is_refused_before_the_teacher_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
     size = desk.find().num_bytes
-    desk.config.teacher.cache.gigabytes = (size - 1) / 1e9
+    desk.set("teacher.cache.gigabytes", (size - 1) / 1e9)
     with pytest.raises(SettingError, match=r"^teacher.cache.gigabytes=.*top_k=8 at .* positions takes .* GB; allow"):
         desk.find()
-    desk.config.teacher.cache.gigabytes = size / 1e9
+    desk.set("teacher.cache.gigabytes", size / 1e9)
     assert desk.find().num_bytes == size
 
 
@@ -292,7 +299,7 @@ def test_no_room_on_the_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_entries_than_the_vocabulary_has(desk: Desk) -> None:
-    desk.config.teacher.cache.top_k = VOCAB
+    desk.set("teacher.cache.top_k", VOCAB)
     with pytest.raises(SettingError, match=f"top_k={VOCAB}: the vocabulary has {VOCAB} tokens"):
         desk.find()
 
@@ -370,7 +377,7 @@ def test_a_run_from_the_cache(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> 
     assert any("cache of the teacher's 16" in note for note in content["notes"])
     assert content["agreement"]["heldout"]["kl"] > 0 and metrics(first)[-1]["loss/soft"] > 0
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
-    monkeypatch.setattr(LiveTeacher, "signals", never)
+    monkeypatch.setattr(LiveTeacher, "outputs", never)
     assert shelf.run(second, *STATIC, "objective.kernel=auto", "teacher.cache.gigabytes=9") == 0
     assert_same(second, first)
     assert shelf.run(resumed, *STATIC, f"resume={first / 'checkpoints' / 'step-00000004'}") == 0

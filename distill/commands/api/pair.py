@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from distill.commands.api.texts import text_collator, text_rows
 from distill.config.compose import objective_config
+from distill.config.errors import parse
 from distill.config.ramp import Ramp
 from distill.config.settings import (
     BackendConfig,
@@ -43,7 +44,7 @@ from distill.runtime.errors import SettingError
 from distill.runtime.seed import key
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
-from distill.teacher.signal import NoTeacher, Teacher
+from distill.teacher.output import NoTeacher, Teacher
 
 USUAL_LENGTH = 128  # tokens of a row
 
@@ -81,7 +82,7 @@ class Pair:
         """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step."""
         tokenizer, kind = self.student.tokenizer, self.student.kind
         rows = text_rows(texts, tokenizer, kind, self.sequence_length)
-        collator = text_collator(tokenizer, kind, replace(masking or MaskingConfig(), smoothing=0.0))
+        collator = text_collator(tokenizer, kind, (masking or MaskingConfig()).changed(smoothing=0.0))
         numbers = np.arange(len(rows))
         return collator.collate(rows, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
 
@@ -145,9 +146,9 @@ class Pair:
         # The backend makes its device the current one; here that is so within the call alone.
         current: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with current, Single(BackendConfig(device=str(device)), alone=True) as backend:
-            scoring = Scoring(text_collator(tokenizer, kind, MASKING), len(tokenizer), batch_size, backend)
-            measures = find_task("clm" if kind.causal else "mlm").measures(scoring, settings, tokenizer, sets)
-            evaluator = Evaluator(settings, scoring, measures, PrecisionConfig())
+            scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, backend, sets)
+            passes = find_task("clm" if kind.causal else "mlm").passes(scoring)
+            evaluator = Evaluator(scoring, passes, PrecisionConfig())
             scores = {name: evaluator.score(each.model, name, sets, keep=name) for name, each in self._models()}
             return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
 
@@ -193,8 +194,8 @@ class PairObjective:
         """The loss of these texts as one batch; `step` draws other masks."""
         batch, objective = self.pair.batch(texts, step, self.masking), self.objective
         counts = objective.count([batch])
-        (signal,) = self.teacher.signals([batch], objective.teacher_spec)
-        total, sums = objective(self.trainable, signal, batch, objective.scales(counts, self.pair.student.device))
+        (output,) = self.teacher.outputs([batch], objective.teacher_spec)
+        total, sums = objective(self.trainable, output, batch, objective.scales(counts, self.pair.student.device))
         means = sums.double().cpu() / counts[: len(sums)].clamp(min=1)
         numbers = {name: int(count) for name, count in objective.by_name(counts.tolist()).items()}
         return Losses(total, objective.by_name(means.tolist()), {name: numbers[name] for name in objective.names})
@@ -231,7 +232,9 @@ def load_pair(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
     name, place = str(teacher), device_of(device)
-    settings = TeacherConfig(kind=name) if name in EMBEDDED else TeacherConfig(kind="pretrained", path=name)
+    settings = parse(
+        TeacherConfig, {"kind": name} if name in EMBEDDED else {"kind": "pretrained", "path": name}, "teacher"
+    )
     kind = kind_of("teacher", teacher_path(settings))
     if kind not in (MASKED, CAUSAL):
         raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")

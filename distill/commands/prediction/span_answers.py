@@ -14,7 +14,7 @@ from distill.commands.prediction.settings import PredictConfig
 from distill.data.collate.spans import Spans
 from distill.data.span_rows import SpanConfig, SpanRows, span_rows
 from distill.data.tables.squad import Question, Questions
-from distill.evaluation.answers import AnswerConfig, Answered, find_answers
+from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
 

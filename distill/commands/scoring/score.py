@@ -17,12 +17,11 @@ from distill.commands.scoring.scores import Comparison, ModelScores, Scores, Voc
 from distill.commands.scoring.settings import settings_of
 from distill.config.settings import Config
 from distill.distributed import Backend
-from distill.evaluation.bootstrap import compare_models
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.mixture import MeanModel
-from distill.evaluation.row_losses import RowLosses
-from distill.evaluation.scorable import require_positions
+from distill.evaluation.memory_check import check_memory
+from distill.evaluation.readers import MeanModel
 from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.significance import ModelLosses, compare_models
 from distill.models.check import check_packing, check_vocabulary, longest_row
 from distill.models.kind import ORDERED, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, size
@@ -49,7 +48,7 @@ class Group:
     teacher: Any | None = None  # where it has this vocabulary
     teacher_name: str = ""
     found: list[ModelScores] = field(default_factory=list)
-    losses: dict[str, dict[tuple[str, str], RowLosses]] = field(default_factory=dict)  # by model
+    losses: dict[str, ModelLosses] = field(default_factory=dict)  # by model
 
 
 def evaluate_models(
@@ -77,7 +76,7 @@ def evaluate_models(
     config, task_name = settings_of(located, settings)
     with ExitStack() as held:
         backend = held.enter_context(backends.build(config.backend))
-        config.precision = choose_precision(config.precision, {}, backend)
+        config = config.changed(precision=choose_precision(config.precision, {}, backend))
         scores = _score(config, _task(task_name, located, config), located, backend)
     given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
     command = shlex.join(["distill", "evaluate", *given, *map(redact, settings)])
@@ -108,7 +107,7 @@ def _score(config: Config, task: Task, models: Sequence[Located], backend: Backe
                 "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] '+evaluate.sources.mine={kind: text, "
                 "path: FILE}'"
             )
-        evaluator = _evaluator(config, task, group, sets, backend)
+        evaluator = task.evaluator(config, group.tokenizer, sets, backend)
         notes += [line for line in left_out if line not in notes]
         measures |= to_json(measure_facts(evaluator.measures))
         _score_group(config, task, group, number, evaluator, sets, backend)
@@ -171,13 +170,6 @@ def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> No
         check_packing(model, setting)
 
 
-def _evaluator(config: Config, task: Task, group: Group, sets: list[EvaluationSet], backend: Backend) -> Evaluator:
-    scoring = replace(task.scoring(config, group.tokenizer, sets, backend), row_losses={})
-    measures = task.measures(scoring, config.evaluate, group.tokenizer, sets)
-    require_positions(measures, sets)
-    return Evaluator(config.evaluate, scoring, measures, config.precision)
-
-
 def _score_group(
     config: Config,
     task: Task,
@@ -189,9 +181,9 @@ def _score_group(
 ) -> None:
     """Fill in what each model of the group scored; besides the teacher one model at a time is in memory."""
     for name, model in _loaded(config, task.kind, group, backend):
-        evaluator.rehearse([model], sets)
-        scores = evaluator.score(model, name, sets, keep="teacher" if model is group.teacher else "student")
-        group.losses[name] = dict(evaluator.scoring.row_losses or {})
+        check_memory(evaluator, [model], sets)
+        keep = "teacher" if model is group.teacher else "student"
+        scores, group.losses[name] = evaluator.score_by_row(model, name, sets, keep)
         agreement = None
         if group.teacher is not None and model is not group.teacher and task.kind.vocabulary:
             agreement = evaluator.agree(model, group.teacher, sets)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distill.evaluation.bootstrap import Bootstrap
+from distill.evaluation.significance import Bootstrap
 from distill.report.page import number, percent
 from distill.report.significance import interval
 from distill.runtime.errors import SettingError

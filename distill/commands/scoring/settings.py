@@ -5,7 +5,6 @@ from typing import Any
 
 from distill.checks.evaluation import check_corpus, check_evaluation
 from distill.checks.paths import check_paths
-from distill.checks.ranges import check_ranges
 from distill.checks.unread import check_unread
 from distill.commands.scoring.located import Located, formats_of_run, settings_of_run
 from distill.config.command_line import composed
@@ -146,7 +145,6 @@ def _check_teacher(config: Config, given: Sequence[str]) -> None:
 
 def _check(config: Config) -> None:
     """As before a run, but for what concerns training."""
-    check_ranges(config)
     check_evaluation(config)
     check_corpus(config)
     check_unread(config)

@@ -4,7 +4,7 @@ Shapes: B rows, S positions, V vocabulary.
 """
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class MaskedLM:
     @property
     def identity(self) -> str:
         """sha256 of everything that decides the masks of a row besides its key."""
-        digest = hashlib.sha256(repr((sorted(asdict(self.settings).items()), self.mask_id)).encode())
+        digest = hashlib.sha256(repr((sorted(dict(self.settings).items()), self.mask_id)).encode())
         for values in (self.maskable, self.weights, self.is_continuation):
             digest.update(values.tobytes())
         return digest.hexdigest()

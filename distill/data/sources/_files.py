@@ -1,7 +1,7 @@
 """What the sources of files and Hub data sets share: where they lie, their shards, and reading one of them."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -49,9 +49,9 @@ class FileSource(Source):
         """The source with its path filled in from $DISTILL_DATA where it has none; a Hub data set if it names one."""
         copied = settings.hub is None or settings.hub in cls.hub_names
         if settings.path is None and copied and (usual := cls._usual_path(settings.split)):
-            settings = replace(settings, path=str(usual))
+            settings = settings.changed(path=str(usual))
         if settings.path is not None and readers.is_saved(settings.path):
-            settings = replace(settings, path=None, hub=settings.path, streaming=False)
+            settings = settings.changed(path=None, hub=settings.path, streaming=False)
         check_encoding(settings.encoding, setting)
         source = cls(settings, setting)
         if settings.path is not None:

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,7 +62,7 @@ def _wait(device: torch.device) -> None:
 def resolve(settings: PrecisionConfig, auto: str, recorded: dict[str, str]) -> PrecisionConfig:
     """The settings with a format instead of every `auto`: the recorded one, else `auto` (fp32 or bf16)."""
     chosen: dict[str, Any] = {name: recorded.get(name, auto) for name in MODELS if getattr(settings, name) == "auto"}
-    return replace(settings, **chosen)
+    return settings.changed(**chosen)
 
 
 def at_least_fp32(values: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,16 @@ constructor takes the settings beside that.
 Shapes: B rows, S positions, H hidden size, n rows of a chunk, V vocabulary, K kept entries.
 """
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
-from distill.teacher.signal import Signal, Sparse
+from distill.teacher.distributions import Sparse
+from distill.teacher.output import TeacherOutput
 
 # The rows of a vocabulary term:
 ALL = "all"  # every non-padding position
@@ -32,7 +34,7 @@ class Term(ABC):
             `build` may still change it.
         reads_first_position: whether it takes the first position of a row for the whole row, as of a [CLS] token.
         module: what is trained with the student and never exported, such as a projection; made by `build`.
-        temperature: of a loss that has one; set before each step where it follows a schedule.
+        temperature: of a loss that has one.
     """
 
     title: ClassVar[str] = ""
@@ -53,12 +55,18 @@ class Term(ABC):
         """
         return None
 
+    def at_temperature(self, temperature: float) -> Self:
+        """The same term at another temperature, for a step of a schedule."""
+        changed = copy.copy(self)
+        changed.temperature = temperature
+        return changed
+
     @abstractmethod
     def count(self, batch: Batch) -> int:
         """How many positions of the batch carry the term."""
 
     @abstractmethod
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         """Scalar, summed over those positions."""
 
 
@@ -93,5 +101,5 @@ class VocabularyTerm(Term):
             targets: [n] int64, the token to predict, or -100 in a row without one.
         """
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         raise TypeError("terms over the vocabulary are visited together: see distill.objective.vocabulary")

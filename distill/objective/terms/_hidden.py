@@ -12,7 +12,7 @@ from distill.models.language_model import Outputs, OutputSpec
 from distill.models.shapes import hidden_widths
 from distill.objective.terms._pairs import PairsTerm, layer_pairs, projected, projections, sides
 from distill.objective.terms.cosine import valid_rows
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class HiddenPairs(PairsTerm):
@@ -34,7 +34,7 @@ class HiddenPairs(PairsTerm):
     def losses(self, student: Tensor, teacher: Tensor) -> Tensor:
         """One pair's loss per position, in at least fp32: [N, H], [N, H] -> [N]."""
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         sums = []
         for number, (own, other) in enumerate(self.pairs):
             rows = projected(self.module, number, at_least_fp32(valid_rows(student.hidden[own], batch)))

@@ -12,7 +12,7 @@ from distill.models.recorded_attention import QKV, visible_to_both
 from distill.models.shapes import attention_shapes
 from distill.objective.terms._pairs import PairsTerm, layer_pairs, sides
 from distill.objective.terms.cosine import valid_rows
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class AttentionScores(PairsTerm):
@@ -40,7 +40,7 @@ class AttentionScores(PairsTerm):
     def count(self, batch: Batch) -> int:
         return batch.num_valid
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         known = teacher.outputs.qkv
         found = [mean_squared_error(student.qkv[own], known[other]) for own, other in self.pairs]
         return torch.stack([valid_rows(each[..., None], batch).sum() for each in found]).sum()

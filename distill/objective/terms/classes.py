@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class Classes(Term):
@@ -23,7 +23,7 @@ class Classes(Term):
     def count(self, batch: Batch) -> int:
         return len(batch.labels["class"].targets)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         rows, targets = batch.labels["class"]
         outputs = student.extra["class"][rows]
         if targets.is_floating_point():

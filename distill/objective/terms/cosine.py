@@ -11,7 +11,7 @@ from distill.models.shapes import hidden_widths
 from distill.objective import losses
 from distill.objective.terms import ALL, Term
 from distill.objective.terms.soft import SoftPositions, rows_of
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class Cosine(Term):
@@ -37,7 +37,7 @@ class Cosine(Term):
     def count(self, batch: Batch) -> int:
         return batch.num_valid if self.rows == ALL else len(batch.targets.positions)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         if self.rows != ALL:
             return losses.cosine(*(target_rows(each.last_rows, batch) for each in (student, teacher.outputs))).sum()
         return losses.cosine(*(valid_rows(each.hidden[LAST], batch) for each in (student, teacher.outputs))).sum()

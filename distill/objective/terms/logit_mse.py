@@ -5,7 +5,7 @@ from torch import Tensor
 from distill.objective import losses
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms.soft import SoftPositions, rows_of
-from distill.teacher.signal import Sparse
+from distill.teacher.distributions import Sparse
 
 
 class LogitMse(VocabularyTerm):

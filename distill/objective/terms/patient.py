@@ -11,7 +11,7 @@ from distill.models.kernels.precision import at_least_fp32
 from distill.models.language_model import Outputs, OutputSpec
 from distill.models.shapes import hidden_widths
 from distill.objective.terms._pairs import PairsTerm, layer_pairs, sides
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class Patient(PairsTerm):
@@ -40,7 +40,7 @@ class Patient(PairsTerm):
     def count(self, batch: Batch) -> int:
         return len(batch.ids)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         known = teacher.outputs.hidden
         found = [
             (_direction(student.hidden[own]) - _direction(known[other])).square().sum() for own, other in self.pairs

@@ -11,7 +11,7 @@ from distill.models.shapes import pooled_width
 from distill.objective import losses
 from distill.objective.terms import Term
 from distill.objective.terms._pairs import projected, projections
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class Pooling(Enum):
@@ -50,7 +50,7 @@ class Pooled(Term):
     def count(self, batch: Batch) -> int:
         return len(batch.ids)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         own, other = projected(self.module, 0, student.pooled[self.kind]), teacher.outputs.pooled[self.kind]
         if self.distance is Distance.cosine:
             return losses.cosine(own, other).sum()

@@ -15,7 +15,7 @@ from distill.models.shapes import attention_shapes
 from distill.objective.terms import Term
 from distill.objective.terms._pairs import block_number
 from distill.objective.terms.cosine import valid_rows
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class Relations(Term):
@@ -68,7 +68,7 @@ class Relations(Term):
     def count(self, batch: Batch) -> int:
         return batch.num_valid
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         own = student.qkv[self.student_layer].repeated()
         other = teacher.outputs.qkv[self.teacher_layer].repeated()
         visible = visible_to_both(own.mask, other.mask)

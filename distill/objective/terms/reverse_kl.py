@@ -4,7 +4,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms.soft import TeacherDistribution
-from distill.teacher.signal import Sparse
+from distill.teacher.distributions import Sparse
 
 
 class ReverseKl(TeacherDistribution):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms import ALL, TARGETS, VocabularyTerm
-from distill.teacher.signal import Samples, Sparse, TopK
+from distill.teacher.distributions import Samples, Sparse, TopK
 
 
 class SoftPositions(Enum):

@@ -6,7 +6,7 @@ from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective import losses
 from distill.objective.terms import Term
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class SoftClasses(Term):
@@ -24,7 +24,7 @@ class SoftClasses(Term):
     def count(self, batch: Batch) -> int:
         return len(batch.ids)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         own, other = student.extra["class"], teacher.outputs.extra["class"]
         if own.shape[-1] == 1:
             return (own - other).square().sum()

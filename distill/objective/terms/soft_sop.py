@@ -6,7 +6,7 @@ from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective import losses
 from distill.objective.terms import Term
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class SoftSop(Term):
@@ -22,5 +22,5 @@ class SoftSop(Term):
     def count(self, batch: Batch) -> int:
         return len(batch.labels["sop"].targets)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         return losses.soft(student.extra["sop"], teacher.outputs.extra["sop"], self.temperature).sum()

@@ -8,7 +8,7 @@ from distill.models.language_model import Outputs, OutputSpec
 from distill.objective import losses
 from distill.objective.terms import Term
 from distill.objective.terms.span import text_logits
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class SoftSpan(Term):
@@ -27,7 +27,7 @@ class SoftSpan(Term):
     def count(self, batch: Batch) -> int:
         return len(batch.ids)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         own, other = (text_logits(each["span"], batch) for each in (student.extra, teacher.outputs.extra))
         parts = [losses.soft(own[..., end], other[..., end], self.temperature).sum() for end in (0, 1)]
         return torch.stack(parts).mean()

@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 
 class Sop(Term):
@@ -20,6 +20,6 @@ class Sop(Term):
     def count(self, batch: Batch) -> int:
         return len(batch.labels["sop"].targets)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         rows, targets = batch.labels["sop"]
         return cross_entropy(student.extra["sop"][rows], targets, reduction="sum")

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
-from distill.teacher.signal import Signal
+from distill.teacher.output import TeacherOutput
 
 NEVER = -1e4  # the logit of positions that hold no text
 
@@ -27,7 +27,7 @@ class Span(Term):
     def count(self, batch: Batch) -> int:
         return len(batch.labels["span_start"].targets)
 
-    def loss_sum(self, student: Outputs, teacher: Signal, batch: Batch) -> Tensor:
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         rows, starts = batch.labels["span_start"]
         logits = text_logits(student.extra["span"], batch)[rows]
         ends = (starts, batch.labels["span_end"].targets)

@@ -1,33 +1,20 @@
 """Names what holds a run up, by plain rules over the phases of its steps, with the setting that helps."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
 
-from distill.runs.profile.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, EXCHANGE, FORWARD, PHASES, TEACHER
+from distill.runs.facts import Finding
+from distill.runs.profile.phases import CHECKPOINT, COMPUTING, DATA, EVALUATION, EXCHANGE, PHASES
 from distill.runs.profile.record import RunProfile
 
 NAMED = 0.1  # fraction of the time that has to be lost for a bottleneck to be named
 MIN_STEPS = 5  # that can be compared; fewer say nothing
 OUTLIER = 2.0  # times the median, above which a step is not typical
 STEADY = 0.6  # fraction of the steps in which one rank has to be the slowest; else ranks are slow in turn
-COMPUTING = 0.5  # fraction of the preparation of batches; above it that computes, below it waits for storage
+COMPUTED = 0.5  # fraction of the preparation of batches; above it that computes, below it waits for storage
 IDLE = 0.25  # fraction of its time that a GPU may stand still
 FREE = 0.6  # fraction of a GPU's memory that has to be unused where larger micro-batches are advised
-
-
-@dataclass
-class Finding:
-    """One bottleneck: the rule that found it, the fraction of the time that it takes, and what to do, in a sentence."""
-
-    rule: str
-    lost: float
-    sentence: str
-
-    @property
-    def named(self) -> bool:
-        return self.lost >= NAMED
 
 
 class Times:
@@ -88,6 +75,10 @@ def conclusion(profile: RunProfile, findings: list[Finding]) -> str:
     return f"No bottleneck: no rule finds {NAMED:.0%} of the time lost."
 
 
+def _finding(rule: str, lost: float, sentence: str) -> Finding:
+    return Finding(rule, lost, sentence, named=lost >= NAMED)
+
+
 def waiting_for_data(times: Times) -> Finding:
     """The wait of the rank in the middle; who prepares batches either computes or waits for storage."""
     waits = sorted((times.fraction(number, DATA), number) for number in range(len(times.profile.ranks)))
@@ -95,11 +86,11 @@ def waiting_for_data(times: Times) -> Finding:
     loader = times.profile.ranks[number].loader
     threads = 0 if loader.in_loop else loader.most_at_once
     cure = f"set train.workers={max(2 * threads, 1)}"
-    if loader.computed >= COMPUTING * loader.prepared:
+    if loader.computed >= COMPUTED * loader.prepared:
         why = f"batches are computed too slowly: {cure}, up to the cores that are free"
     else:
         why = f"batches wait for storage: {cure}, or corpus.local=DIR to read from a disk of each node"
-    return Finding("data", lost, f"the loop waits for data in {lost:.0%} of its time, as {why}.")
+    return _finding("data", lost, f"the loop waits for data in {lost:.0%} of its time, as {why}.")
 
 
 def waiting_for_exchange(times: Times) -> Finding | None:
@@ -115,7 +106,7 @@ def waiting_for_exchange(times: Times) -> Finding | None:
         cure = "set backend.compression=bf16 for half the bytes"
     else:
         cure = "only a faster network, or more sequences a step, would help"
-    return Finding("exchange", lost, f"the ranks wait for their exchange in {lost:.0%} of the time: {cure}.")
+    return _finding("exchange", lost, f"the ranks wait for their exchange in {lost:.0%} of the time: {cure}.")
 
 
 def slow_rank(times: Times) -> Finding | None:
@@ -129,13 +120,13 @@ def slow_rank(times: Times) -> Finding | None:
         return None
     lost = (fmean(own[slowest]) - fmean(own[following])) / fmean(times.whole[place] for place in times.typical)
     where = f"rank {rank.rank} on {rank.host}"
-    return Finding("slow rank", lost, f"all wait for {where} in {lost:.0%} of the time: relieve or replace that host.")
+    return _finding("slow rank", lost, f"all wait for {where} in {lost:.0%} of the time: relieve or replace that host.")
 
 
 def slow_checkpoints(times: Times) -> Finding:
     lost = max(sum(times.seconds(rank, [CHECKPOINT])) for rank in range(len(times.profile.ranks))) / sum(times.whole)
     rarer = 4 * times.profile.settings.save_every
-    return Finding("checkpoints", lost, f"checkpoints take {lost:.0%} of the time: set train.save_every={rarer}.")
+    return _finding("checkpoints", lost, f"checkpoints take {lost:.0%} of the time: set train.save_every={rarer}.")
 
 
 def small_micro_batches(times: Times) -> Finding | None:
@@ -143,9 +134,9 @@ def small_micro_batches(times: Times) -> Finding | None:
     samples, settings = times.profile.ranks[0].samples, times.profile.settings
     if not samples.get("gpu_busy") or settings.micro_batches < 2:
         return None
-    idle = 1 - min(fmean(samples["gpu_busy"]) / max(times.fraction(0, TEACHER, FORWARD, BACKWARD), 1e-9), 1.0)
+    idle = 1 - min(fmean(samples["gpu_busy"]) / max(times.fraction(0, *COMPUTING), 1e-9), 1.0)
     if idle < IDLE or fmean(samples["gpu_memory"]) > (1 - FREE) * fmean(samples["gpu_memory_total"]):
         return None
-    lost = idle * times.fraction(0, TEACHER, FORWARD, BACKWARD)
+    lost = idle * times.fraction(0, *COMPUTING)
     cure = f"set train.batch_size={2 * settings.batch_size} and half of train.accumulate, for the same step"
-    return Finding("small micro-batches", lost, f"the GPU waits for the host in {lost:.0%} of the time: {cure}.")
+    return _finding("small micro-batches", lost, f"the GPU waits for the host in {lost:.0%} of the time: {cure}.")

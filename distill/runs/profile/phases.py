@@ -1,8 +1,10 @@
-"""Times the phases of a step: the loop names the phase that begins, and the one before it ends there."""
+"""The phases of a step: `with phase(FORWARD):` names one for torch.profiler, and for the recorder that times them."""
 
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +24,67 @@ TITLES = {
 }
 COMPUTING = (TEACHER, FORWARD, BACKWARD)  # what a faster processor or a larger micro-batch makes shorter
 
+Window = TypeVar("Window")
+
+
+class Watcher(Protocol):
+    """What the loop reports to while it runs."""
+
+    def enter(self, phase: str) -> str:
+        """This phase begins; gives the one that it interrupts."""
+        ...
+
+    def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
+        """What prepares the window of a step, watched."""
+        ...
+
+    def end_step(self) -> bool:
+        """A step has ended; whether the run is to end with it."""
+        ...
+
+
+class Unprofiled:
+    """Times nothing."""
+
+    def enter(self, phase: str) -> str:
+        return OTHER
+
+    def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
+        return prepare
+
+    def end_step(self) -> bool:
+        return False
+
+
+_in_force: Watcher = Unprofiled()
+
+
+def in_force() -> Watcher:
+    """What watches this process now."""
+    return _in_force
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """While it is open the phases of this process are reported to `watcher`."""
+    global _in_force
+    before, _in_force = _in_force, watcher
+    try:
+        yield
+    finally:
+        _in_force = before
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A phase of the step; within another one it interrupts that. For the thread of the loop alone."""
+    with torch.profiler.record_function(name):
+        outer = _in_force.enter(name)
+        try:
+            yield
+        finally:
+            _in_force.enter(outer)
+
 
 class Phases:
     """The seconds of each phase, step by step, on the clock of the host.
@@ -37,11 +100,12 @@ class Phases:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._phase, self._since = OTHER, time.perf_counter()
 
-    def enter(self, phase: str) -> None:
-        """From now on it is this phase."""
-        now = time.perf_counter()
-        self._seconds[self._phase] += now - self._since
+    def enter(self, phase: str) -> str:
+        """From now on it is this phase; gives the one before."""
+        now, before = time.perf_counter(), self._phase
+        self._seconds[before] += now - self._since
         self._phase, self._since = phase, now
+        return before
 
     def end_step(self) -> None:
         """The step ends, and the next one begins."""
@@ -67,8 +131,10 @@ class CudaPhases(Phases):
         self._marks: list[tuple[str, Any]] = [(OTHER, self._event())]
         self._unread: list[tuple[str, Any]] = []
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: str) -> str:
+        before = self._marks[-1][0]
         self._marks.append((phase, self._event()))
+        return before
 
     def end_step(self) -> None:
         self.enter(OTHER)

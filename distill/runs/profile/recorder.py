@@ -4,16 +4,17 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 import torch
 
-from distill.config.profile import ProfileConfig
+from distill.config.watch import ProfileConfig
 from distill.runs.profile.loader import LoaderClock
-from distill.runs.profile.phases import PHASES, phases_on
+from distill.runs.profile.phases import PHASES, Window, phases_on, watched_by
 from distill.runs.profile.record import RankProfile
 from distill.runs.profile.sampler import INTERVAL, Sampler
 from distill.runs.profile.trace import Trace
@@ -23,8 +24,6 @@ UNTYPICAL_STEPS = 3  # at the start: they compile, or touch their memory for the
 TRACE_AFTER = 4  # steps of this start of the run
 FOLDER = "profile"  # in that of the run
 
-Window = TypeVar("Window")
-
 
 class Rank(Protocol):
     """What is read of the backend."""
@@ -33,24 +32,8 @@ class Rank(Protocol):
     device: torch.device
 
 
-class Unprofiled:
-    """A run without a profile: nothing is timed."""
-
-    def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
-        return prepare
-
-    def enter(self, phase: str) -> None:
-        pass
-
-    def end_step(self) -> bool:
-        return False
-
-
-UNPROFILED = Unprofiled()
-
-
 class Recorder:
-    """The profile of one rank; a context in which the machine is sampled.
+    """The profile of one rank; a context in which the phases of its steps are timed and the machine is sampled.
 
     When it ends the rank's own record is written into its run folder, also where the training ended early.
     """
@@ -60,6 +43,7 @@ class Recorder:
         self.settings, self.folder, self._backend = settings, run_folder / FOLDER, backend
         trace_path = self.folder / f"trace-rank-{backend.rank}.json.gz"
         self.trace = Trace(trace_path, TRACE_AFTER, settings.trace_steps, micro_batches, backend.device)
+        self._watched = ExitStack()
         self._loader, self._sampler = LoaderClock(), Sampler(INTERVAL, backend.device)
         self._steps: deque[list[float]] = deque(maxlen=MOST_STEPS)
         self._totals, self._number = [0.0] * len(PHASES), 0
@@ -68,11 +52,13 @@ class Recorder:
         self._sampler.start()
         self._phases = phases_on(self._backend.device)
         self.trace.before_step(0)
+        self._watched.enter_context(watched_by(self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._watched.close()
         self._sampler.stop()
         if error is None:  # after one a GPU may answer no more
             self.trace.stop()
@@ -85,11 +71,9 @@ class Recorder:
         """What prepares the window of a step, timed."""
         return self._loader.watch(prepare)
 
-    def enter(self, phase: str) -> None:
-        """The loop goes on with this phase."""
-        self._phases.enter(phase)
-        if self.trace.on:
-            self.trace.enter(phase)
+    def enter(self, phase: str) -> str:
+        """The loop goes on with this phase; gives the one before."""
+        return self._phases.enter(phase)
 
     def end_step(self) -> bool:
         """A step has ended; whether the run is to end with it (`profile.stop_after`)."""

@@ -1,4 +1,4 @@
-"""A few steps operation by operation, by torch.profiler, as a file that chrome://tracing and Perfetto show."""
+"""A few steps operation by operation, by torch.profiler: a trace for chrome://tracing or Perfetto, and a table."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 
 # Micro-batches of a trace: each adds a few thousand operations, and the file is to stay at a few megabytes.
 MOST_MICRO_BATCHES = 32
+MAX_OPERATIONS = 30  # in the table, those that take longest
 
 
 class Trace:
@@ -18,12 +19,11 @@ class Trace:
     """
 
     def __init__(self, path: Path, after: int, steps: int, micro_batches: int, device: torch.device) -> None:
-        """`path`: of the file, .json.gz; `micro_batches`: of a step."""
+        """`path`: of the trace, NAME.json.gz; `micro_batches`: of a step."""
         self.path, self._device = path, device
         count = min(steps, max(1, MOST_MICRO_BATCHES // micro_batches))
         self.steps = range(after, after + count) if steps else range(0)
         self._profiler: Any = None
-        self._phase: Any = None
 
     @property
     def on(self) -> bool:
@@ -36,21 +36,17 @@ class Trace:
         elif self.on and number >= self.steps.stop:
             self.stop()
 
-    def enter(self, phase: str) -> None:
-        """From now on it is this phase."""
-        self._leave()
-        self._phase = torch.profiler.record_function(phase)
-        self._phase.__enter__()
-
     def stop(self) -> None:
         """Write what has been recorded, if anything is."""
         if self._profiler is None:
             return
-        self._leave()
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.path))
+        order = "self_device_time_total" if self._device.type == "cuda" else "self_cpu_time_total"
+        operations = profiler.key_averages().table(sort_by=order, row_limit=MAX_OPERATIONS)
+        self.path.with_suffix("").with_suffix(".txt").write_text(operations)
 
     def _start(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would write lines of its own between those of the run
@@ -59,8 +55,3 @@ class Trace:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
-
-    def _leave(self) -> None:
-        if self._phase is not None:
-            self._phase.__exit__(None, None, None)
-            self._phase = None

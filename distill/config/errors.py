@@ -1,0 +1,204 @@
+"""Turns what pydantic finds wrong with settings into one line: the setting, its value, the nearest name, the cure."""
+
+from collections.abc import Iterator
+from enum import Enum
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, Tag, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from distill.config.model import kinds_of
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
+
+Model = TypeVar("Model", bound=BaseModel)
+GROUPS = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
+WHOLE = ("int_type", "int_parsing", "int_from_float", "int_parsing_size")
+NUMBERS = (*WHOLE, "no_number", "float_type", "float_parsing")
+REFUSED = "refused"  # the type of an error whose message continues the line after the value
+LIMITS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "out_of_range")
+
+
+def parse(model: type[Model], given: dict[str, Any], name: str) -> Model:
+    """The section that these settings make. Raises SettingError, which calls the section `name`."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise SettingError(line_of(error, model, name, given)) from error
+
+
+def line_of(error: ValidationError, model: Any, name: str, given: Any = None) -> str:
+    """The one line for the first error of a section, which the command line calls `name`.
+
+    Args:
+        given: the settings as they were written, of which a list is shown as a whole.
+    """
+    first = error.errors(include_url=False)[0]
+    if isinstance(cause := first.get("ctx", {}).get("error"), SettingError):
+        return str(cause)
+    return _line(first, _place(model, first["loc"], name), _list_of(first["loc"], given))
+
+
+def _list_of(location: tuple[int | str, ...], given: Any) -> list[Any] | None:
+    """The list whose entry is wrong; None where the error is about no entry of a list."""
+    for part in location:
+        if isinstance(given, list):
+            return given
+        given = given.get(part) if isinstance(given, dict) else None
+    return None
+
+
+class Place(NamedTuple):
+    """Where an error is."""
+
+    name: str  # of the setting, as on the command line
+    field: FieldInfo | None  # None: in a dict, or no field at all
+    owner: Any  # the model that has the field, or has none of that name
+
+
+def _place(model: Any, location: tuple[int | str, ...], name: str) -> Place:
+    """Follow a location into a model. Numbers of list entries and tags of unions are no part of a setting's name."""
+    owner, field, holder = model, None, model
+    for part in location:
+        if part in (members := _members(owner)):
+            owner = members[str(part)]
+            continue
+        models = list(models_of(owner))
+        if models and part in models[0].model_fields:
+            holder, field = models[0], models[0].model_fields[str(part)]
+            name, owner = f"{name}.{part}".lstrip("."), field.annotation
+        elif models or get_origin(owner) is dict:
+            holder, field = owner, None
+            name, owner = f"{name}.{part}".lstrip("."), (get_args(owner) or (Any, Any))[1]
+    return Place(name, field, holder)
+
+
+def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """All models that a type may be."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) is not dict:
+        for inner in get_args(annotation):
+            yield from models_of(inner)
+
+
+def _members(annotation: Any) -> dict[str, Any]:
+    """The members of a union by what pydantic calls them in a location."""
+    found: dict[str, Any] = {}
+    for member in get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else ():
+        found |= {each.tag: member for each in getattr(member, "__metadata__", ()) if isinstance(each, Tag)}
+        kind = getattr(member, "model_fields", {}).get("kind")
+        found |= dict.fromkeys(get_args(kind.annotation) if kind is not None else (), member)
+        found |= _members(member)
+    return found
+
+
+def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
+    kind, value = error["type"], error["input"]
+    written = f"{place.name}={shown(value)}"
+    if kind == "extra_forbidden":
+        known = [field for model in models_of(place.owner) for field in model.model_fields]
+        before, _, last = place.name.rpartition(".")
+        nearest = did_you_mean(last, known, f"{before}." if before else "")
+        return f"{place.name} is not known{nearest}: --cfg job shows all settings"
+    if kind == "missing":
+        return f"{place.name} is missing: give it a value"
+    if kind in GROUPS:
+        return f"{written}: {place.name} is a group of settings, give {place.name}.NAME=VALUE"
+    if value is None:
+        return f"{written} is not possible: give it a value, or leave it out"
+    if kind in ("literal_error", "enum"):
+        options = options_of(place.field)
+        return f"{written} is not known{did_you_mean(value, options)}: choose one of {', '.join(options)}"
+    if kind.startswith("list"):
+        return f"{written} is no list: write {place.name}=[{shown(value)}]"
+    if kind.startswith("bool"):
+        return f"{written} is neither true nor false: give one of them"
+    if kind == "string_type":
+        return f"{written} is no text: give one"
+    if kind == REFUSED:
+        return f"{written} {error['msg']}"
+    return _number_line(error, place, entries)
+
+
+def _number_line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
+    context = error.get("ctx", {})
+    kind, number = error["type"], context.get("number", error["input"])
+    if isinstance(number, int) and place.field is not None and float in kinds_of(place.field.annotation):
+        number = float(number)
+    written = f"{place.name}{context.get('part', '')}={shown(number if entries is None else entries)}"
+    if entries is not None:
+        written += f", of which {shown(number)}"
+    limits = range_of(place.field) if kind != "out_of_range" else Range(context["ge"], context["le"])
+    cure = f": give a number {limits}" if limits else ": give a number"
+    if kind in NUMBERS:
+        return f"{written} is no {'whole ' * (kind in WHOLE)}number{cure}"
+    if kind == "finite_number":
+        return f"{written} is not finite{cure}"
+    if kind in LIMITS and limits is not None:
+        return f"{written} is too {'large' if number >= limits.most else 'small'}{cure}"
+    return f"{written}: {error['msg']}"
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    return "null" if value is None else str(value)
+
+
+def options_of(field: FieldInfo | None) -> list[str]:
+    """The words that a field takes."""
+    kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+    found: list[str] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            found += [str(each) for each in get_args(kind)]
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            found += [str(each.value) for each in kind]
+    return found
+
+
+class Range(NamedTuple):
+    """From `least` to `most`; an end that is `open` does not belong to it."""
+
+    least: float
+    most: float
+    open_below: bool = False
+    open_above: bool = False
+
+    def __str__(self) -> str:
+        low = f"above {_number(self.least)}" if self.open_below else f"from {_number(self.least)}"
+        if self.open_above:
+            return (
+                f"{low} and below {_number(self.most)}" if self.open_below else f"{low} to below {_number(self.most)}"
+            )
+        return f"{low} and at most {_number(self.most)}" if self.open_below else f"{low} to {_number(self.most)}"
+
+
+def range_of(field: FieldInfo | None) -> Range | None:
+    """The range of a number, or of the numbers of a list; None for a field without one."""
+    limits: dict[str, float] = {}
+    for constraint in [] if field is None else [*field.metadata, *_inner(field.annotation)]:
+        for name in ("ge", "gt", "le", "lt"):
+            if (limit := getattr(constraint, name, None)) is not None:
+                limits[name] = limit
+    if not limits.keys() & {"ge", "gt"} or not limits.keys() & {"le", "lt"}:
+        return None
+    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    assert low is not None and high is not None
+    return Range(low, high, "gt" in limits, "lt" in limits)
+
+
+def _inner(annotation: Any) -> Iterator[Any]:
+    """The constraints on the entries of a list."""
+    for inner in get_args(annotation):
+        if get_origin(annotation) is Annotated and isinstance(inner, FieldInfo):
+            yield from inner.metadata
+        yield from _inner(inner)
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 10_000 and number < 1e15 else f"{number:g}"

@@ -1,0 +1,71 @@
+"""What every section of settings is made of: a frozen model that refuses names and values that it does not have."""
+
+from collections.abc import Callable
+from types import UnionType
+from typing import Annotated, Any, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+EMPTY = "is empty (a shell variable that is not set?): give a value, or null for none"
+SEEDS = 2**63 - 1
+STEPS = 10**9  # more than any run has
+BATCH = 65_536  # rows: ten times what a large machine holds of short ones
+ROWS = 10**12
+
+
+class Settings(BaseModel):
+    """One section: its fields are its settings, and the only place that knows their defaults and ranges."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,
+        arbitrary_types_allowed=True,
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_what_was_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse an empty text; take no truth value for a number, and no broken number for a whole one that fits."""
+        if isinstance(value, str) and not value.strip():
+            raise PydanticCustomError("refused", EMPTY)
+        kinds = kinds_of(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and not kinds & {bool, Any} and kinds & {int, float}:
+            raise PydanticCustomError("no_number", "a truth value is no number")
+        if isinstance(value, float) and int in kinds and not kinds & {float, Any}:
+            raise PydanticCustomError("int_type", "a whole number is needed")
+        return value
+
+    def changed(self, **values: Any) -> Self:
+        """The same settings with other values for some of them, which are checked like those of a command line."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **values})
+
+
+def setting(
+    default: Any,
+    description: str,
+    *,
+    unit: str | None = None,
+    factory: Callable[[], Any] | None = None,
+    **limits: Any,
+) -> Any:
+    """A field: its default, one sentence that says what it does, its unit, and its limits as pydantic takes them.
+
+    Args:
+        factory: makes the default, in place of `default`.
+    """
+    extra: Any = {"unit": unit} if unit else None
+    if factory is not None:
+        return Field(default_factory=factory, description=description, json_schema_extra=extra, **limits)
+    return Field(default, description=description, json_schema_extra=extra, **limits)
+
+
+def kinds_of(annotation: Any) -> set[Any]:
+    """The types that a field takes: `int | None` gives int and NoneType."""
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for member in get_args(annotation) for kind in kinds_of(member)}
+    if get_origin(annotation) is Annotated:
+        return kinds_of(get_args(annotation)[0])
+    return {annotation}

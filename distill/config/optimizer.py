@@ -1,0 +1,34 @@
+"""The settings of the optimizer and of the schedule of its learning rate."""
+
+from typing import Literal
+
+from distill.config.component import Component
+from distill.config.model import Settings, setting
+
+
+class OptimizerFlags(Settings):
+    """What is set of every optimizer."""
+
+    lr: float = setting(5e-4, "Learning rate at its highest.", ge=1e-12, le=1e6)
+    scale_lr: Literal["none", "linear", "sqrt"] = setting(
+        "none", "How lr grows where a step has other rows than base_batch: with them, with their root, or not."
+    )
+    base_batch: int | None = setting(
+        None, "Rows a step, of all ranks together, that lr is meant for.", unit="rows", ge=1, le=10**9
+    )
+    clip: float | None = setting(5.0, "Largest norm of the whole gradient; null does not clip.", ge=1e-9, le=1e9)
+    clip_each_rank: bool = setting(
+        False, "Let each rank clip the gradient of its own rows before the exchange, which then cannot overlap."
+    )
+
+
+class OptimizerConfig(OptimizerFlags):
+    """What moves the weights; its further settings are arguments of `make`."""
+
+    make: Component = setting(
+        None, "The optimizer.", factory=lambda: Component("optimizer", "distill.optim.optimizers.adamw.Adamw")
+    )
+
+
+def default_schedule() -> Component:
+    return Component("schedule", "distill.optim.schedules.linear.Linear")

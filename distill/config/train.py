@@ -1,0 +1,68 @@
+"""The settings of the training loop: the size of a step, the end of the run, and what is kept on the way."""
+
+from enum import Enum
+from typing import Annotated
+
+from pydantic import Field, Strict
+
+from distill.config.model import BATCH, STEPS, Settings, setting
+
+
+class OnUsr1(Enum):
+    """What SIGUSR1 does besides writing a checkpoint."""
+
+    save = "save"  # nothing: the run goes on
+    stop = "stop"  # it ends the run, as SIGTERM does
+
+
+class TrainConfig(Settings):
+    """A step, the length of the run, and its checkpoints."""
+
+    batch_size: int = setting(16, "Rows per rank and micro-batch.", unit="rows", ge=1, le=BATCH)
+    accumulate: int = setting(50, "Micro-batches per step; not read where rows_per_step is given.", ge=1, le=1_000_000)
+    # Each rank takes its share of them in as many micro-batches as that needs, so the number of ranks may change from
+    # one start of a run to the next.
+    rows_per_step: int | None = setting(
+        None, "Rows of one step of all ranks together; null is batch_size x accumulate x ranks.", unit="rows", ge=1,
+        le=10**9,
+    )  # fmt: skip
+    epochs: int | None = setting(
+        3, "Passes over the corpus; the run ends at the first limit that it reaches.", ge=1, le=1_000_000
+    )
+    steps: int | None = setting(None, "Steps after which the run ends.", unit="steps", ge=1, le=STEPS)
+    minutes: float | None = setting(None, "Time after which the run ends.", unit="minutes", ge=1e-6, le=1e7)
+    log_every: int = setting(1, "Steps between two lines of the log.", unit="steps", ge=1, le=STEPS)
+    save_every: int = setting(
+        100, "Steps between two checkpoints; one is also written wherever the student is scored.", unit="steps", ge=1,
+        le=STEPS,
+    )  # fmt: skip
+    keep: int = setting(
+        2, "Newest checkpoints kept, besides the newest that a later loss has shown to be good.", ge=1, le=1_000_000
+    )
+    milestones: list[Annotated[int, Strict(), Field(ge=1, le=STEPS)]] | None = setting(
+        None, "Steps after which the student is kept as a folder that loads like student/.", unit="steps"
+    )
+    milestone_every: int | None = setting(
+        None, "The student is kept as a folder after every so many steps, too.", unit="steps", ge=1, le=STEPS
+    )
+    max_nonfinite: int = setting(
+        10, "Steps in a row without a finite loss and gradient before the run stops.", unit="steps", ge=1,
+        le=1_000_000,
+    )  # fmt: skip
+    max_loss_ratio: float | None = setting(
+        3.0, "A checkpoint is good when the next loss is at most so many times that of the first step; null: any.",
+        ge=1, le=1e9,
+    )  # fmt: skip
+    max_spike: int = setting(
+        1000, "Steps in a row with a higher loss than that before the run stops.", unit="steps", ge=1, le=10**9
+    )
+    on_usr1: OnUsr1 = setting(OnUsr1.save, "SIGUSR1 writes a checkpoint; stop ends the run after it, like SIGTERM.")
+    workers: int | None = setting(
+        None, "Threads that prepare batches ahead; 0 is none, null goes by the rank's cores and waiting time.", ge=0,
+        le=1024,
+    )  # fmt: skip
+
+    @property
+    def length(self) -> dict[str, float | None]:
+        """The limits of the run by their names."""
+        return {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}

@@ -1,0 +1,215 @@
+"""What a measure is, and the passes over a set that measures read; every file beside this one is a family of them.
+
+A pass runs a model over a set. What comes out updates torchmetrics Metrics, whose sums all ranks exchange: a value
+depends neither on batch size nor on padding nor on the number of ranks. Files that hold Metrics are imported when
+models are scored, since the import of torchmetrics takes a second or more. Shapes: N targets, E input size of the
+output embedding, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerBase
+
+from distill.config.settings import EvaluateConfig
+from distill.data.batch import Batch
+from distill.data.batches import Collator
+from distill.distributed import Backend
+from distill.evaluation.sets import SEED, EvaluationSet
+from distill.models.language_model import LanguageModel, OutputSpec
+from distill.runtime.errors import SettingError
+from distill.runtime.seed import key
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+LOGITS_BYTES = 128 << 20  # in float64, that exist at once
+KEPT_BYTES = 256 << 20  # of head rows that are kept of a model
+
+ProgressCallback = Callable[[int], None]  # gets the number of rows or positions that were scored since the last call
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number for a model on a set, as results, report, comparison and plots call it."""
+
+    name: str  # its key in results.json
+    title: str
+    explanation: str  # half a sentence that follows the title
+    lower_is_better: bool = True
+
+
+@dataclass
+class KeptRows:
+    """What a model's head is given at the targets of each set, batch by batch, for agreement to read again."""
+
+    room: int  # bytes that may still be kept
+    by_set: dict[str, list[Tensor]] = field(default_factory=dict)  # each [N, E]
+
+    def add(self, name: str, rows: Tensor) -> None:
+        """Keep the rows of one more batch of a set; a set that does not fit is forgotten."""
+        self.room -= rows.nbytes
+        if self.room >= 0:
+            self.by_set.setdefault(name, []).append(rows)
+        else:
+            self.by_set.pop(name, None)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What all passes share: how rows become batches, and the ranks that share the work."""
+
+    collator: Collator
+    tokenizer: PreTrainedTokenizerBase
+    settings: EvaluateConfig
+    backend: Backend
+    sets: Sequence[EvaluationSet] = ()  # that models are scored on
+    heads: tuple[str, ...] = ()  # that are scored in place of that over the vocabulary
+
+    @cached_property
+    def vocab(self) -> int:
+        return len(self.tokenizer)
+
+    def collator_of(self, data: EvaluationSet) -> Collator:
+        return data.collator or self.collator
+
+    def batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
+        """This rank's rows, masked as evaluation always does, longest first and cut to the longest of their batch."""
+        collator, size = self.collator_of(data), self.settings.batch_size
+        lengths = (data.rows != collator.pad_id).sum(1)
+        order = np.argsort(-lengths, kind="stable")[self.backend.rank :: self.backend.size]
+        for start in range(0, len(order), size):
+            numbers = order[start : start + size]
+            ids = data.rows[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
+            keys = key(SEED, "evaluation mask", numbers)
+            yield collator.collate(ids, keys, numbers).to(self.backend.device)
+            done(len(numbers))
+
+    def head_rows(
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """This rank's batches, and what the model's head is given at their targets, [N, E]."""
+        for batch in self.batches(data, done):
+            rows = model(batch.inputs, batch.documents, OutputSpec(True, batch.targets.positions)).head_rows
+            assert rows is not None
+            yield batch, rows
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.backend.device)
+
+
+class Trial(NamedTuple):
+    """The largest batch of a pass, computed once before training to see whether memory holds it."""
+
+    run: Callable[[LanguageModel], object]
+    positions: int  # of the batch on this rank
+    setting: str  # that decides how large it is
+    value: int
+
+
+class Pass(ABC):
+    """One way to run models over a set, and the measures that read what they give.
+
+    Attributes:
+        measures: what it gives a value of; none where no set has such a value.
+        user_measures: those of `evaluate.measures` that read it too.
+        unit: of what `size` counts.
+        by_row: whether each row has losses of its own in its first measure.
+        keeps: whether its head rows are those that agreement reads.
+    """
+
+    measures: tuple[Measure, ...]
+    user_measures: tuple[Measure, ...] = ()
+    unit = "rows"
+    by_row = False
+    keeps = False
+
+    def size(self, data: EvaluationSet) -> int:
+        """How much work a set is, in `unit`, over all ranks."""
+        return data.num_rows
+
+    def num_positions(self, data: EvaluationSet) -> int:
+        """How many positions it scores, over all ranks."""
+        return data.num_rows
+
+    def scores(self, data: EvaluationSet) -> bool:
+        """Whether the settings want a value for this set."""
+        return True
+
+    def scores_any(self, data: EvaluationSet) -> bool:
+        """Whether a set has any position to score; every rank finds the same by itself."""
+        return True
+
+    def trial(self, data: EvaluationSet) -> Trial | None:
+        """Its largest batch, where that is another one than the largest of rows; all ranks get one, or none does."""
+        return None
+
+    @abstractmethod
+    def score(
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        done: ProgressCallback,
+        row_losses: "Metric | None" = None,
+        keep: KeptRows | None = None,
+    ) -> dict[str, float]:
+        """Values by measure, for a model in evaluation mode; all ranks call it and get the same.
+
+        A model that lacks what is measured, such as a head for the order of segments, has no value.
+
+        Args:
+            row_losses: a `RowLossSums`, which gets the loss of every token, where the pass is one `by_row`.
+            keep: gets the head rows, where the pass `keeps` them.
+        """
+
+
+def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> None:
+    """Refuse sets that a pass would score at no position at all: their scores would be no numbers.
+
+    Raises:
+        SettingError: a set has none, such as rows of unknown tokens alone or a share that draws none of a few.
+    """
+    for data in sets:
+        for run in passes:
+            if not run.scores(data) or run.scores_any(data):
+                continue
+            (measure, *_) = run.measures
+            if measure.name == "pseudo_perplexity" and run is not passes[0]:
+                cure = f"raise evaluate.by_set.{data.name}.pseudo_perplexity.share, or set it to 0 for no such score"
+            else:
+                cure = "take a longer text, or models whose vocabulary knows this language"
+            raise SettingError(
+                f"evaluate.sets: {data.name} has {data.num_rows:,} rows and not one position that "
+                f"{measure.title.lower()} scores: {cure}"
+            )
+
+
+def exp(mean: float) -> float:
+    """The exponential; inf for a hopeless model's value, where `math.exp` would end the run with OverflowError."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(mean))
+
+
+def logit_chunks(model: LanguageModel, rows: Tensor, targets: Tensor, vocab: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Head rows [N, E] and targets [N] -> logits [n, V] and targets [n], in chunks of bounded memory."""
+    size = max(1, LOGITS_BYTES // (8 * vocab))
+    for some, wanted in zip(rows.split(size), targets.split(size), strict=True):
+        yield model.logits(some, vocab), wanted
+
+
+def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each token in nats: logits [n, V], targets [n] -> [n] float64."""
+    return cross_entropy(logits.double(), targets, reduction="none")
+
+
+def token_losses(model: LanguageModel, rows: Tensor | None, targets: Tensor, vocab: int) -> Tensor:
+    """Cross-entropy of each token in nats, float64: rows [N, E], targets [N] -> [N], in chunks of bounded memory."""
+    assert rows is not None
+    return torch.cat([losses_of(*chunk) for chunk in logit_chunks(model, rows, targets, vocab)])

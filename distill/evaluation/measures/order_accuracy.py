@@ -1,0 +1,70 @@
+"""Accuracy of the order of two segments: the share of pairs for which a model finds out whether they are swapped."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from distill.data.collate.mlm_sop import MaskedLMAndOrder
+from distill.evaluation.measures import KeptRows, Measure, Pass, ProgressCallback, Scoring
+from distill.evaluation.measures.over_ranks import computed, summed
+from distill.evaluation.sets import EvaluationSet
+from distill.models.language_model import LanguageModel, OutputSpec, has_head
+
+
+class OrderAccuracy(Metric):
+    """The share of right answers."""
+
+    is_differentiable, higher_is_better, full_state_update = False, True, False
+    sums: Tensor  # [2] float64: right answers, and all of them
+
+    def __init__(self, **exchange: Any) -> None:
+        super().__init__(**exchange)
+        self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, swapped: Tensor) -> None:
+        """logits [B, 2], swapped [B] 0 or 1"""
+        self.sums[0] += (logits.argmax(-1) == swapped).sum()
+        self.sums[1] += len(swapped)
+
+    def compute(self) -> dict[str, float]:
+        right, count = self.sums.tolist()
+        return {"order_accuracy": right / max(count, 1)}
+
+
+class OrderPass(Pass):
+    """Half of the pairs are swapped, the same ones in every run, so that chance is 0.5."""
+
+    measures = (
+        Measure(
+            "order_accuracy",
+            "Order accuracy",
+            "share of pairs of segments whose order is found; chance finds half",
+            lower_is_better=False,
+        ),
+    )
+
+    def __init__(self, scoring: Scoring) -> None:
+        assert isinstance(scoring.collator, MaskedLMAndOrder)
+        self.scoring = replace(scoring, collator=replace(scoring.collator, swaps=True))
+        self.metric = OrderAccuracy(**summed(scoring.backend)).to(scoring.backend.device)
+
+    def score(
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        done: ProgressCallback,
+        row_losses: Metric | None = None,
+        keep: KeptRows | None = None,
+    ) -> dict[str, float]:
+        if not has_head(model, "sop"):
+            return {}
+        self.metric.reset()
+        for batch in self.scoring.batches(data, done):
+            rows, swapped = batch.labels["sop"]
+            logits = model(batch.inputs, batch.documents, OutputSpec(extra=("sop",))).extra["sop"][rows]
+            self.metric.update(logits, swapped)
+        values: dict[str, float] = computed(self.metric)
+        return values

@@ -1,0 +1,58 @@
+"""How the states of Metrics are exchanged: through the backend at hand, which may not be one of torch.distributed.
+
+What a Metric takes as `dist_sync_fn` gets a state of this rank and gives a list whose reduction is that of all ranks.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from distill.distributed import Backend
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)  # types of numbers that not every engine can add up
+
+
+def summed(backend: Backend) -> dict[str, Any]:
+    """Arguments of a Metric whose states are sums alone: each of them takes one exchange of its own size."""
+    return _through(backend, lambda state: [backend.sum(state)])
+
+
+def gathered(backend: Backend) -> dict[str, Any]:
+    """Arguments of any Metric: the states of all ranks in their order, which may differ in shape."""
+    return _through(backend, lambda state: gather(state, backend))
+
+
+def gather(state: Tensor, backend: Backend) -> list[Tensor]:
+    """This tensor of every rank. Those without an element may have another shape and type; they take the others'."""
+    facts = backend.gather([list(state.shape), str(state.dtype).removeprefix("torch.")])
+    shape, name = next((fact for fact in facts if 0 not in fact[0]), facts[0])
+    dtype = getattr(torch, name)
+    shapes = [mine if len(mine) == len(shape) else [0, *shape[1:]] for mine, _ in facts]
+    counts = [torch.Size(each).numel() for each in shapes]
+    # Every rank fills in its own part of zeros, and adding zeros changes nothing.
+    table = torch.zeros(sum(counts), dtype=torch.int32 if dtype in NARROW else dtype, device=state.device)
+    if state.numel():
+        start = sum(counts[: backend.rank])
+        table[start : start + state.numel()] = state.reshape(-1)
+    parts = backend.sum(table).to(dtype).split(counts)
+    return [part.reshape(each) for part, each in zip(parts, shapes, strict=True)]
+
+
+def computed(metric: "Metric") -> Any:
+    """The value over all ranks, which all call this; a rank may have had nothing to update its states with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return metric.compute()
+
+
+def _through(backend: Backend, exchange: Callable[[Tensor], list[Tensor]]) -> dict[str, Any]:
+    def sync(state: Tensor, group: Any = None) -> list[Tensor]:
+        return exchange(state)
+
+    return {"dist_sync_fn": sync, "distributed_available_fn": lambda: backend.size > 1}

@@ -1,0 +1,170 @@
+"""Perplexity: of masked models at the positions of a fixed mask; and what all measures of token losses share.
+
+Shapes: R rows of a set, N scored tokens, E input size of the output embedding, V vocabulary.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from distill.evaluation.measures import (
+    KeptRows,
+    Measure,
+    Pass,
+    ProgressCallback,
+    Scoring,
+    exp,
+    logit_chunks,
+    losses_of,
+)
+from distill.evaluation.measures.over_ranks import computed, summed
+from distill.evaluation.measures.users import UserMeasures
+from distill.evaluation.sets import SEED, EvaluationSet
+from distill.evaluation.significance import RowLosses
+from distill.models.language_model import LanguageModel
+from distill.runtime.seed import key
+
+PERPLEXITY = Measure(
+    "perplexity",
+    "Perplexity",
+    "the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask",
+)
+
+
+class Perplexity(Metric):
+    """exp of the mean negative log-likelihood of tokens, by name."""
+
+    is_differentiable, higher_is_better, full_state_update = False, False, False
+    sums: Tensor  # [2] float64: the losses and their number, which all ranks exchange as one
+
+    def __init__(self, name: str = "perplexity", **exchange: Any) -> None:
+        super().__init__(**exchange)
+        self.name = name
+        self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, losses: Tensor, targets: Tensor) -> None:
+        """losses [N] float64, in nats, of the tokens targets [N]"""
+        self.sums[0] += losses.sum()
+        self.sums[1] += len(losses)
+
+    def compute(self) -> dict[str, float]:
+        total, count = self.sums.tolist()
+        return {self.name: exp(total / count) if count else float("nan")}
+
+
+class RowLossSums(Metric):
+    """The losses of tokens added up by the row that they stand in."""
+
+    is_differentiable, higher_is_better, full_state_update = False, False, False
+    sums: Tensor  # [2, R] float64: losses, and how many they are
+
+    def __init__(self, num_rows: int, **exchange: Any) -> None:
+        super().__init__(**exchange)
+        self.add_state("sums", torch.zeros(2, num_rows, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, losses: Tensor, rows: Tensor) -> None:
+        """losses [N] float64, and the number in the set of the row of each token, rows [N] int64"""
+        self.sums[0].index_add_(0, rows, losses)
+        self.sums[1].index_add_(0, rows, torch.ones_like(losses))
+
+    def compute(self) -> Tensor:
+        return self.sums
+
+    def result(self) -> RowLosses:
+        """The sums over all ranks, which all call this."""
+        losses, counts = self.compute().cpu().numpy()
+        return RowLosses(losses, counts)
+
+
+class Part(NamedTuple):
+    """Tokens that are scored together."""
+
+    head_rows: Tensor  # [N, E]
+    targets: Tensor  # [N] int64
+    rows: Tensor  # [N] int64, the row of the set that each stands in
+
+
+class TokenPass(Pass):
+    """A pass whose measures read the losses of tokens; those of the user's get their logits."""
+
+    by_row = True
+    chunked = False  # whether the logits of a part may be too large to exist at once
+
+    def __init__(
+        self, scoring: Scoring, metric: Metric, measures: tuple[Measure, ...], users: UserMeasures | None = None
+    ) -> None:
+        self.scoring, self.measures, self.users = scoring, measures, users
+        self.metric = metric.to(scoring.backend.device)
+        self.user_measures = users.measures if users is not None else ()
+
+    @abstractmethod
+    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
+        """This rank's tokens."""
+
+    def score(
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        done: ProgressCallback,
+        row_losses: Metric | None = None,
+        keep: KeptRows | None = None,
+    ) -> dict[str, float]:
+        self.metric.reset()
+        if self.users is not None:
+            self.users.reset()
+        for part in self.parts(model, data, done):
+            losses = self._losses(model, part)
+            self.metric.update(losses, part.targets)
+            if row_losses is not None:
+                row_losses.update(losses, part.rows)
+            if keep is not None:
+                keep.add(data.name, part.head_rows)
+        values: dict[str, float] = computed(self.metric)
+        return values if self.users is None else values | self.users.compute()
+
+    def _losses(self, model: LanguageModel, part: Part) -> Tensor:
+        """[N] float64"""
+        vocab, losses = self.scoring.vocab, []
+        whole = [(model.logits(part.head_rows, vocab), part.targets)] if not self.chunked else None
+        for logits, targets in whole or logit_chunks(model, part.head_rows, part.targets, vocab):
+            losses.append(losses_of(logits, targets))
+            if self.users is not None:
+                self.users.update(logits, targets)
+        return torch.cat(losses)
+
+
+class MaskPass(TokenPass):
+    """The masked positions of a fixed mask.
+
+    15 % of the maskable positions of each row, all alike; 80 % of them masked, 10 % random, 10 % kept (BERT's training
+    task).
+    """
+
+    keeps = True
+
+    def __init__(self, scoring: Scoring) -> None:
+        users = UserMeasures(scoring, scoring.vocab)
+        super().__init__(scoring, Perplexity(**summed(scoring.backend)), (PERPLEXITY,), users)
+
+    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
+        for batch, rows in self.scoring.head_rows(model, data, done):
+            positions, targets = batch.targets
+            yield Part(rows, targets, self.scoring.tensor(batch.row_ids)[positions // batch.ids.shape[1]])
+
+    def num_positions(self, data: EvaluationSet) -> int:
+        count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
+        return int(self.scoring.backend.sum(torch.tensor(count)))
+
+    def scores_any(self, data: EvaluationSet) -> bool:
+        collator, size = self.scoring.collator_of(data), self.scoring.settings.batch_size
+        for start in range(0, data.num_rows, size):
+            numbers = np.arange(start, min(start + size, data.num_rows))
+            keys = key(SEED, "evaluation mask", numbers)
+            if len(collator.collate(data.rows[numbers].astype(np.int64), keys, numbers).targets.positions):
+                return True
+        return False

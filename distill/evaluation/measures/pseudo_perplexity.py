@@ -1,0 +1,121 @@
+"""Pseudo-perplexity: every scored token masked by itself (Salazar et al. 2020, "Masked Language Model Scoring").
+
+Shapes: R rows, S positions, B copies of them with one position masked each.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torchmetrics import Metric
+
+from distill.data.collate.mlm import MaskedLM
+from distill.data.collate.mlm_sop import MaskedLMAndOrder
+from distill.evaluation.measures import KeptRows, Measure, ProgressCallback, Scoring, Trial
+from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.measures.over_ranks import summed
+from distill.evaluation.measures.perplexity import Part, Perplexity, TokenPass
+from distill.evaluation.sets import SEED, EvaluationSet
+from distill.models.kernels.precision import autocast
+from distill.models.language_model import LanguageModel
+from distill.runtime.seed import key, uniform
+
+PSEUDO_PERPLEXITY = Measure(
+    "pseudo_perplexity", "Pseudo-perplexity", "the same with each scored token masked by itself"
+)
+COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one forward
+
+
+class SinglePass(TokenPass):
+    """Tokens that are masked one at a time.
+
+    A seeded share of all maskable positions is scored, drawn position by position.
+    """
+
+    unit = "positions"
+
+    def __init__(self, scoring: Scoring) -> None:
+        metric = Perplexity(PSEUDO_PERPLEXITY.name, **summed(scoring.backend))
+        super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,))
+        self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
+        self.share_of: Callable[[str], float] = scoring.settings.share_of
+        words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
+        assert isinstance(words, MaskedLM)
+        self.collator = words
+
+    def size(self, data: EvaluationSet) -> int:
+        return len(self.positions(data))
+
+    def num_positions(self, data: EvaluationSet) -> int:
+        return self.size(data)
+
+    def scores(self, data: EvaluationSet) -> bool:
+        return self.share_of(data.name) > 0
+
+    def scores_any(self, data: EvaluationSet) -> bool:
+        return self.size(data) > 0
+
+    def positions(self, data: EvaluationSet) -> np.ndarray:
+        """The flat positions of `data.rows` that are scored, [N] int64."""
+        maskable = np.flatnonzero(self.collator.maskable[data.rows].reshape(-1))
+        drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.share_of(data.name)
+        return maskable[drawn]
+
+    def score(
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        done: ProgressCallback,
+        row_losses: Metric | None = None,
+        keep: KeptRows | None = None,
+    ) -> dict[str, float]:
+        # One context around all: autocast then casts a trained weight once, not in each forward.
+        with autocast(model.precision, self.scoring.backend.device):
+            return super().score(model, data, done, row_losses, keep)
+
+    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
+        for copies, targets, rows in self._copies(data, done):
+            # Only the masked position reaches the vocabulary-sized head.
+            yield Part(head_rows_at_masks(model, copies), targets, self.scoring.tensor(rows))
+
+    def trial(self, data: EvaluationSet) -> Trial:
+        """The first batch of this rank, which is of the longest rows; a rank may have none."""
+        copies = next((copies for copies, _, _ in self._copies(data, lambda _: None)), None)
+        setting, value = "evaluate.pseudo_perplexity.batch_size", self.settings.batch_size
+        if copies is None:
+            return Trial(lambda model: None, 0, setting, value)
+        return Trial(partial(self.logits, copies=copies), len(copies.row) * copies.rows.shape[1], setting, value)
+
+    def logits(self, model: LanguageModel, copies: Copies) -> torch.Tensor:
+        """Of one batch, [B, V]."""
+        with autocast(model.precision, self.scoring.backend.device):
+            return model.logits(head_rows_at_masks(model, copies), self.scoring.vocab)
+
+    def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor, np.ndarray]]:
+        """This rank's batches of copies, of alike length, longest first; each with tokens [B] and rows of the set [B].
+
+        The tokens are those that the masks hide.
+
+        A batch holds `batch_size` copies, fewer of rows longer than 128: the memory is bounded.
+        """
+        collator, backend, tensor = self.collator, self.scoring.backend, self.scoring.tensor
+        width = data.rows.shape[1]
+        lengths = (data.rows != collator.pad_id).sum(1)
+        positions = self.positions(data)
+        # Copies of one row stay side by side, and so share what can be computed once per row.
+        positions = positions[np.argsort(-lengths[positions // width], kind="stable")]
+        sizes = self.settings.batch_size * COPY // np.maximum(lengths[positions // width], COPY)
+        starts = [0]
+        while starts[-1] < len(positions):
+            starts.append(starts[-1] + max(int(sizes[starts[-1]]), 1))
+        for start, end in list(pairwise(starts))[backend.rank :: backend.size]:
+            numbers, row = np.unique(positions[start:end] // width, return_inverse=True)
+            column = positions[start:end] % width
+            rows = data.rows[numbers, : lengths[numbers].max()].astype(np.int64)
+            valid = None if (rows != collator.pad_id).all() else tensor(rows != collator.pad_id)
+            segments = tensor(self.pairs.segments(rows)) if isinstance(self.pairs, MaskedLMAndOrder) else None
+            copies = Copies(tensor(rows), valid, tensor(row), tensor(column), collator.mask_id, segments)
+            yield copies, tensor(rows[row, column]), numbers[row]
+            done(len(row))

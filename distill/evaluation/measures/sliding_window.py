@@ -1,0 +1,188 @@
+"""Perplexity of causal language models by a sliding window, and bits per byte, which compare across vocabularies.
+
+Shapes: B windows, S positions of a window, N scored tokens, V vocabulary.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers.models import WordPiece
+from torch import Tensor
+from torchmetrics import Metric
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.batch import Batch
+from distill.data.collate.clm import CausalLM
+from distill.data.row_format import PROMPT
+from distill.evaluation.measures import Measure, ProgressCallback, Scoring, exp
+from distill.evaluation.measures.over_ranks import summed
+from distill.evaluation.measures.perplexity import Part, TokenPass
+from distill.evaluation.measures.users import UserMeasures
+from distill.evaluation.sets import EvaluationSet
+from distill.models.language_model import LanguageModel, OutputSpec
+
+
+class Window(NamedTuple):
+    """A stretch of text that a model sees at once, of which the tokens from `first` on are scored."""
+
+    ids: np.ndarray
+    first: int
+    row: int = 0  # of the set, whose tokens are scored
+
+
+class TextInformation(Metric):
+    """Perplexity, and the information of the text in bits, as the model sees it, for each of its UTF-8 bytes.
+
+    Bits per byte are over the tokens that perplexity scores, without special ones, which are no text. Unlike perplexity
+    they do not depend on how a vocabulary cuts the text up.
+    """
+
+    is_differentiable, higher_is_better, full_state_update = False, False, False
+    # [4] float64: losses of all tokens in nats, their number, losses of those that are text, and bytes of these.
+    sums: Tensor
+    token_bytes: Tensor  # [V] int64
+
+    def __init__(self, token_bytes: np.ndarray, **exchange: Any) -> None:
+        """`token_bytes` [V]: UTF-8 bytes of each token, 0 of special ones."""
+        super().__init__(**exchange)
+        self.add_state("sums", torch.zeros(4, dtype=torch.float64), dist_reduce_fx="sum")
+        self.register_buffer("token_bytes", torch.from_numpy(token_bytes))
+
+    def update(self, losses: Tensor, targets: Tensor) -> None:
+        """losses [N] float64, in nats, of the tokens targets [N]"""
+        lengths = self.token_bytes[targets]
+        self.sums += torch.stack(
+            [losses.sum(), losses.new_tensor(len(losses)), (losses * (lengths > 0)).sum(), lengths.sum()]
+        )
+
+    def compute(self) -> dict[str, float]:
+        loss, tokens, text_loss, text_bytes = self.sums.tolist()
+        return {
+            "perplexity": exp(loss / tokens) if tokens else float("nan"),
+            "bits_per_byte": float(text_loss / np.log(2) / text_bytes) if text_bytes else float("nan"),
+        }
+
+
+class WindowPass(TokenPass):
+    """The tokens of a text, each with a stretch of it before.
+
+    Every token is scored once, except those of prompts and the first one of a document where no token marks its
+    beginning. A window is as long as a row; it moves on by `evaluate.stride` tokens (half a row by default), and only
+    those that it has not scored before count. So each of them has at least a window less a stride of its document
+    before it, as far as the document goes back.
+    """
+
+    chunked = True
+
+    def __init__(self, scoring: Scoring) -> None:
+        assert isinstance(scoring.collator, CausalLM)
+        self.collator: CausalLM = scoring.collator
+        self.stride = scoring.settings.stride
+        measures = (
+            Measure("perplexity", "Perplexity", self._explanation(any(data.prompts for data in scoring.sets))),
+            Measure(
+                "bits_per_byte",
+                "Bits per byte",
+                "the same in bits for each byte of the text, which compares models of different vocabularies",
+            ),
+        )
+        metric = TextInformation(token_bytes(scoring.tokenizer), **summed(scoring.backend))
+        super().__init__(scoring, metric, measures, UserMeasures(scoring, scoring.vocab))
+
+    def num_positions(self, data: EvaluationSet) -> int:
+        windows = [window for row in range(data.num_rows) for window in self.windows(data, row)]
+        return sum(int(_scored(self._collate(data, [window]), [window]).sum()) for window in windows)
+
+    def scores_any(self, data: EvaluationSet) -> bool:
+        windows = (window for row in range(data.num_rows) for window in self.windows(data, row))
+        return any(_scored(self._collate(data, [window]), [window]).any() for window in windows)
+
+    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
+        device = self.scoring.backend.device
+        for windows in self._batches(data, done):
+            batch = self._collate(data, windows)
+            scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
+            positions, targets = (each[scored].to(device) for each in batch.targets)
+            batch = batch.to(device)
+            rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
+            assert rows is not None
+            numbers = self.scoring.tensor(np.array([window.row for window in windows], np.int64))
+            yield Part(rows, targets, numbers[positions // batch.ids.shape[1]])
+
+    def _explanation(self, prompts: bool) -> str:
+        moves = "half a row" if self.stride is None else f"{self.stride} tokens"
+        return (
+            "the exponential of the mean cross-entropy of the next token, by a window of a row that moves on by "
+            + moves
+            + (", over what counts: prompts are read and not scored" if prompts else "")
+        )
+
+    def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:
+        """The windows of a row of the set, each with the text before it that belongs to the same document."""
+        pad, width = self.collator.pad_id, data.rows.shape[1]
+        own, before = data.rows[row], data.before(row)
+        own = own[own != pad]
+        before = own[:0] if before is None else before[before != pad]
+        if len(before) and int(before[-1]) & ~PROMPT == self.collator.format.document_end:
+            before = before[:0]
+        text, stride = np.concatenate([before, own]).astype(np.int64), self.stride or max(width // 2, 1)
+        for start in range(len(before), len(text), stride):
+            end = min(start + stride, len(text))
+            begin = max(0, end - width)
+            yield Window(text[begin:end], start - begin, row)
+
+    def _batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[list[Window]]:
+        """This rank's windows, longest rows first, as many at once as `evaluate.batch_size` says."""
+        lengths = (data.rows != self.collator.pad_id).sum(1)
+        rows = np.argsort(-lengths, kind="stable")[self.scoring.backend.rank :: self.scoring.backend.size]
+        waiting: list[Window] = []
+        for number, row in enumerate(rows):
+            waiting += self.windows(data, row)
+            while len(waiting) >= self.scoring.settings.batch_size or (waiting and number == len(rows) - 1):
+                yield waiting[: self.scoring.settings.batch_size]
+                waiting = waiting[self.scoring.settings.batch_size :]
+            done(1)
+
+    def _collate(self, data: EvaluationSet, windows: list[Window]) -> Batch:
+        ids = np.full((len(windows), max(len(window.ids) for window in windows)), self.collator.pad_id, np.int64)
+        for row, window in zip(ids, windows, strict=True):
+            row[: len(window.ids)] = window.ids
+        numbers = np.arange(len(windows))
+        return self.collator.collate(ids, numbers.astype(np.uint64), numbers)
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """How many UTF-8 bytes of text each token stands for, [V] int64; 0 for special tokens.
+
+    Exact for byte-level BPE and for SentencePiece, where \u2581 is a space; for WordPiece, which drops spaces, a space
+    before every token that does not go on a word.
+    """
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    special = set(tokenizer.all_special_ids)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    byte_level = "ByteLevel" in str(getattr(backend, "decoder", ""))
+    # Not by its tokens: vocabularies of SentencePiece hold ## too, which marks headings.
+    continues = isinstance(getattr(backend, "model", None), WordPiece)
+
+    def length(token: str) -> int:
+        if byte_level:
+            return len(token)  # one character stands for one byte
+        if re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
+            return 1
+        if continues:
+            return len(token.removeprefix("##").encode()) + (not token.startswith("##"))
+        return len(token.replace("\u2581", " ").encode())
+
+    return np.array(
+        [0 if number in special or not token else length(token) for number, token in enumerate(tokens)], np.int64
+    )
+
+
+def _scored(batch: Batch, windows: list[Window]) -> np.ndarray:
+    """Which of the batch's targets are scored, [N] bool: those that stand at `first` or behind it in their window."""
+    positions = batch.targets.positions.numpy()
+    row, column = np.divmod(positions, batch.ids.shape[1])
+    return column + 1 >= np.array([window.first for window in windows])[row]

@@ -1,0 +1,102 @@
+"""Measures of labelled examples: each set says what its scores are, from the outputs of a model for all of its rows.
+
+Shapes: N rows of a set, S positions.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from distill.evaluation.measures import KeptRows, Measure, Pass, ProgressCallback, Scoring
+from distill.evaluation.measures.classes import ClassSet
+from distill.evaluation.measures.over_ranks import computed, summed
+from distill.evaluation.measures.squad import SquadSet
+from distill.evaluation.measures.users import UserMeasures, refuse_measures
+from distill.evaluation.sets import EvaluationSet
+from distill.models.language_model import LanguageModel, OutputSpec
+
+TITLES = {
+    "f1": ("F1", "words shared with the best of the right answers, or of the class that is looked for, in percent"),
+    "exact": ("Exact match", "answers that are right word for word, in percent"),
+    "best_f1": ("F1, best threshold", "with the threshold for no answer that is best on this very set"),
+    "best_exact": ("Exact match, best threshold", "likewise"),
+    "has_answer_f1": ("F1 where there is an answer", "of these questions alone"),
+    "no_answer_exact": ("No answer found as such", "share of the questions without an answer, in percent"),
+    "accuracy": ("Accuracy", "share of the rows whose class is found, in percent"),
+    "macro_f1": ("F1, mean of the classes", "in percent"),
+    "matthews": ("Matthews correlation", "in percent; 0 is chance"),
+    "pearson": ("Pearson correlation", "in percent"),
+    "spearman": ("Spearman correlation", "of the ranks, in percent"),
+}
+
+
+class TableScores(Metric):
+    """The scores of one set by name, from the outputs for all of its rows, of which each rank computes a part."""
+
+    is_differentiable, higher_is_better, full_state_update = False, True, False
+    outputs: Tensor  # [N, C] float32, or [N, S, 2] of answers; zeros in the rows of other ranks
+
+    def __init__(self, data: ClassSet | SquadSet, **exchange: Any) -> None:
+        super().__init__(**exchange)
+        self.data = data
+        width = (max(len(data.classes), 1),) if isinstance(data, ClassSet) else (data.rows.shape[1], 2)
+        self.add_state("outputs", torch.zeros(data.num_rows, *width), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, rows: Tensor) -> None:
+        """logits [B, C], or [B, S, 2] of answers, and the numbers of their rows [B]"""
+        if logits.dim() == 2:
+            if logits.shape[1:] != self.outputs.shape[1:]:
+                raise ValueError(f"outputs of shape {tuple(logits.shape)} for {self.outputs.shape[1]} classes")
+            self.outputs[rows] = logits.float()
+        else:
+            self.outputs[rows, : logits.shape[1]] = logits.float()  # batches are cut to the longest of their rows
+
+    def compute(self) -> dict[str, float]:
+        scores = self.data.scores(self.outputs.cpu().numpy())
+        return {name: scores[name] for name in self.data.measures}
+
+
+class TablePass(Pass):
+    """The outputs of a head for every row, computed once for all measures; a set need not have all of these."""
+
+    def __init__(self, scoring: Scoring) -> None:
+        self.scoring = scoring
+        (self.head,) = scoring.heads
+        sets = [data for data in scoring.sets if isinstance(data, ClassSet | SquadSet)]
+        names = dict.fromkeys(name for data in sets for name in data.measures)
+        self.measures = tuple(Measure(name, *TITLES[name], lower_is_better=False) for name in names)
+        self.users = _user_measures(scoring)
+        self.user_measures = self.users.measures if self.users is not None else ()
+
+    def score(
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        done: ProgressCallback,
+        row_losses: Metric | None = None,
+        keep: KeptRows | None = None,
+    ) -> dict[str, float]:
+        assert isinstance(data, ClassSet | SquadSet)
+        backend = self.scoring.backend
+        metric = TableScores(data, **summed(backend)).to(backend.device)
+        if self.users is not None:
+            self.users.reset()
+        for batch in self.scoring.batches(data, done):
+            logits = model(batch.inputs, batch.documents, OutputSpec(extra=(self.head,))).extra[self.head]
+            metric.update(logits, self.scoring.tensor(batch.row_ids))
+            if self.users is not None:
+                rows, targets = batch.labels[self.head]
+                self.users.update(logits[rows], targets)
+        values: dict[str, float] = computed(metric)
+        return values if self.users is None else values | self.users.compute()
+
+
+def _user_measures(scoring: Scoring) -> UserMeasures | None:
+    """Those of the user's for these sets, which all have the same classes."""
+    classes = next((data.classes for data in scoring.sets if isinstance(data, ClassSet)), None)
+    if classes is None:
+        refuse_measures(scoring.settings.measures, "questions with answers")
+        return None
+    return UserMeasures(scoring, max(len(classes), 1))

@@ -1,0 +1,161 @@
+"""Measures of the user's: any torchmetrics Metric of logits and targets that `evaluate.measures` names.
+
+Shapes: N positions of a batch, V vocabulary or C classes.
+"""
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from distill.config.component import Component
+from distill.evaluation.measures import Measure, Scoring
+from distill.evaluation.measures.over_ranks import computed, gathered
+from distill.runtime.errors import SettingError, first_line
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+# Keys that stand beside the measures, in a line of history and in a model's part of results.json.
+TAKEN = {
+    *("epoch", "step", "steps", "tokens", "seconds", "loss", "name", "parameters", "bytes", "tokens_per_second"),
+    *("folder", "history", "objective", "cache", "perplexity", "pseudo_perplexity", "bits_per_byte", "bootstrap"),
+}
+CURE = (
+    "name a torchmetrics Metric, or a subclass of torchmetrics.Metric with update(logits, targets), compute() and "
+    "higher_is_better"
+)
+TRIED = 2  # positions that every Metric is tried on
+
+
+def check_measures(measures: dict[str, Component]) -> None:
+    """Refuse what cannot be a measure, before there is a model to score.
+
+    Raises:
+        SettingError: a name that is taken or none, what cannot be imported or is no Metric, or settings that it does
+            not take.
+    """
+    for name, component in measures.items():
+        if not name.isidentifier():
+            raise SettingError(f"{component.setting}: the name of a measure has to be letters, digits and underscores")
+        if name in TAKEN:
+            raise SettingError(f"{component.setting}: results have another {name}; give the measure another name")
+        target, _ = component.bind()
+        if inspect.isclass(target) and not _is_metric(target):
+            raise SettingError(f"{component.setting}._target_={component.path} is no Metric: {CURE}")
+
+
+def refuse_measures(measures: dict[str, Component], noun: str) -> None:
+    """Raises SettingError for any measure, on sets of a kind whose outputs no Metric of logits and targets reads."""
+    for component in measures.values():
+        raise SettingError(
+            f"{component.setting}._target_={component.path} reads logits and targets, which {noun} do not have: "
+            "leave it out"
+        )
+
+
+class UserMeasures:
+    """The user's Metrics, which read the same positions of a pass; each has been tried and gives a number."""
+
+    def __init__(self, scoring: Scoring, width: int) -> None:
+        """
+        Args:
+            width: V or C; 1 where values are predicted.
+
+        Raises:
+            SettingError: one that is no Metric, takes no logits [N, width] and targets [N], gives no single number, or
+                does not say whether a higher one is better.
+        """
+        components = scoring.settings.measures
+        self._metrics = {name: _Fitted(component, scoring, width) for name, component in components.items()}
+        self.measures = tuple(
+            Measure(name, *_described(name, each.metric), lower_is_better=not each.metric.higher_is_better)
+            for name, each in self._metrics.items()
+        )
+
+    def reset(self) -> None:
+        for each in self._metrics.values():
+            each.metric.reset()
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """logits [N, V], targets [N]"""
+        for each in self._metrics.values() if len(targets) else ():
+            each.update(logits, targets)
+
+    def compute(self) -> dict[str, float]:
+        """Values by name, over all ranks, which all call this."""
+        return {name: float(computed(each.metric)) for name, each in self._metrics.items()}
+
+
+class _Fitted:
+    """A Metric and the shape in which it takes its inputs: some of text take [1, N, V] and [1, N]."""
+
+    def __init__(self, component: Component, scoring: Scoring, width: int) -> None:
+        self.metric: Metric = _made(component).to(scoring.backend.device)
+        exchange = gathered(scoring.backend)
+        for part in self.metric.modules():  # a Metric may consist of others
+            if _is_metric(type(part)):
+                _exchange_by(part, **exchange)
+        problems = [self._problem(width, as_row) for as_row in (False, True)]
+        if None not in problems:
+            raise SettingError(
+                f"{component.setting}._target_={component.path} does not fit logits [N, {width}] and targets [N] "
+                f"({problems[0]}): give it arguments that do, or write a subclass of torchmetrics.Metric"
+            )
+        self.as_row = problems[0] is not None
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        self._update(logits, targets, self.as_row)
+
+    def _update(self, logits: Tensor, targets: Tensor, as_row: bool) -> None:
+        logits = logits.float()
+        logits = logits.squeeze(-1) if logits.shape[-1] == 1 else logits
+        self.metric.update(logits[None] if as_row else logits, targets[None] if as_row else targets)
+
+    def _problem(self, width: int, as_row: bool) -> str | None:
+        """Why the Metric does not take a few positions in this shape; None: it does. All ranks call it."""
+        logits = torch.zeros(TRIED, width, device=self.metric.device)
+        targets = torch.zeros(TRIED, dtype=torch.float32 if width == 1 else torch.int64, device=self.metric.device)
+        self.metric.reset()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                self._update(logits, targets, as_row)
+            count = torch.as_tensor(computed(self.metric)).numel()
+        except (ValueError, RuntimeError, IndexError, TypeError) as error:
+            return first_line(error)
+        finally:
+            self.metric.reset()
+        return None if count == 1 else f"its value is {count} numbers"
+
+
+def _made(component: Component) -> "Metric":
+    metric = component()
+    if not _is_metric(type(metric)):
+        raise SettingError(f"{component.setting}._target_={component.path} gives no Metric: {CURE}")
+    if metric.higher_is_better is None:
+        raise SettingError(
+            f"{component.setting}._target_={component.path} does not say which of two values is better: set "
+            "higher_is_better in a subclass"
+        )
+    return metric
+
+
+def _exchange_by(metric: Any, dist_sync_fn: Any, distributed_available_fn: Any) -> None:
+    """Give a Metric that exists what its base class takes in its constructor, to which a subclass need not pass it."""
+    metric.dist_sync_fn, metric.distributed_available_fn = dist_sync_fn, distributed_available_fn
+
+
+def _is_metric(kind: Any) -> bool:
+    from torchmetrics import Metric
+
+    return isinstance(kind, type) and issubclass(kind, Metric)
+
+
+def _described(name: str, metric: "Metric") -> tuple[str, str]:
+    """Title and explanation, which a class of the user's may give as attributes of these names."""
+    title = name[:1].upper() + name[1:].replace("_", " ")
+    explanation = f"{type(metric).__name__} at the same positions"
+    return str(getattr(metric, "title", title)), str(getattr(metric, "explanation", explanation))

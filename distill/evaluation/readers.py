@@ -1,0 +1,119 @@
+"""Opens models for scoring: evaluation mode, no gradients, and evaluation's number format; several teachers as one.
+
+Several teachers are scored as the one that the student learns from: the mean of their distributions, at temperature 1.
+Shapes: N positions, E_k input size of member k's output embedding, V vocabulary.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distill.config.settings import PrecisionConfig
+from distill.distributed import Backend
+from distill.distributed.formats import computing_in
+from distill.distributed.shard import is_sharded
+from distill.models.kernels.packed_linear import pack_for_evaluation
+from distill.models.kernels.precision import dtype_of
+from distill.models.language_model import LanguageModel, Outputs, OutputSpec, idle_forward
+from distill.teacher.distributions import mixed_logits
+
+
+class MeanModel(nn.Module):
+    """Frozen models of one vocabulary and their weights, which add up to 1."""
+
+    def __init__(self, members: Sequence[Any], weights: Sequence[float]) -> None:
+        super().__init__()
+        self.members, self.weights = nn.ModuleList(members), tuple(weights)
+        self.eval()
+
+
+class MeanReader(LanguageModel):
+    """Reads such models like one: a row of head inputs is that of all members side by side."""
+
+    def __init__(self, model: MeanModel, precision: str) -> None:
+        super().__init__(model, precision)
+        self.members = [LanguageModel(member, precision) for member in model.members]
+        self.widths = [each.model.get_output_embeddings().weight.shape[1] for each in self.members]
+
+    def forward(
+        self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec, below: Tensor | None = None
+    ) -> Outputs:
+        """`head_rows` [N, sum of E_k]; no hidden states. Nothing is below several models.
+
+        Raises:
+            ValueError: other heads are wanted, whose outputs are not averaged.
+        """
+        if spec.extra:
+            raise ValueError(f"the mean of several models has no head {spec.extra[0]}")
+        head_only = OutputSpec(True, spec.positions)
+        return Outputs(self.joined([each(inputs, documents, head_only).head_rows for each in self.members]), {})
+
+    def joined(self, rows: Sequence[Tensor]) -> Tensor:
+        """The members' head inputs [N, E_k] -> [N, sum of E_k]."""
+        return torch.cat(list(rows), -1)
+
+    def logits(self, rows: Tensor, vocab: int) -> Tensor:
+        """[N, sum of E_k] -> [N, vocab], the logarithms of the mean probabilities."""
+        parts = zip(self.members, rows.split(self.widths, -1), strict=True)
+        return mixed_logits((each.logits(own, vocab) for each, own in parts), self.model.weights, 1.0)
+
+
+class Readers:
+    """Lays models out for many forward passes, in the format of evaluation, and counts the seconds that it takes.
+
+    Attributes:
+        seconds: that scoring has taken so far.
+    """
+
+    def __init__(self, precision: PrecisionConfig, backend: Backend) -> None:
+        self.precision, self.backend = precision, backend
+        self.seconds = 0.0
+
+    @contextmanager
+    def opened(self, model: Any) -> Iterator[LanguageModel]:
+        """Gives `model` in evaluation mode and without gradients; all ranks open it, and may make fewer forwards."""
+        with self.evaluating(model), self.backend.in_lockstep([model], idle_forward):
+            yield self.reader(self.pack(model))
+
+    def pack(self, model: Any) -> Any:
+        """The model in the kernels of evaluation, of several teachers each."""
+        if isinstance(model, MeanModel):
+            return MeanModel([self.pack(member) for member in model.members], model.weights)
+        return pack_for_evaluation(model, self.precision, self.backend.device)
+
+    def reader(self, model: Any) -> LanguageModel:
+        """What reads the logits of a packed model, or of several teachers together."""
+        kind = MeanReader if isinstance(model, MeanModel) else LanguageModel
+        return kind(model, self.precision.evaluate)
+
+    @contextmanager
+    def evaluating(self, model: Any) -> Iterator[None]:
+        """Evaluation mode without gradients, in the format of evaluation, and back to what was before."""
+        training, sharded = model.training, is_sharded(model)
+        model.eval()
+        try:
+            # The parts of a sharded model are put together into tensors that training goes on with.
+            with (
+                torch.no_grad() if sharded else torch.inference_mode(),
+                computing_in(model, dtype_of(self.precision.evaluate)) if sharded else nullcontext(),
+            ):
+                yield
+        finally:
+            model.train(training)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+def head_outlasts_forward(model: Any) -> bool:
+    """Whether a model's head can be read without a forward before; that of a sharded one is put together by each."""
+    return not is_sharded(model)

@@ -1,0 +1,192 @@
+"""Whether one model is better than another on a text, or only on this sample of it: paired bootstrap resampling.
+
+As Koehn (2004, "Statistical significance tests for machine translation evaluation") compares systems: the text is drawn
+anew many times, with replacement, unit by unit; both models are scored on the same draw, and it is counted how often
+one is better. A unit is a document, since tokens of one document depend on each other.
+
+Shapes: U units, R rows, D draws.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from distill.data.batches import Collator
+from distill.data.collate.clm import CausalLM
+from distill.data.collate.mlm import MaskedLM
+from distill.data.row_format import PROMPT
+from distill.data.row_store import row_bytes
+from distill.data.sample import LARGE
+from distill.evaluation.measures import Scoring
+from distill.evaluation.sets import EvaluationSet
+
+RESAMPLES = 10_000
+CONFIDENCE = 0.95
+FEWEST = 20  # documents that a bootstrap over documents takes; of fewer, stretches of rows are drawn
+LEAST = 10  # units of any kind: draws of fewer are too much alike to say anything
+STRETCH = 16  # consecutive rows of the text that are drawn together then
+SAMPLED = (
+    f"groups of rows, those of a stretch of {STRETCH} together"  # units where only some rows of the text are scored
+)
+AT_ONCE = 4 << 20  # drawn units that are in memory at a time
+READ_ROWS = 1 << 16  # rows that are looked at together
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """What each row of a set contributes to a perplexity, which is exp(losses.sum() / counts.sum())."""
+
+    losses: np.ndarray  # [R] float64, nats of the row's scored tokens
+    counts: np.ndarray  # [R] float64, how many these are
+
+
+ModelLosses = Mapping[tuple[str, str], RowLosses]  # of one model, by measure and set
+
+
+@dataclass(frozen=True)
+class Units:
+    """What is drawn: numbers of rows that belong together."""
+
+    name: str  # what it is called behind their number, such as `documents`
+    of_row: np.ndarray  # [R] int64, the unit of each row of the set, from 0
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """What resampling says of a perplexity over another one."""
+
+    ratio: float  # of the whole set; below 1 the first model is better
+    low: float  # of the interval that holds the ratios of `confidence` of all draws
+    high: float
+    better: float  # share of the draws in which the first model has the lower perplexity; a tie counts half
+    confidence: float
+    resamples: int
+    units: str  # what was drawn
+    num_units: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def paired_bootstrap(
+    first: np.ndarray,
+    second: np.ndarray,
+    counts: np.ndarray,
+    units: str = "documents",
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> Bootstrap:
+    """The ratio of two perplexities, exp(sum of losses / sum of counts), over draws of U units out of U.
+
+    Args:
+        first, second: [U] sums of the losses of each unit's tokens by either model, in nats.
+        counts: [U] how many tokens these are; units without one are left out.
+
+    Raises:
+        ValueError: fewer than two units have tokens, or a loss is not finite.
+    """
+    kept = counts > 0
+    difference, counts = (first - second)[kept].astype(np.float64), counts[kept].astype(np.float64)
+    if len(counts) < 2 or not np.isfinite(difference).all():
+        raise ValueError(f"{len(counts)} units with finite losses: two are needed to draw from")
+    draw, per_chunk = np.random.default_rng(seed), max(1, AT_ONCE // len(counts))
+    drawn = np.empty(resamples)
+    for start in range(0, resamples, per_chunk):
+        numbers = draw.integers(len(counts), size=(min(per_chunk, resamples - start), len(counts)))  # [D, U]
+        drawn[start : start + len(numbers)] = difference[numbers].sum(1) / counts[numbers].sum(1)
+    tail = (1 - confidence) / 2
+    low, high = np.exp(np.quantile(drawn, [tail, 1 - tail]))
+    return Bootstrap(
+        float(np.exp(difference.sum() / counts.sum())),
+        float(low),
+        float(high),
+        float((drawn < 0).mean() + (drawn == 0).mean() / 2),
+        confidence,
+        resamples,
+        units,
+        len(counts),
+    )
+
+
+def compare_rows(first: RowLosses, second: RowLosses, units: Units) -> Bootstrap | None:
+    """The bootstrap of two models that were scored at the same tokens of a set; None where it says nothing.
+
+    So it is with fewer than ten units, and with losses that are not finite.
+    """
+    assert np.array_equal(first.counts, second.counts), "the models were scored at other tokens"
+    size = int(units.of_row.max()) + 1
+    one, other, counts = (np.bincount(units.of_row, each, size) for each in (first.losses, second.losses, first.counts))
+    if (counts > 0).sum() < LEAST or not np.isfinite(one + other).all():
+        return None
+    return paired_bootstrap(one, other, counts, units.name)
+
+
+def compare_models(
+    first: ModelLosses,
+    second: ModelLosses,
+    sets: Sequence[EvaluationSet],
+    scoring: Scoring,
+) -> dict[str, dict[str, Bootstrap]]:
+    """By measure and set the bootstrap of two models, as far as both have losses by row and it says anything.
+
+    Args:
+        first, second: what `Evaluator.score_by_row` gave of each of them.
+    """
+    found: dict[str, dict[str, Bootstrap]] = {}
+    for data in sets:
+        units = units_of(data, scoring.collator_of(data))
+        for measure, name in first:
+            if name != data.name or (measure, name) not in second:
+                continue
+            compared = compare_rows(first[measure, name], second[measure, name], units)
+            if compared is not None:
+                found.setdefault(measure, {})[name] = compared
+    return found
+
+
+def units_of(data: EvaluationSet, collator: Collator) -> Units:
+    """The documents of a set's rows; stretches of rows where there are fewer than 20, single rows of a short text.
+
+    An interval over stretches says how much hangs on the choice of passages, and nothing of other documents. Where a
+    document ends follows from the rows: after one that is not full, or, of causal models, that ends in the mark of a
+    document's end. Two documents count as one where the first fills its last row or ends in fewer tokens than make a
+    row, so that intervals are wider rather than narrower than they should be. Rows of pairs of segments, and rows that
+    run over the end of a document or hold several, do not show where it is. Of rows that are a sample of the text a
+    stretch may have few or one.
+    """
+    documents = _documents(data, collator) if data.documents >= FEWEST else None
+    if documents is not None and len(np.unique(documents)) >= FEWEST:
+        return Units("documents", np.unique(documents, return_inverse=True)[1])
+    numbers = np.arange(data.num_rows) if data.numbers is None else data.numbers
+    stretches = np.unique(numbers // STRETCH, return_inverse=True)[1]
+    count = int(stretches.max()) + 1
+    if count >= FEWEST:
+        whole = count * STRETCH <= data.num_rows + STRETCH
+        return Units(f"stretches of {STRETCH} rows" if whole else SAMPLED, stretches)
+    return Units("rows", np.arange(data.num_rows))
+
+
+def _documents(data: EvaluationSet, collator: Collator) -> np.ndarray | None:
+    """[R] the number in the text of the document that each row belongs to; None where rows do not show it."""
+    text = data.rows if data.text is None else data.text
+    if not isinstance(collator, CausalLM | MaskedLM) or len(text) * row_bytes(text) > LARGE:
+        return None
+    if isinstance(collator, CausalLM) and collator.packed:
+        return None
+    ends = [np.zeros(1, bool)]  # whether a document ends with the row before
+    for start in range(0, len(text), READ_ROWS):
+        ends.append(_ends(text[np.arange(start, min(start + READ_ROWS, len(text)))], collator))
+    of_text = np.cumsum(np.concatenate(ends)[:-1])
+    return of_text if data.numbers is None else of_text[data.numbers]
+
+
+def _ends(rows: np.ndarray, collator: CausalLM | MaskedLM) -> np.ndarray:
+    """Whether a document ends with each of these rows, [n] bool."""
+    filled = rows != collator.pad_id
+    if isinstance(collator, MaskedLM):
+        return ~filled.all(1)
+    last = rows[np.arange(len(rows)), np.maximum(filled.sum(1) - 1, 0)].astype(np.int64)
+    return (last & ~PROMPT) == collator.format.document_end  # a flag marks text that only looks like it

@@ -1,0 +1,69 @@
+"""How fast models run: whole batches of an evaluation set, hidden states and heads at every position."""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from distill.data.batch import Batch
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.measures import Scoring
+from distill.evaluation.sets import EvaluationSet
+from distill.models.language_model import LanguageModel, OutputSpec
+
+ROUNDS = 5
+POSITIONS = 65_536  # of the batch that each round computes, at most ...
+POSITIONS_OF_THREAD = 1_024  # ... and on the CPU, where so many keep a thread busy
+
+
+def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationSet) -> list[float]:
+    """Positions per second of the whole forward on one batch.
+
+    The models take turns and the median round counts, so that what else the machine does meets them alike. All are laid
+    out as for scoring: what training has made of the student's kernels gives it no advantage.
+    """
+    readers, scoring = evaluator.readers, evaluator.scoring
+    packed = [readers.pack(model) for model in models]
+    batch = full_rows(scoring, data, speed_rows(scoring, data))
+    seconds: list[list[float]] = [[] for _ in models]
+    for _ in range(ROUNDS + 1):
+        for model, times in zip(packed, seconds, strict=True):
+            with readers.timed(), readers.evaluating(model):
+                _wait(scoring)
+                began = time.perf_counter()
+                run_forward(readers.reader(model), batch, scoring)
+                _wait(scoring)
+                times.append(time.perf_counter() - began)
+    return [batch.ids.numel() / float(np.median(times[1:])) for times in seconds]  # the first round warms up
+
+
+def speed_rows(scoring: Scoring, data: EvaluationSet) -> int:
+    """As many rows as are scored at once, but no more than it takes to keep a device busy."""
+    on_cpu = scoring.backend.device.type == "cpu"
+    most = POSITIONS_OF_THREAD * torch.get_num_threads() if on_cpu else POSITIONS
+    return min(scoring.settings.batch_size, max(1, most // data.rows.shape[1]))
+
+
+def full_rows(scoring: Scoring, data: EvaluationSet, count: int) -> Batch:
+    """That many rows of full length."""
+    ids = np.resize(data.rows[:count].astype(np.int64), (count, data.rows.shape[1]))
+    numbers = np.arange(len(ids)) % data.num_rows
+    collator = scoring.collator_of(data)
+    return collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(scoring.backend.device)
+
+
+def run_forward(model: LanguageModel, batch: Batch, scoring: Scoring, logits: bool = True) -> None:
+    """Everything that a model computes for a batch; without `logits` those over the vocabulary are left out."""
+    if scoring.heads:
+        model(batch.inputs, batch.documents, OutputSpec(extra=scoring.heads))
+        return
+    rows = model(batch.inputs, batch.documents, OutputSpec(True)).head_rows
+    assert rows is not None
+    if logits:
+        model.logits(rows, scoring.vocab)
+
+
+def _wait(scoring: Scoring) -> None:
+    if scoring.backend.device.type == "cuda":
+        torch.cuda.synchronize(scoring.backend.device)

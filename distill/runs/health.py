@@ -1,0 +1,80 @@
+"""The health of a training: steps that are not finite, the loss scale, spikes of the loss, and divergence."""
+
+import logging
+from dataclasses import replace
+
+from distill.config.settings import TrainConfig
+from distill.data.batch import Batch
+from distill.distributed import Backend
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.divergence import offending_rows
+from distill.runs.step import StepResult
+from distill.runtime.errors import Diverged
+
+logger = logging.getLogger(__name__)
+
+
+class Health:
+    """Watches each step of a training, the same on all ranks. What it counts is part of the state."""
+
+    def __init__(self, settings: TrainConfig, backend: Backend, checkpoints: Checkpoints) -> None:
+        self.settings, self.backend, self.checkpoints = settings, backend, checkpoints
+
+    def after_step(self, state: State, result: StepResult, batches: list[Batch]) -> StepResult:
+        """Count a skipped step, follow the loss, adapt the loss scale; all ranks call it together.
+
+        Args:
+            batches: this rank's micro-batches of the step.
+
+        Returns:
+            The result, which now says whether the run has diverged.
+        """
+        overflow = state.loss_scale.update(result.loss_is_finite, result.finite)
+        state.overflows += overflow
+        if not overflow:  # the scale falls to its level, which is no sign of divergence
+            state.skipped += not result.finite
+            state.skipped_in_a_row = 0 if result.finite else state.skipped_in_a_row + 1
+        if result.finite:
+            state.tally.add(result.sums, result.counts, result.weights)
+            limit = self.settings.max_loss_ratio
+            if warning := state.level.add(state.step, result.sums, result.counts, result.weights, limit):
+                logger.warning(f"step {state.step}: {warning}")
+        elif not overflow:
+            which = "gradient" if result.loss_is_finite else "loss"
+            rows = offending_rows(result.own_sums, batches, self.backend)
+            logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {rows}")
+        return replace(result, diverged=self._reason(state, result.over))
+
+    def check(self, state: State, over: bool) -> None:
+        """Raise Diverged where the run has diverged; rank 0 sets the checkpoints aside that may be ruined.
+
+        Args:
+            over: this is the end of the run.
+        """
+        if not (reason := self._reason(state, over)):
+            return
+        if self.backend.rank == 0:
+            self.checkpoints.set_ruined_aside(state.level.sane_step)
+        self.backend.barrier()
+        newest = self.checkpoints.newest()
+        raise Diverged(
+            f"{reason}; lower optimizer.lr or use precision=fp32. "
+            + (f"The last good checkpoint is {newest}" if newest else "There is no good checkpoint")
+            + "; later ones are kept as diverged-step-N"
+        )
+
+    def _reason(self, state: State, over: bool) -> str:
+        """Why the run ends as one that has diverged; empty where it goes on or ends well."""
+        settings, skipped, high = self.settings, state.skipped_in_a_row, state.level.high_in_a_row
+        if skipped and (over or skipped >= settings.max_nonfinite):
+            return (
+                f"loss or gradient was not finite in {skipped} steps in a row up to step {state.step} "
+                f"(train.max_nonfinite={settings.max_nonfinite})"
+            )
+        if high and (over or high >= settings.max_spike):
+            return (
+                f"the loss has been more than {settings.max_loss_ratio} times that of the first step in "
+                f"{high} steps in a row up to step {state.step} (train.max_loss_ratio, "
+                f"train.max_spike={settings.max_spike})"
+            )
+        return "no step was taken: each of them overflowed" if over and state.step == state.overflows > 0 else ""

@@ -1,0 +1,202 @@
+"""Paired bootstrap resampling against a plain loop and on cases whose outcome is known; where documents end in rows."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from tiny import PAD, make_masks
+from vocabularies import vocabulary_of
+
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
+from distill.data.collate.clm import CausalLM
+from distill.data.row_format import causal_rows
+from distill.distributed.single import Single
+from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.significance import (
+    FEWEST,
+    SAMPLED,
+    STRETCH,
+    RowLosses,
+    Units,
+    compare_models,
+    compare_rows,
+    paired_bootstrap,
+    units_of,
+)
+
+
+def sums(seed: int, units: int = 30, effect: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Losses of two models by unit, of which the first is better by `effect` nats a token, and the tokens of each."""
+    draw = np.random.default_rng(seed)
+    counts = draw.integers(5, 60, units).astype(np.float64)
+    second = counts * draw.uniform(3, 5, units)
+    return second - counts * (effect + draw.normal(0, 0.2, units)), second, counts
+
+
+@pytest.mark.parametrize("resamples", [1, 7, 300])
+def test_it_is_that_of_a_plain_loop(resamples: int) -> None:
+    """The same draws, each scored as a text of its own: two perplexities and their ratio."""
+    first, second, counts = sums(0)
+    found = paired_bootstrap(first, second, counts, resamples=resamples, seed=5)
+    draws, ratios = np.random.default_rng(5).integers(30, size=(resamples, 30)), []
+    for draw in draws:
+        loss_of_first = loss_of_second = tokens = 0.0
+        for unit in draw:
+            loss_of_first, loss_of_second = loss_of_first + first[unit], loss_of_second + second[unit]
+            tokens += counts[unit]
+        ratios.append(math.exp(loss_of_first / tokens) / math.exp(loss_of_second / tokens))
+    logs = sorted(math.log(ratio) for ratio in ratios)
+    at = [0.025 * (resamples - 1), 0.975 * (resamples - 1)]
+    low, high = (
+        math.exp(logs[int(n)] + (n - int(n)) * (logs[min(int(n) + 1, resamples - 1)] - logs[int(n)])) for n in at
+    )
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
+    wins = sum(ratio < 1 for ratio in ratios) + sum(ratio == 1 for ratio in ratios) / 2
+    assert found.better == pytest.approx(wins / resamples)
+    assert found.ratio == pytest.approx(math.exp((first.sum() - second.sum()) / counts.sum()), rel=1e-12)
+    assert (found.num_units, found.resamples, found.units) == (30, resamples, "documents")
+
+
+def test_draws_in_several_chunks_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 60)
+    many = paired_bootstrap(*sums(1), resamples=1001)
+    monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 1 << 20)
+    whole = paired_bootstrap(*sums(1), resamples=1001)
+    assert many == whole and many.low < many.ratio < many.high
+
+
+def test_equal_models_and_one_that_is_clearly_better() -> None:
+    first, _, counts = sums(2)
+    same = paired_bootstrap(first, first, counts)
+    assert (same.ratio, same.low, same.high, same.better) == (1.0, 1.0, 1.0, 0.5), "a tie counts half"
+    better = paired_bootstrap(*sums(2, effect=0.5))
+    assert better.high < 1 and better.better == 1.0 and better.ratio == pytest.approx(math.exp(-0.5), rel=0.1)
+    worse = paired_bootstrap(*sums(2, effect=-0.5))
+    assert worse.low > 1 and worse.better == 0.0
+    assert paired_bootstrap(*sums(2, effect=0.5)) == better, "seeded"
+
+
+def test_the_interval_covers_what_it_promises() -> None:
+    """Of many texts drawn from models that are equally good, about 95 of 100 intervals hold 1."""
+    inside = 0
+    for seed in range(200):
+        found = paired_bootstrap(*sums(seed, units=40), resamples=400)
+        inside += found.low <= 1 <= found.high
+    assert 176 <= inside <= 199
+
+
+def test_units_without_tokens_do_not_count() -> None:
+    first, second, counts = sums(3, units=10)
+    empty = np.zeros(25)
+    padded = paired_bootstrap(*(np.concatenate([each, empty]) for each in (first, second, counts)))
+    assert padded == paired_bootstrap(first, second, counts) and padded.num_units == 10
+    with pytest.raises(ValueError, match="two are needed"):
+        paired_bootstrap(first[:1], second[:1], counts[:1])
+
+
+def test_few_units_and_losses_that_are_no_numbers_say_nothing() -> None:
+    units = Units("rows", np.arange(12))
+    good, bad = RowLosses(np.arange(12.0), np.ones(12)), RowLosses(np.full(12, math.nan), np.ones(12))
+    assert compare_rows(good, good, units) is not None
+    assert compare_rows(good, bad, units) is None
+    few = RowLosses(np.arange(12.0), np.array([1.0] * 9 + [0.0] * 3))
+    assert compare_rows(few, few, units) is None
+
+
+# --- units ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(lengths: list[int], documents: int = 100, width: int = 8) -> EvaluationSet:
+    """A row of each of these lengths, padded."""
+    rows = np.full((len(lengths), width), PAD, np.uint16)
+    for number, length in enumerate(lengths):
+        rows[number, :length] = 7
+    return EvaluationSet("made", "", rows, documents)
+
+
+def test_a_document_ends_with_a_row_that_is_not_full(tokenizer: Any) -> None:
+    masks = make_masks(tokenizer, np.zeros((1, 8), np.int64))
+    lengths = [8, 8, 3] * 10 + [5] * 15
+    units = units_of(rows_of(lengths), masks)
+    assert units.name == "documents"
+    assert units.of_row.tolist() == [n // 3 for n in range(30)] + list(range(10, 25))
+    some = replace(rows_of(lengths), text=rows_of(lengths).rows, numbers=np.arange(45))
+    assert units_of(some, masks).of_row.tolist() == units.of_row.tolist()
+    chosen = np.delete(np.arange(45), [1, 4, 29, 40])
+    part = replace(some, rows=some.rows[chosen], numbers=chosen)
+    owners = units.of_row[chosen]
+    assert units_of(part, masks).of_row.tolist() == np.unique(owners, return_inverse=True)[1].tolist()
+
+
+def test_of_few_documents_stretches_are_drawn(tokenizer: Any) -> None:
+    masks = make_masks(tokenizer, np.zeros((1, 8), np.int64))
+    books = units_of(rows_of([8] * 400 + [3], documents=5), masks)
+    assert books.name == f"stretches of {STRETCH} rows" and books.of_row.tolist() == [n // STRETCH for n in range(401)]
+    long = units_of(rows_of([8] * 400, documents=100), masks)  # rows that run over the end of documents
+    assert long.name == books.name
+    chosen = np.sort(np.random.default_rng(0).permutation(401)[:60])
+    text = rows_of([8] * 400 + [3], documents=5)
+    some = units_of(replace(text, rows=text.rows[chosen], text=text.rows, numbers=chosen), masks)
+    assert some.name == SAMPLED, "most stretches have two or three rows there"
+    assert some.of_row.tolist() == np.unique(chosen // STRETCH, return_inverse=True)[1].tolist()
+    short = units_of(rows_of([8] * 60, documents=5), masks)
+    assert short.name == "rows" and short.of_row.tolist() == list(range(60))
+
+
+def test_causal_documents_end_in_their_token() -> None:
+    tokenizer = vocabulary_of("gpt2")
+    format = causal_rows(tokenizer)
+    rows = np.full((3 * FEWEST, 4), 5, np.uint32)
+    rows[2::3, 3] = format.document_end
+    rows[1::3, 3] = format.document_end | (1 << 30)  # text that only looks like it
+    data = EvaluationSet("made", "", rows, FEWEST)
+    units = units_of(data, CausalLM(format, False))
+    assert units.name == "documents" and units.of_row.tolist() == [n // 3 for n in range(3 * FEWEST)]
+    assert units_of(data, CausalLM(format, True)).name == "rows", "most documents end inside of rows there"
+
+
+# --- losses by row -------------------------------------------------------------------------------------------------
+
+
+def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
+    rows = tiny.make_rows(15, shortest=4)
+    data = EvaluationSet("small", "a small set", rows, 3)
+    masks = make_masks(tokenizer, rows, share=0.3)
+    backend = Single(BackendConfig(device="cpu"))
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=8))
+    evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), backend)
+    kept = {}
+    for name in ("one", "two"):
+        model = tiny.make_model("bert", 1 if name == "one" else 2)
+        scores, kept[name] = evaluator.score_by_row(model, name, [data])
+        assert scores == evaluator.score(model, name, [data])
+        for measure in ("perplexity", "pseudo_perplexity"):
+            found = kept[name][measure, "small"]
+            assert found.losses.shape == (15,) and found.counts.sum() > 15
+            assert math.exp(found.losses.sum() / found.counts.sum()) == pytest.approx(
+                scores[measure]["small"], rel=1e-6
+            )
+            alone = EvaluationSet("small", "", rows[3:4], 1)
+            assert found.counts[3] <= int((alone.rows != PAD).sum())
+    compared = compare_models(kept["one"], kept["two"], [data], evaluator.scoring)
+    assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "rows"
+    (single,) = compare_models(kept["one"], kept["one"], [data], evaluator.scoring)["perplexity"].values()
+    assert (single.low, single.high) == (1.0, 1.0)
+
+
+def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:
+    """Those of one row are what a set of that row alone has, at the positions of the same mask."""
+    rows = tiny.make_rows(6, shortest=4)
+    masks = make_masks(tokenizer, rows, share=0.3)
+    settings = EvaluateConfig(batch_size=3, pseudo_perplexity=PseudoPerplexityConfig(share=1.0, batch_size=8))
+    evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), Single(BackendConfig(device="cpu")))
+    model = tiny.make_model("distilbert", 2)
+    whole = evaluator.score_by_row(model, "model", [EvaluationSet("all", "", rows, 6)])[1]["pseudo_perplexity", "all"]
+    for number in range(6):
+        one = EvaluationSet("one", "", rows[number : number + 1], 1)
+        alone = evaluator.score_by_row(model, "model", [one])[1]["pseudo_perplexity", "one"]
+        assert whole.counts[number] == alone.counts[0] > 0
+        assert whole.losses[number] == pytest.approx(alone.losses[0], rel=1e-5)

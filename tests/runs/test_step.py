@@ -1,0 +1,62 @@
+"""The numbers of a step: those that ride in the exchange keep their names, and when a step counts as finite."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from distill.runs.step import StepResult, StepStats, Window
+from distill.runtime.signals import ALL
+
+RESULT = StepResult(
+    sums={"soft": 3.0, "mlm": 4.0},
+    counts={"soft": 2.0, "mlm": 1.0, "tokens": 20.0},
+    weights={"soft": 5.0, "mlm": 2.0},
+    own_sums=torch.tensor([[1.0, 4.0], [2.0, 0.0]]),
+    norm=1.5,
+    lr=1e-3,
+    loss_scale=None,
+    seconds=0.5,
+    waited=0.1,
+    exchanges=1,
+    upcoming=Window([], torch.zeros(3), 7.0),
+    over=False,
+    stop=None,
+    save_requested=False,
+)
+
+
+@pytest.mark.parametrize("num_terms", [1, 3])
+def test_the_sum_of_what_the_ranks_pack_has_the_sums_of_all_by_name(num_terms: int) -> None:
+    counts = torch.arange(num_terms + 1, dtype=torch.float64) * 1000 + 16_000_001.0 / 2
+    requests = [float(number) for number in range(len(ALL))]
+    ranks = [
+        StepStats.pack(torch.full((num_terms,), 0.25 * rank), counts, requests, clock)
+        for rank, clock in enumerate((12.5, 0.0))
+    ]
+    assert ranks[0].dtype == torch.float32 and ranks[0].shape == (2 * num_terms + 1 + len(ALL) + 1,)
+    stats = StepStats.unpack((ranks[0] + ranks[1]).tolist(), num_terms)
+    assert stats.sums == [0.25] * num_terms
+    assert stats.next_counts == (2 * counts.float()).tolist()
+    assert stats.requests == [2 * number for number in requests] and stats.clock == 12.5
+
+
+def test_a_vector_of_another_length_is_no_exchange_of_a_step() -> None:
+    with pytest.raises(AssertionError):
+        StepStats.unpack([0.0] * 9, 2)
+
+
+def test_a_step_is_finite_where_its_loss_and_its_gradient_are() -> None:
+    assert RESULT.finite and RESULT.loss_is_finite
+    for norm in (math.nan, math.inf):
+        overflowed = replace(RESULT, norm=norm)
+        assert overflowed.loss_is_finite and not overflowed.finite
+    for value in (math.nan, math.inf, -math.inf):
+        broken = replace(RESULT, sums={"soft": 3.0, "mlm": value})
+        assert not broken.loss_is_finite and not broken.finite
+
+
+def test_a_signal_that_stops_asks_for_a_checkpoint_too() -> None:
+    assert not RESULT.asks_to_save
+    assert replace(RESULT, stop=15).asks_to_save and replace(RESULT, save_requested=True).asks_to_save
