@@ -13,7 +13,7 @@ from job import Shelf, distill, environment, results, wait_for
 from PIL import Image
 from test_fine_tuning import table
 
-from distill import chain as chain_module
+from distill.commands import chain as chain_module
 from distill.commands.chain import STAGE, Run, _inputs, _is_finished, check_chain, run_chain, runs_of
 from distill.config.compose import chain_config, register
 from distill.config.settings import CONF, ChainConfig, StageConfig
