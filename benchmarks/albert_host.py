@@ -28,7 +28,7 @@ from distill.config.settings import BackendConfig, MaskingConfig, PrecisionConfi
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
-from distill.distributed import Backend
+from distill.distributed import Backend, GradientSync, gradient_sync
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.optim import updates as optim
@@ -132,6 +132,7 @@ class Trainer:
         model = make_model(options.shape, options.tokens)
         self.objective = self._make_objective(model)
         self.trainable = setup_student(model, self.objective, self.precision, self.backend)
+        self.sync = gradient_sync(self.backend, self.trainable)
         self.settings = optimizer_config({"kind": "lamb", "lr": 1e-4, "clip": 1.0, "clip_each_rank": True})
         self.optimizer = optim.build(self.trainable, self.settings)
         self.chosen_rings = self.backend.rings
@@ -145,8 +146,9 @@ class Trainer:
 
     def run(self, job: Job) -> list[float]:
         """Seconds of each step of this rank, by the loop of a run, `distill.train.train`."""
-        backend = self._backend_for(job)
-        learner = Learner(self.trainable, self.optimizer, Constant(), self.settings)
+        sync = self._sync_for(job)
+        backend = sync.ranks
+        learner = Learner(self.trainable, sync, self.optimizer, Constant(), self.settings)
         batches = make_batches(self.options, job, backend.rank, backend.size)
         length = TrainConfig(epochs=None, steps=job.steps + 1, save_every=job.steps + 1)
         checkpoints = Checkpoints(self._nowhere, 1, {})
@@ -159,17 +161,18 @@ class Trainer:
             return done.seconds
         raise AssertionError("the loop ended before its clock")
 
-    def _backend_for(self, job: Job) -> Backend:
+    def _sync_for(self, job: Job) -> GradientSync:
         """The connections as the job wants them, used once before they are timed; or one host without any."""
         if not job.exchange:
-            alone = copy.copy(self.backend)  # the same bucket, exchanging with nobody
-            alone.rank, alone.size = 0, 1
+            alone = copy.copy(self.sync)  # the same bucket, exchanging with nobody
+            alone.ranks = copy.copy(self.backend)
+            alone.ranks.rank, alone.ranks.size = 0, 1
             return alone
         self.backend.rings = self.chosen_rings if job.rings == "auto" else int(job.rings)
         self.backend.settings = self.backend.settings.changed(compression=job.compression)
-        self.backend.zero_gradients()
-        self.backend.sum_gradients()
-        return self.backend
+        self.sync.zero()
+        self.sync.sum()
+        return self.sync
 
     @property
     def _nowhere(self) -> Path:
@@ -213,7 +216,7 @@ def main() -> None:
     trainer.run(Job(exchange=False))  # the first step of a process is a slow one
     ready()
     found = {
-        "parameters": trainer.backend.gradients.numel(),
+        "parameters": trainer.sync.gradients.numel(),
         "rings": trainer.chosen_rings,
         "jobs": list(results(trainer, [Job(**given) for given in json.loads(options.jobs)])),
     }

@@ -20,6 +20,7 @@ from step import NoHistory, settings
 from step_models import SHAPES, Shape, batches, make_student, make_teacher
 
 from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.distributed import gradient_sync
 from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.optim import updates as optim
@@ -60,9 +61,10 @@ def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
     fit_terms(terms, student, teacher)
     objective = build_objective(terms, config, precision, shape.vocabulary, 0, backend.device)
     trainable = setup_student(student, objective, precision, backend)
+    sync = gradient_sync(backend, trainable)
     checkpoints, made = TimedCheckpoints(folder), optim.build(trainable, optimizer)
     length, live = TrainConfig(epochs=None, steps=rounds + 1, save_every=1), setup_teacher(teacher, precision, backend)
-    learner = Learner(trainable, made, Constant(), optimizer)
+    learner = Learner(trainable, sync, made, Constant(), optimizer)
     run = Training(learner, LiveTeacher(live), source, backend, length, State(), checkpoints)
     train(run, objective, (), NoHistory())
     newest = checkpoints.newest()

@@ -22,15 +22,16 @@ from torch import nn
 
 from distill import distributed as backends
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend
+from distill.distributed import GradientSync
 from distill.distributed.rank import rank_from_env
 
 
-def _seconds(backend: Backend) -> float:
+def _seconds(sync: GradientSync) -> float:
     """The slowest rank's time of one exchange, the GPU's work included."""
+    backend = sync.ranks
     backend.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
     began = time.perf_counter()
-    backend.sum_gradients()
+    sync.sum()
     if backend.device.type == "cuda":
         torch.cuda.synchronize(backend.device)
     own = torch.zeros(backend.size, dtype=torch.float64)
@@ -47,8 +48,9 @@ def _rank(options: argparse.Namespace) -> None:
     times: dict[str, list[float]] = {}
     for size in options.megabytes.split(","):
         elements = int(float(size) * 1e6 / 4)
-        backend.prepare(nn.ParameterList([nn.Parameter(torch.ones(elements, device=backend.device))]))
-        times[size] = [_seconds(backend) for _ in range(options.rounds + 1)][1:]  # the first one opens connections
+        model = nn.ParameterList([nn.Parameter(torch.ones(elements, device=backend.device))])
+        sync = GradientSync(backend, model)
+        times[size] = [_seconds(sync) for _ in range(options.rounds + 1)][1:]  # the first one opens connections
     end_rank(backend, {"engine": backend.engine, "ranks": backend.size, "seconds": times})
 
 

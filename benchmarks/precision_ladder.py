@@ -25,6 +25,7 @@ from transformers import AlbertConfig, AlbertForMaskedLM
 
 from distill.config.compose import objective_config
 from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.distributed import gradient_sync
 from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.optim import updates as optim
@@ -95,9 +96,10 @@ def serve(calls: Connection, rung: Rung, options: argparse.Namespace) -> None:
         fit_terms(terms, model, None)
         objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, backend.device)
         trainable = setup_student(model, objective, rung.precision, backend)
+        sync = gradient_sync(backend, trainable)
         with tempfile.TemporaryDirectory() as folder:
             optimizer = OptimizerConfig()
-            learner = Learner(trainable, optim.build(trainable, optimizer), Constant(), optimizer)
+            learner = Learner(trainable, sync, optim.build(trainable, optimizer), Constant(), optimizer)
             length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
             source, checkpoints = batches(shape, options.accumulate, steps), Checkpoints(Path(folder), 1, {})
             run = Training(learner, NoTeacher(), source, backend, length, State(), checkpoints)

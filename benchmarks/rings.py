@@ -20,18 +20,19 @@ from torch import nn
 
 from distill import distributed as backends
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend
+from distill.distributed import Backend, GradientSync
 
 
 def _model(megabytes: float) -> nn.Module:
     return nn.ParameterList([nn.Parameter(torch.ones(int(megabytes * 1e6 / 4)))])
 
 
-def _seconds(backend: Backend) -> float:
+def _seconds(sync: GradientSync) -> float:
     """The slowest rank's time of one exchange."""
+    backend = sync.ranks
     backend.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
     began = time.perf_counter()
-    backend.sum_gradients()
+    sync.sum()
     own = torch.zeros(backend.size, dtype=torch.float64)
     own[backend.rank] = time.perf_counter() - began
     return float(backend.sum(own).max())
@@ -39,14 +40,14 @@ def _seconds(backend: Backend) -> float:
 
 def _exchanges(backend: Backend, numbers: list[int], megabytes: float, rounds: int) -> dict[str, list[float]]:
     """On one rank: seconds by `<rings>` and `<rings> bf16`, in turns."""
-    backend.prepare(_model(megabytes))
+    sync = GradientSync(backend, _model(megabytes))
     variants = [(number, "none") for number in numbers] + [(number, "bf16") for number in numbers if number > 1]
     times: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for number, compression in variants:
             backend.rings = number
             backend.settings = backend.settings.changed(compression=compression)
-            taken = _seconds(backend)
+            taken = _seconds(sync)
             if turn:  # the first round opens connections
                 times.setdefault(f"{number}{' bf16' * (compression == 'bf16')}", []).append(taken)
     return times
@@ -55,7 +56,7 @@ def _exchanges(backend: Backend, numbers: list[int], megabytes: float, rounds: i
 def _automatic(backend: Backend, megabytes: float) -> dict[str, Any]:
     """On one rank: what `rings=auto` chose and measured."""
     began = time.perf_counter()
-    backend.prepare(_model(megabytes))
+    GradientSync(backend, _model(megabytes))
     return {
         "rings": backend.rings,
         "seconds": backend.ring_seconds,

@@ -35,6 +35,7 @@ from step_models import SHAPES, AfterStep, Shape, Variant, batches, make_student
 from distill.config.compose import objective_config
 from distill.config.settings import BackendConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig, TrainConfig
 from distill.data.batches import Batches
+from distill.distributed import gradient_sync
 from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.optim import updates as optim
@@ -106,10 +107,11 @@ def train_with_distill(
     objective = build_objective(terms, config, variant.precision, student.config.vocab_size, many, backend.device)
     frozen = setup_teacher(teacher, variant.precision, backend)
     trainable = setup_student(student, objective, variant.precision, backend)
+    sync = gradient_sync(backend, trainable)
     optimizer = OptimizerConfig()
     with tempfile.TemporaryDirectory() as folder:
         length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
-        learner = Learner(trainable, optim.build(trainable, optimizer), Constant(), optimizer)
+        learner = Learner(trainable, sync, optim.build(trainable, optimizer), Constant(), optimizer)
         checkpoints = Checkpoints(Path(folder), 1, {})
         run = Training(learner, LiveTeacher(frozen), source, backend, length, State(), checkpoints)
         train(run, objective, (CallAfterStep(after_step),), NoHistory())

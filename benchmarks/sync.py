@@ -29,7 +29,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from distill import distributed as backends
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend
+from distill.distributed import Backend, GradientSync
 
 VOCABULARY = 6144
 VARIANTS = ("none", "distill window", "distill late", "distill every", "wrapper window", "wrapper every")
@@ -60,20 +60,20 @@ def none(model: Any, backend: Backend) -> Step:
 
 
 def with_distill(model: Any, backend: Backend, how: str) -> Step:
-    backend = copy.copy(backend)  # a bucket of its own on the same connections
+    backend = copy.copy(backend)  # settings of its own on the same connections
     backend.settings = backend.settings.changed(sync="every" if how == "every" else "window")
-    backend.prepare(model)
+    sync = GradientSync(backend, model)
     optimizer = optimizer_of(model)
 
     def step(window: list[torch.Tensor]) -> None:
-        backend.zero_gradients()
+        sync.zero()
         total = torch.zeros(1)
         for i, ids in enumerate(window):
-            with backend.sync(last=i == len(window) - 1 and how != "late"):
+            with sync.micro_batch(last=i == len(window) - 1 and how != "late"):
                 loss = loss_of(model, ids, 1 / len(window))
                 loss.backward()
             total += loss.detach()
-        backend.sum_gradients(total)
+        sync.sum(total)
         optimizer.step()
 
     return step

@@ -32,7 +32,7 @@ from distill.checks import check
 from distill.config.command_line import composed
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Backend, gradient_sync
 from distill.models.language_model import NO_OUTPUTS, LanguageModel
 from distill.objective.build import make_terms
 from distill.objective.objective import Objective
@@ -65,6 +65,7 @@ class Steps:
         self.vocabulary = vocabulary
         self.objective: Objective = job.make_objective(config, terms, self.batches, 1, vocabulary, self.backend)
         self.trainable: Trainable = setup_student(models.student, self.objective, config.precision, self.backend)
+        gradient_sync(self.backend, self.trainable)  # its gradients exist from here on
         (self.teacher,) = setup_teachers(config, models.teachers, self.backend).values()
 
     def output(self, batch: Batch, layout: Layout | None, seed: int) -> TeacherOutput:

@@ -33,6 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(__version__)
         return 0
+    if given == ["--schema"]:
+        from distill.config.schema import print_schema
+
+        return print_schema()
     from distill.commands.main_job import main as run_job
 
     return run_job(given)

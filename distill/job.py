@@ -13,7 +13,7 @@ from distill import distributed as backends
 from distill.checks import check
 from distill.config.settings import Config
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Backend, gradient_sync
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
@@ -95,6 +95,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         caches = choose_caches(config, models, text, objective)
         require_memory_for_step(models.student, config.precision.student, *text.batches.shape, backend)
         trainable, frozen = setup_models(config, models, objective, backend)
+        sync = gradient_sync(backend, trainable)
         optimizer = optim.build(trainable, config.optimizer)
         state = folder.begin(trainable, optimizer, resolved)
         page.begin(state.step, state.seconds, steps)
@@ -107,7 +108,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         page.describe(record)
         monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
         held.callback(monitor.progress.close)  # also where the training ends early
-        learner = Learner(trainable, optimizer, schedule, config.optimizer)
+        learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
         training = Training(learner, teacher, text.batches, backend, config.train, state, folder.checkpoints)
         metrics = Metrics(objective, text.batches, config.train.log_every, monitor, state)
         milestones = make_milestones(config, folder, record, models, text, backend)

@@ -14,7 +14,7 @@ import torch
 from distill.config.settings import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Backend, GradientSync
 from distill.models.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
 from distill.objective.tally import TOKENS, Tally
@@ -51,6 +51,7 @@ class Learner:
     """The model that learns, and how its weights follow a gradient."""
 
     model: Trainable
+    sync: GradientSync
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     settings: OptimizerFlags
@@ -88,28 +89,28 @@ def accumulate_gradients(
     objective: Objective,
     window: list[Batch],
     scales: torch.Tensor,
-    backend: Backend,
+    sync: GradientSync,
     overlap: bool = True,
 ) -> torch.Tensor:
-    """Forward and backward of every micro-batch of a window; the gradients add up in the backend's bucket.
+    """Forward and backward of every micro-batch of a window; the gradients add up in the bucket of `sync`.
 
     Args:
         window: this rank's micro-batches of the step, M of them.
         scales: what the sum of each of the T terms is multiplied by, as `Objective.scales` gives it, times the loss
-            scale: [T], on the backend's device.
+            scale: [T], on the device of the ranks.
         overlap: let the exchange begin during the last backward.
 
     Returns:
         The sums of the terms in each micro-batch, without the scales, [M, T].
     """
-    backend.zero_gradients()
+    sync.zero()
     sums = scales.new_zeros(len(window), len(scales))
-    with model.student.weight_cast_cache(), backend.computing():
+    with model.student.weight_cast_cache(), sync.ranks.computing():
         teacher_outputs = teacher.outputs(window, objective.teacher_spec)
         for number, batch in enumerate(window):
             with phase(TEACHER):
                 teacher_output = next(teacher_outputs)
-            with backend.sync(number == len(window) - 1, overlap), keyed_by_row(batch.dropout_keys):
+            with sync.micro_batch(number == len(window) - 1, overlap), keyed_by_row(batch.dropout_keys):
                 with phase(FORWARD):
                     loss, sums[number] = objective(model, teacher_output, batch, scales)
                 with phase(BACKWARD):
@@ -118,7 +119,7 @@ def accumulate_gradients(
 
 
 def own_gradient(run: Training, objective: Objective, window: Window) -> torch.Tensor:
-    """This rank's part of a step's gradient, times the loss scale, in the backend's bucket.
+    """This rank's part of a step's gradient, times the loss scale, in the learner's bucket.
 
     Returns:
         The sums of the terms in each micro-batch of this rank, [M, T].
@@ -130,7 +131,7 @@ def own_gradient(run: Training, objective: Objective, window: Window) -> torch.T
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
     scales = objective.scales(window.counts, backend.device) * state.loss_scale.factor
     bound, model = bound_of_rank(learner.settings, backend.size), learner.model
-    sums = accumulate_gradients(model, run.teacher, objective, window.batches, scales, backend, bound is None)
+    sums = accumulate_gradients(model, run.teacher, objective, window.batches, scales, learner.sync, bound is None)
     if bound is not None:
         clip(model, bound * state.loss_scale.factor)
     return sums
@@ -144,7 +145,7 @@ def step(
     The weights stay as they are where the loss or the gradient is not finite on any rank.
     """
     learner, backend, limits, state = run.learner, run.backend, run.limits, run.state
-    began, num_syncs = time.monotonic(), backend.num_syncs
+    began, num_syncs = time.monotonic(), backend.traffic.num_syncs
     own_sums = own_gradient(run, objective, window)
     with phase(DATA):
         waiting = time.monotonic()
@@ -155,15 +156,14 @@ def step(
     clock = state.seconds + time.monotonic() - began if backend.rank == 0 else 0.0
     packed = StepStats.pack(own_sums.sum(0), objective.count(upcoming), signals.wishes(), clock)
     with phase(EXCHANGE):
-        summed = backend.sum_gradients(packed)
+        summed = learner.sync.sum(packed)
     assert summed is not None
     with phase(OPTIMIZER):
         if state.loss_scale.factor != 1:
-            backend.scale_gradients(1 / state.loss_scale.factor)
+            learner.sync.scale(1 / state.loss_scale.factor)
         gradient_norm = clip(learner.model, learner.settings.clip)
         # The one place where a step waits for a GPU: whether all is finite is known from what is read anyway.
-        with backend.reading():
-            *values, norm = torch.cat([summed, gradient_norm.detach().to(summed).reshape(1)]).tolist()
+        *values, norm = torch.cat([summed, gradient_norm.detach().to(summed).reshape(1)]).tolist()
         stats = StepStats.unpack(values, len(objective.names))
         lr = run.peak_lr * share(learner.schedule, limits.progress(state.step, stats.clock))
         if math.isfinite(sum(stats.sums)) and math.isfinite(norm):
@@ -180,7 +180,7 @@ def step(
         loss_scale=state.loss_scale.value,
         seconds=time.monotonic() - began,
         waited=waited,
-        exchanges=max(1, backend.num_syncs - num_syncs),
+        exchanges=max(1, backend.traffic.num_syncs - num_syncs),
         upcoming=Window(upcoming, torch.tensor(stats.next_counts, dtype=torch.float64), stats.clock),
         over=limits.reached(state.step + 1, stats.clock),
         stop=signals.agreed_stop(stats.requests),

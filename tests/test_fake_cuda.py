@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from distill.config import settings as conf
 from distill.data.batch import Batch
 from distill.data.batches import Batches
+from distill.distributed import GradientSync
 from distill.distributed.single import Single
 from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures.perplexity import Perplexity
@@ -32,7 +33,7 @@ from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.optim import updates as optim
 from distill.runs.setup import setup_student, setup_teacher
-from distill.teacher.cached import CachedTeacher
+from distill.teacher.cache import CachedTeacher
 from distill.teacher.layout import Layout
 from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
@@ -109,16 +110,17 @@ def test_the_step(
     objective = build_objective(terms, settings, precision(format), VOCAB, 1, CUDA)
     frozen = setup_teacher(teacher, precision(format), ranks)
     model = setup_student(student, objective, precision(format), ranks)
+    sync = GradientSync(ranks, model)
     source = batches(tokenizer, padded)
     window = source.window(0)
     counts = objective.count(window)
     optimizer = optim.build(model, conf.OptimizerConfig())
     scales = objective.scales(counts, CUDA)
     sums = accumulate_gradients(
-        model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), scales, ranks
+        model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), scales, sync
     )
     assert sums.device == CUDA and sums.shape == (2, 4)
-    stats = ranks.sum_gradients(torch.cat([sums.sum(0), sums.new_tensor([1.0, 2.0])]))
+    stats = sync.sum(torch.cat([sums.sum(0), sums.new_tensor([1.0, 2.0])]))
     norm = optim.clip(model, 1.0)
     assert stats is not None and stats.device == norm.device == CUDA
     optimizer.step()
@@ -142,7 +144,7 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
     files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, exponent=1.0, vocabulary=VOCAB))
     cached = CachedTeacher(files)  # what it reads is there already
     scales = objective.scales(objective.count(window), CUDA)
-    sums = accumulate_gradients(model, cached, objective, on_gpu(window), scales, ranks)
+    sums = accumulate_gradients(model, cached, objective, on_gpu(window), scales, GradientSync(ranks, model))
     assert sums.device == CUDA
 
 
@@ -157,7 +159,7 @@ def test_several_teachers(tokenizer: Any, kernel: str, format: str) -> None:
     live = [LiveTeacher(setup_teacher(teacher, precision(format), ranks)) for teacher in teachers]
     window = batches(tokenizer, True).window(0)
     scales, mean = objective.scales(objective.count(window), CUDA), MeanTeacher(live, [1.0, 2.0])
-    sums = accumulate_gradients(model, mean, objective, on_gpu(window), scales, ranks)
+    sums = accumulate_gradients(model, mean, objective, on_gpu(window), scales, GradientSync(ranks, model))
     assert sums.device == CUDA and sums.shape == (2, 4)
 
 

@@ -22,6 +22,7 @@ from tiny import (
 
 from distill.config import settings as conf
 from distill.data.batches import Batches
+from distill.distributed import GradientSync
 from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.runs.setup import setup_student, setup_teacher
@@ -44,15 +45,16 @@ def gradients(
     objective = build_objective(terms, settings, precision, student.config.vocab_size, 1, backend.device)
     frozen = setup_teacher(teacher, precision, backend)
     model = setup_student(student, objective, precision, backend)
+    sync = GradientSync(backend, model)
     data = make_rows(8, shortest=5)
     source = Batches(data, make_masks(tokenizer, data), batch_size=4, accumulate=2, seed=0)
     window = source.window(0)
     counts = objective.count(window)
     scales = objective.scales(counts, backend.device)
     sums = accumulate_gradients(
-        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, backend.device)), scales, backend
+        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, backend.device)), scales, sync
     )
-    return sums.cpu(), backend.gradients.cpu().clone()
+    return sums.cpu(), sync.gradients.cpu().clone()
 
 
 @pytest.mark.parametrize("rows", ["all", "masked"])

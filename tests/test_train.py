@@ -147,9 +147,9 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         backend=backend,
         **plain_sgd(),
     )
-    before, times = backend.num_collectives, save_slowly(fit)
+    before, times = backend.traffic.num_collectives, save_slowly(fit)
     fit.run()
-    collectives = backend.num_collectives - before
+    collectives = backend.traffic.num_collectives - before
     scores = score(fit, batch_size=4)
     student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
     settings = TrainConfig(batch_size=2, accumulate=2, epochs=1)

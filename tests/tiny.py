@@ -19,6 +19,7 @@ from distill.config.errors import line_of
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM, masked_lm
+from distill.distributed import gradient_sync
 from distill.distributed.shard import is_sharded
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
@@ -313,7 +314,7 @@ class Fit:
         self.backend = self.backend or Single(conf.BackendConfig(device="cpu"))
         self.terms = make_objective(self.objective, self.student, self.teacher)
         self.model = Trainable(LanguageModel(self.student, self.precision), self.terms.modules())
-        self.backend.prepare(self.model)
+        self.sync = gradient_sync(self.backend, self.model)
         self.made = (
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
         )
@@ -341,7 +342,7 @@ class Fit:
     def run(self) -> str:
         asks = self.teacher is not None and self.terms.needs_teacher
         training = Training(
-            Learner(self.model, self.made, self.schedule, self.optimizer_settings),
+            Learner(self.model, self.sync, self.made, self.schedule, self.optimizer_settings),
             LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
             self.batches,
             self.backend,

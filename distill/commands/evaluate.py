@@ -19,7 +19,7 @@ Score models on evaluation sets without training, and compare them in a table.
 
   distill evaluate model=runs/distilbert_gutenberg model=runs/distilbert_gutenberg_twin
   distill evaluate model=RUN 'evaluate.sets=[wikitext2,imdb]' evaluate.rows=1000 teacher=embedded
-  distill evaluate model=MODEL 'evaluate.sets=[mine]' '+evaluate.sources.mine={kind: text, path: FILE}'
+  distill evaluate model=MODEL 'evaluate.sets=[mine]' 'evaluate.sources.mine={kind: text, path: FILE}'
 """
 
 

@@ -25,6 +25,7 @@ options:
   --config-dir FOLDER   recipes of your own, in FOLDER/recipe/NAME.yaml
   --multirun, -m        run every combination of the values that are given as A,B,C
   --cfg job             show the settings
+  --schema              a JSON schema of all settings, by which editors complete recipes
   --help, -h; --version
 """
 WIDTH = 118

@@ -1,13 +1,16 @@
 """The ranks of a run: one process, torch.distributed, or Horovod, behind the interface `Backend`."""
 
+from torch import nn
+
 from distill.config.settings import BackendConfig
 from distill.distributed.collective import check_collective
+from distill.distributed.gradient_sync import GradientSync
 from distill.distributed.interface import Backend, RankLost
 from distill.distributed.rank import rank_from_env
 from distill.distributed.rings import parse_rings
 from distill.runtime.errors import SettingError
 
-__all__ = ["Backend", "RankLost", "build"]
+__all__ = ["Backend", "GradientSync", "RankLost", "build", "gradient_sync"]
 
 
 def build(settings: BackendConfig) -> Backend:
@@ -28,6 +31,15 @@ def build(settings: BackendConfig) -> Backend:
     from distill.distributed.horovod import Horovod
 
     return Horovod(settings)
+
+
+def gradient_sync(ranks: Backend, model: nn.Module) -> GradientSync:
+    """The gradients of `model`, and how they are summed over the ranks; all ranks make it (see `GradientSync`)."""
+    if ranks.name == "fsdp":
+        from distill.distributed.fsdp import ShardedSync
+
+        return ShardedSync(ranks, model)
+    return GradientSync(ranks, model)
 
 
 def _check(settings: BackendConfig) -> None:

@@ -52,7 +52,7 @@ class Ddp(Backend):
         self._join(self._choose_engine(), device if nccl else None)
         self._rings = TorchRings(1 if nccl or plug_in else requested or max(CANDIDATES), settings.timeout)
         if settings.collective is not None:
-            self.rings, self._measure_rings = 1, False
+            self.rings, self.measures_rings = 1, False
             wire = [WIRE[settings.compression][0]] if settings.compression in WIRE else []
             try_out(settings.collective, self.rank, device, wire, settings.timeout)
         self._describe()
@@ -98,10 +98,9 @@ class Ddp(Backend):
                 time.sleep(POLL)
             dist.destroy_process_group()
 
-    def _choose_rings(self) -> None:
-        if self._nccl:
-            return  # it measures and chooses its channels itself
-        super()._choose_rings()
+    def choose_rings(self, trial: Tensor) -> None:
+        if not self._nccl:  # which measures and chooses its channels itself
+            super().choose_rings(trial)
 
     def _settle_rings(self) -> None:
         self._rings.keep(self.rings)
@@ -110,7 +109,7 @@ class Ddp(Backend):
     def _sum(self, tensor: Tensor) -> None:
         self._on_device(dist.all_reduce, tensor)
 
-    def _begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
+    def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
         return self._rings.begin_sum(parts)
 
     def _broadcast(self, data: Tensor) -> None:

@@ -12,10 +12,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from distill.config.settings import BackendConfig
-from distill.distributed.bucket import Bucket
 from distill.distributed.counted import count_exchanges
 from distill.distributed.ddp import Ddp
-from distill.distributed.interface import naming_lost_rank_inside
+from distill.distributed.gradient_sync import GradientSync
+from distill.distributed.interface import Backend, naming_lost_rank_inside
 from distill.distributed.lockstep import Lockstep, roots
 from distill.distributed.shard import local, reshard, shard, sharded_modules
 from distill.runtime.errors import SettingError
@@ -24,10 +24,7 @@ from distill.runtime.errors import SettingError
 class Fsdp(Ddp):
     """The interface where parameters, gradients and the optimizer's state are divided between the ranks.
 
-    Gradients of the divided parameters are added up whole on each rank until the last micro-batch of a window, whose
-    backward pass reduces and divides them, once for each divided module. With `sync=every` each micro-batch does so:
-    more exchanges, and no whole gradients in memory. Parameters that are not divided (projections of loss terms, a
-    student that stays whole) lie in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
+    What becomes of their gradients is said at `ShardedSync`.
     """
 
     name = "fsdp"
@@ -47,8 +44,6 @@ class Fsdp(Ddp):
         self.divides = frozenset(name for name, wanted in divided.items() if wanted is not False)
         self._offloads = settings.offload_teacher
         self.equal_windows = bool(self.divides)
-        self._roots: list[FSDPModule] = []
-        self._divided: list[nn.Parameter] = []
 
     def _join_alone(self) -> None:
         dist.init_process_group(
@@ -60,56 +55,10 @@ class Fsdp(Ddp):
         storage = torch.float32 if trained else None
         shard(model, blocks, calls, self.mesh, storage, not trained and self._offloads)
 
-    def prepare(self, model: nn.Module) -> None:
-        """As in every backend; parameters that are divided have to be the same model's on all ranks already."""
-        reshard(model)  # what checks have made whole
-        plain = [tensor for tensor in model.parameters() if not isinstance(tensor, DTensor)]
-        self._broadcast_all([tensor.detach() for tensor in [*plain, *model.buffers()]])
-        self._divided = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]
-        self._roots = roots(model)  # type: ignore[assignment]
-        for module in sharded_modules(model):
-            count_exchanges(module, self._count)
-        self._bucket, self._under_way = Bucket([each for each in plain if each.requires_grad], self.device), []
-        self.gradients = self._bucket.gradients
-        if self._measure_rings:
-            self._choose_rings()
-            self._measure_rings = False
-
-    def zero_gradients(self) -> None:
-        super().zero_gradients()
-        for parameter in self._divided:
-            parameter.grad = None
-
-    @contextmanager
-    def sync(self, last: bool, overlap: bool = True) -> Iterator[None]:
-        if not self._roots:  # a student that stays whole, whose gradients all lie in the bucket
-            with super().sync(last, overlap):
-                yield
-            return
-        every = self.settings.sync == "every"
-        for root in self._roots:
-            root.set_requires_gradient_sync(last or every)
-        self._bucket.on_completion(None)
-        yield
-        self.num_syncs += every and not last
-
-    def sum_gradients(self, stats: Tensor | None = None) -> Tensor | None:
-        """As in every backend: what is divided was summed by the last backward, all else is summed here."""
-        for parameter in self._divided:
-            if parameter.grad is None:  # of a part that no micro-batch touched
-                parameter.grad = torch.zeros_like(parameter)
-        return super().sum_gradients(stats)
-
     @contextmanager
     def computing(self) -> Iterator[None]:
         with naming_lost_rank_inside():
             yield
-
-    def scale_gradients(self, factor: float) -> None:
-        super().scale_gradients(factor)
-        for parameter in self._divided:
-            if parameter.grad is not None:
-                local(parameter.grad).mul_(factor)
 
     @contextmanager
     def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
@@ -127,10 +76,10 @@ class Fsdp(Ddp):
                 reshard(model)
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         if self._lockstep is not None:
             self._lockstep.drain()
-        with super()._waiting():
+        with super().waiting():
             yield
 
     def close(self) -> None:
@@ -138,3 +87,56 @@ class Fsdp(Ddp):
             super().close()
         else:
             dist.destroy_process_group()
+
+
+class ShardedSync(GradientSync):
+    """The gradients of a model whose parameters may be divided between the ranks.
+
+    Those of divided parameters are added up whole on each rank until the last micro-batch of a window, whose backward
+    pass reduces and divides them, once for each divided module. With `sync=every` each micro-batch does so: more
+    exchanges, and no whole gradients in memory. Parameters that are not divided (projections of loss terms, a student
+    that stays whole) lie in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
+    """
+
+    def __init__(self, ranks: Backend, model: nn.Module) -> None:
+        """As in every backend; parameters that are divided have to be the same model's on all ranks already."""
+        reshard(model)  # what checks have made whole
+        self._divided = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]
+        self._roots: list[FSDPModule] = roots(model)  # type: ignore[assignment]
+        super().__init__(ranks, model)
+        for module in sharded_modules(model):
+            count_exchanges(module, ranks.count)
+
+    def _plain_parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        return [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
+
+    def zero(self) -> None:
+        super().zero()
+        for parameter in self._divided:
+            parameter.grad = None
+
+    @contextmanager
+    def micro_batch(self, last: bool, overlap: bool = True) -> Iterator[None]:
+        if not self._roots:  # a student that stays whole, whose gradients all lie in the bucket
+            with super().micro_batch(last, overlap):
+                yield
+            return
+        every = self.ranks.settings.sync == "every"
+        for root in self._roots:
+            root.set_requires_gradient_sync(last or every)
+        self._bucket.on_completion(None)
+        yield
+        self.ranks.traffic.num_syncs += every and not last
+
+    def sum(self, stats: Tensor | None = None) -> Tensor | None:
+        """As in every backend: what is divided was summed by the last backward, all else is summed here."""
+        for parameter in self._divided:
+            if parameter.grad is None:  # of a part that no micro-batch touched
+                parameter.grad = torch.zeros_like(parameter)
+        return super().sum(stats)
+
+    def scale(self, factor: float) -> None:
+        super().scale(factor)
+        for parameter in self._divided:
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(factor)

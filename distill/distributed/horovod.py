@@ -81,9 +81,9 @@ class Horovod(Backend):
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=limit)
         self._rings = TorchRings(number, self.settings.timeout)
 
-    def _choose_rings(self) -> None:
+    def choose_rings(self, trial: Tensor) -> None:
         if not self._nccl:
-            super()._choose_rings()
+            super().choose_rings(trial)
 
     def _settle_rings(self) -> None:
         assert self._rings is not None
@@ -99,7 +99,7 @@ class Horovod(Backend):
         name = f"sum/{tensor.dtype}/{tuple(tensor.shape)}"
         self._wait(self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=name))
 
-    def _begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
+    def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
         if self._rings is not None and (len(parts) > 1 or parts[0].dtype == torch.bfloat16):
             return self._rings.begin_sum(parts)
         # The same names each time: Horovod then answers from its cache instead of negotiating anew.

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from distill.config.settings import BackendConfig
-from distill.distributed.interface import RankLost
 from distill.distributed.rank import rank_from_env
 from distill.distributed.ranks import run_ranks
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import RankLost, SettingError
 from distill.runtime.progress import say
 from distill.runtime.signals import handled
 

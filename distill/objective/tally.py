@@ -19,9 +19,9 @@ class Tally:
     def add(self, sums: dict[str, float], counts: dict[str, float], weights: dict[str, float]) -> None:
         """Take in a step with the weights in force in it."""
         weighted = {name: weights[name] * value for name, value in sums.items()}
-        for own, more in ((self.sums, sums), (self.counts, counts), (self.weighted, weighted)):
-            for name, value in more.items():
-                own[name] = own.get(name, 0.0) + value
+        for totals, of_step in ((self.sums, sums), (self.counts, counts), (self.weighted, weighted)):
+            for name, value in of_step.items():
+                totals[name] = totals.get(name, 0.0) + value
 
     def means(self, names: Iterable[str]) -> dict[str, float]:
         """`total` and the mean of every term; nan without positions, as when all steps were skipped."""

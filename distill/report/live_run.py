@@ -79,7 +79,7 @@ class RunPage:
             steps: after which it ends.
         """
         self._first_step, self._until, self._steps = first_step, seconds, steps
-        self._exchanged = self.backend.exchange_seconds
+        self._exchanged = self.backend.traffic.exchange_seconds
         self._may_write = self._begun = True
         self._earlier = None  # only those up to this step: the others are made again
 
@@ -89,7 +89,7 @@ class RunPage:
             return
         line: dict[str, Any] = dict(metrics)
         if self.backend.size > 1:
-            exchanged, span = self.backend.exchange_seconds, max(metrics["seconds"] - self._until, 1e-9)
+            exchanged, span = self.backend.traffic.exchange_seconds, max(metrics["seconds"] - self._until, 1e-9)
             line["exchange_wait"] = min((exchanged - self._exchanged) / span, 1.0)
             self._exchanged, self._until = exchanged, metrics["seconds"]
         self._series.add(line)

@@ -238,8 +238,8 @@ def backend_facts(backend: Backend, config: Config, batches: Batches, syncs: int
         batch_size=batches.batch_size,
         sequences_per_step=batches.rows_per_step,
         syncs=syncs,
-        collectives=backend.num_collectives,
-        bytes_sent=backend.bytes_sent,
+        collectives=backend.traffic.num_collectives,
+        bytes_sent=backend.traffic.bytes_sent,
     )
 
 

@@ -48,7 +48,7 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], backen
 
 
 def setup_student(student: Any, objective: Objective, precision: PrecisionConfig, backend: Backend) -> Trainable:
-    """Put what is trained on this rank's device, its gradients into the bucket, and choose its kernels."""
+    """Put what is trained on this rank's device, and choose its kernels."""
     if is_sharded(student):
         compute_in(student, dtype_of(precision.student))
     else:
@@ -62,9 +62,7 @@ def setup_student(student: Any, objective: Objective, precision: PrecisionConfig
     if precision.kernels != "plain" and not precision.compile:
         use_one_gelu(student)  # the teacher has it
     plain = precision.kernels == "plain"
-    trainable = Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(backend.device)
-    backend.prepare(trainable)
-    return trainable
+    return Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(backend.device)
 
 
 def setup_teacher(teacher: Any, precision: PrecisionConfig, backend: Backend) -> LanguageModel:

@@ -111,9 +111,9 @@ class CacheBuilder:
         # The draws of a position depend on the cache and on where the position stands, not on who computes them.
         offsets = torch.from_numpy(offsets_of(numbers, self._counts(numbers), f"teacher sample {self.cache.key}"))
         pieces = []
-        for rows, own in zip(outputs.head_rows.split(size), offsets.to(self.device).split(size), strict=True):
+        for rows, starts in zip(outputs.head_rows.split(size), offsets.to(self.device).split(size), strict=True):
             logits = self.teacher.logits(rows, layout.vocabulary)
-            pieces.append(stored(kept_entries(logits, layout, self.temperature, own), layout))
+            pieces.append(stored(kept_entries(logits, layout, self.temperature, starts), layout))
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in layout.columns}
 
     def _counts(self, numbers: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ gives other probabilities), so that the folder can be copied to another machine'
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,8 +34,12 @@ from distill.config.settings import TeacherCacheConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
+from distill.models.language_model import NO_OUTPUTS
 from distill.runtime.errors import SettingError
+from distill.teacher.distributions import TopK
 from distill.teacher.layout import Layout, layout_from, layout_of
+from distill.teacher.output import TeacherOutput, Wanted
+from distill.teacher.sampling import as_samples
 
 FORMAT = 2  # raise it when the same teacher, rows and settings would give other files
 MOST_PARTS = 1000
@@ -84,7 +88,9 @@ class Cache:
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in numbers]
         positions = np.concatenate(spans or [np.arange(0)])
         values = {name: column[positions] for name, column in self._maps.items()}
-        return {name: each if each.dtype == np.float16 else each.astype(np.int32) for name, each in values.items()}
+        return {
+            name: column if column.dtype == np.float16 else column.astype(np.int32) for name, column in values.items()
+        }
 
     def facts(self) -> dict[str, Any]:
         """For results.json.
@@ -165,6 +171,25 @@ class Cache:
 
 # Flat positions of a micro-batch that carry soft targets, [n] int64 in ascending order; None: all of them.
 Positions = Callable[[Batch], torch.Tensor | None]
+
+
+class CachedTeacher:
+    """Reads the entries of a batch's rows; they stand at the positions that carry soft targets, in their order."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+
+    def read_ahead(self, batch: Batch) -> Batch:
+        numbers = batch.row_ids[:0] if batch.is_filler else batch.row_ids
+        columns = self.cache.read(numbers)
+        return batch.with_teacher_data(**{name: torch.from_numpy(values) for name, values in columns.items()})
+
+    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+        layout = self.cache.layout
+        for batch in window:
+            data = batch.teacher_data
+            source = as_samples(data, layout) if layout.sampled else TopK(data["ids"], data["log_probs"])
+            yield TeacherOutput(source, NO_OUTPUTS)
 
 
 def find(

@@ -49,14 +49,14 @@ class Layout:
         """The files by name, in the order in which checksums are taken over them."""
         ids = np.dtype(np.uint16 if self.vocabulary <= SMALL_VOCABULARY else np.int32)
         half = np.dtype(np.float16)
-        found = {
+        columns = {
             "ids": Column(self.top_k, ids),
             "log_probs": Column(self.top_k + 1 if self.top_k else 0, half),
             "draws": Column(self.sampled, ids),
             "log_weights": Column(self.sampled if self.weighted else 0, half),
             "neg_entropy": Column(1 if self.sampled else 0, half),
         }
-        return {name: column for name, column in found.items() if column.width}
+        return {name: column for name, column in columns.items() if column.width}
 
     @property
     def position_bytes(self) -> int:
@@ -66,8 +66,8 @@ class Layout:
     @property
     def title(self) -> str:
         """The settings behind it, for messages."""
-        found = {"top_k": self.top_k, "sampled": self.sampled}
-        return " with ".join(f"{name}={value}" for name, value in found.items() if value)
+        settings = {"top_k": self.top_k, "sampled": self.sampled}
+        return " with ".join(f"{name}={value}" for name, value in settings.items() if value)
 
     @property
     def largest(self) -> str:

@@ -64,7 +64,7 @@ def _joined_spec(batches: list[Batch], specs: list[OutputSpec]) -> OutputSpec:
     positions, start = [], 0
     for batch, spec in zip(batches, specs, strict=True):
         count = batch.ids.numel()
-        own = torch.arange(count, device=batch.ids.device) if spec.positions is None else spec.positions
-        positions.append(own + start)
+        of_batch = torch.arange(count, device=batch.ids.device) if spec.positions is None else spec.positions
+        positions.append(of_batch + start)
         start += count
     return specs[0]._replace(positions=torch.cat(positions))

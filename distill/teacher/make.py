@@ -7,8 +7,7 @@ from distill.data.batches import Batches
 from distill.distributed import Backend
 from distill.models.language_model import LanguageModel
 from distill.teacher import build_cache
-from distill.teacher.cache import Cache, Positions, find
-from distill.teacher.cached import CachedTeacher
+from distill.teacher.cache import Cache, CachedTeacher, Positions, find
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher, Teacher
 

@@ -38,10 +38,10 @@ class RetokenizedTeacher:
 
     def read_ahead(self, batch: Batch) -> Batch:
         ids = self.rows[batch.row_ids].astype(np.int64) & IDS
-        known = ids < len(self.student_tokenizer)  # padding may have an id beyond the vocabulary
+        in_vocabulary = ids < len(self.student_tokenizer)  # padding may have an id beyond it
         texts = [
             self.student_tokenizer.decode(row[here].tolist(), skip_special_tokens=True)
-            for row, here in zip(ids, known, strict=True)
+            for row, here in zip(ids, in_vocabulary, strict=True)
         ]
         encoded = self.teacher_tokenizer(texts, truncation=self.longest is not None, max_length=self.longest)
         input_ids, documents = _padded(encoded["input_ids"])

@@ -53,36 +53,36 @@ def kept_entries(logits: Tensor, layout: Layout, temperature: float, offsets: Te
     Args:
         offsets: [n] float64 between 0 and 1, the u of each position; None where nothing is drawn.
     """
-    found: dict[str, Tensor] = {}
+    columns: dict[str, Tensor] = {}
     if layout.top_k:
-        found["ids"], found["log_probs"] = top_k_log_probs(logits, layout.top_k, temperature)
+        columns["ids"], columns["log_probs"] = top_k_log_probs(logits, layout.top_k, temperature)
     if not layout.sampled:
-        return found
+        return columns
     assert offsets is not None
     log_p = (at_least_fp32(logits) / temperature).log_softmax(-1)
-    found["neg_entropy"] = -torch.special.entr(log_p.exp()).sum(-1, keepdim=True)
-    rest = log_p.scatter(1, found["ids"], -torch.inf) if layout.top_k else log_p
+    columns["neg_entropy"] = -torch.special.entr(log_p.exp()).sum(-1, keepdim=True)
+    rest = log_p.scatter(1, columns["ids"], -torch.inf) if layout.top_k else log_p
     # In float64, as a sum over the vocabulary in fp32 would lose tokens of small probability.
     cumulative = (layout.exponent * rest).exp().cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     points = (torch.arange(layout.sampled, device=logits.device) + offsets[:, None]) * (total / layout.sampled)
     points = points.minimum(torch.nextafter(total, torch.zeros_like(total)))  # rounding up would leave the vocabulary
     draws = torch.searchsorted(cumulative, points, right=True)  # right: never a token of probability 0
-    found["draws"] = draws.clamp(max=logits.shape[1] - 1)  # of a rest that has none at all, and weighs nothing
+    columns["draws"] = draws.clamp(max=logits.shape[1] - 1)  # of a rest that has none at all, and weighs nothing
     if layout.weighted:
-        log_q = (layout.exponent * rest).gather(1, found["draws"]) - total.log().to(rest.dtype)
-        weights = rest.gather(1, found["draws"]) - log_q - np.log(layout.sampled)
-        found["log_weights"] = weights.nan_to_num(nan=-torch.inf)
-    return found
+        log_q = (layout.exponent * rest).gather(1, columns["draws"]) - total.log().to(rest.dtype)
+        weights = rest.gather(1, columns["draws"]) - log_q - np.log(layout.sampled)
+        columns["log_weights"] = weights.nan_to_num(nan=-torch.inf)
+    return columns
 
 
 def stored(entries: Mapping[str, Tensor], layout: Layout) -> dict[str, np.ndarray]:
     """The columns in the formats that they have on disk, but ids as int64."""
-    found = {}
+    columns = {}
     for name in layout.columns:
         values = entries[name]
-        found[name] = (values.clamp(min=LOWEST).half() if values.is_floating_point() else values).cpu().numpy()
-    return found
+        columns[name] = (values.clamp(min=LOWEST).half() if values.is_floating_point() else values).cpu().numpy()
+    return columns
 
 
 def as_samples(columns: Mapping[str, Tensor], layout: Layout) -> Samples:

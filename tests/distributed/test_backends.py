@@ -2,7 +2,7 @@
 
 import importlib.util
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from distill.config.errors import parse
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend, RankLost, bucket, build
+from distill.distributed import Backend, GradientSync, RankLost, bucket, build
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
 from distill.runtime.errors import SettingError
 
@@ -76,11 +76,11 @@ class Outcome:
 
 def train(backend: Backend, batch_rows: int) -> Outcome:
     """Three steps; each rank takes every size-th micro-batch of `batch_rows` rows, the last one may be shorter."""
-    # Other weights on other ranks: `prepare` has to mend that.
+    # Other weights on other ranks, which the ranks have to mend.
     model = make_model(1 + backend.rank)
-    backend.prepare(model)
+    sync = GradientSync(backend, model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
-    before = (backend.num_syncs, backend.num_collectives, backend.bytes_sent)
+    before = replace(backend.traffic)
     losses: list[float] = []
     inside: list[Tensor] = []
     for rows in make_rows():
@@ -88,21 +88,28 @@ def train(backend: Backend, batch_rows: int) -> Outcome:
         window = batches[backend.rank :: backend.size]
         count = sum(len(targets) for batch in window for _, targets in batch)
         num_targets = float(backend.sum(torch.tensor(count)))
-        backend.zero_gradients()
+        sync.zero()
         own = torch.zeros(1)
         for i, batch in enumerate(window):
-            with backend.sync(last=i == len(window) - 1):
+            with sync.micro_batch(last=i == len(window) - 1):
                 loss = loss_of(model, batch, num_targets)
                 loss.backward()
             own += loss.detach()
             if not losses and i in (0, len(window) - 1):
-                inside.append(backend.gradients.clone())
-        stats = backend.sum_gradients(own)
+                inside.append(sync.gradients.clone())
+        stats = sync.sum(own)
         assert stats is not None
         losses.append(float(stats))
         optimizer.step()
-    after = (backend.num_syncs, backend.num_collectives, backend.bytes_sent)
-    return Outcome(model.state_dict(), losses, *(b - a for a, b in zip(before, after, strict=True)), inside)
+    after = backend.traffic
+    return Outcome(
+        model.state_dict(),
+        losses,
+        after.num_syncs - before.num_syncs,
+        after.num_collectives - before.num_collectives,
+        after.bytes_sent - before.bytes_sent,
+        inside,
+    )
 
 
 def body(settings: BackendConfig) -> dict[str, Any]:
@@ -136,7 +143,7 @@ def body(settings: BackendConfig) -> dict[str, Any]:
     backend.barrier()
     results["rings"], results["engine"] = backend.rings, backend.engine
     try:
-        backend.prepare(make_model(0).double())
+        GradientSync(backend, make_model(0).double())
     except ValueError as error:
         results["refused"] = str(error)
     bucket.SEGMENT = 40  # elements: the embedding's gradient and that of the layer are two segments now
@@ -145,10 +152,10 @@ def body(settings: BackendConfig) -> dict[str, Any]:
         results[f"segments/{sync}"] = train(backend, 1)
     results["early"] = early(backend)
     model = make_model(0)
-    backend.prepare(model)
+    sync = GradientSync(backend, model)
     model.zero_grad(set_to_none=True)
     try:
-        backend.sum_gradients()
+        sync.sum()
     except RuntimeError as error:
         results["lost"] = str(error)
     backend.close()
@@ -158,19 +165,19 @@ def body(settings: BackendConfig) -> dict[str, Any]:
 def early(backend: Backend) -> list[int]:
     """Segments under way after each of two micro-batches of a window, after one without overlap, and at the end."""
     model = make_model(1)
-    backend.prepare(model)
-    backend.zero_gradients()
+    sync = GradientSync(backend, model)
+    sync.zero()
     counts = []
     for last in (False, True):
-        with backend.sync(last):
+        with sync.micro_batch(last):
             loss_of(model, make_rows()[0][:1], 1.0).backward()
-        counts.append(len(backend._under_way))
-    backend.sum_gradients()
-    with backend.sync(last=True, overlap=False):
+        counts.append(len(sync._under_way))
+    sync.sum()
+    with sync.micro_batch(last=True, overlap=False):
         loss_of(model, make_rows()[0][:1], 1.0).backward()
-    counts.append(len(backend._under_way))
-    backend.sum_gradients()
-    return [*counts, len(backend._under_way)]
+    counts.append(len(sync._under_way))
+    sync.sum()
+    return [*counts, len(sync._under_way)]
 
 
 CASES = [
@@ -251,7 +258,7 @@ def test_the_exchange_begins_during_the_last_backward(case: tuple[BackendConfig,
             assert outcome.losses == pytest.approx(losses, rel=1e-5)
             for name, value in weights.items():
                 torch.testing.assert_close(outcome.weights[name].double(), value.double(), rtol=1e-5, atol=1e-6)
-        # Embedding and stats are the last segment, which `sum_gradients` starts.
+        # Embedding and stats are the last segment, which `sum` starts.
         assert ranks["early"] == ([0, 1, 0, 0] if len(case[1]) > 1 else [0, 0, 0, 0])
 
 
@@ -297,10 +304,10 @@ def test_rings_in_force(case: tuple[BackendConfig, list[Any]]) -> None:
 def uneven(settings: BackendConfig) -> None:
     """Rank 0 exchanges, rank 1 has gone."""
     with pytest.raises(ZeroDivisionError), build(settings) as backend:
-        backend.prepare(make_model(0))
+        sync = GradientSync(backend, make_model(0))
         if backend.rank == 0:
             with pytest.raises(RankLost):
-                backend.sum_gradients()
+                sync.sum()
         raise ZeroDivisionError  # leaves at once instead of waiting for the other in `close`
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
-from test_backends import HOROVOD, padded_size, reference, train
+from test_backends import HOROVOD, make_model, padded_size, reference, train
 
 from distill.config.settings import BackendConfig
-from distill.distributed import build
+from distill.distributed import GradientSync, build
 
 CASES = [
     pytest.param(name, rings, format, id=f"{name}-{rings}-{format}", marks=HOROVOD if name == "horovod" else ())
@@ -32,15 +32,16 @@ SMALL = 3.3e-7  # below what fp16 holds with all its digits
 def on_a_rank(settings: BackendConfig) -> dict[str, Any]:
     backend = build(settings)
     outcome = train(backend, 1)
+    sync = GradientSync(backend, make_model(0))
     found: dict[str, Any] = {"outcome": outcome, "rings": backend.rings}
 
     def exchanged(value: float, stat: float = 1.0) -> tuple[float, float, float]:
         """The sum of gradients that are `value` everywhere: its least and largest, and the stat beside them."""
-        backend.zero_gradients()
-        backend.gradients.fill_(value)
-        stats = backend.sum_gradients(torch.tensor([stat]))
-        assert stats is not None and backend.gradients.dtype == torch.float32
-        return float(backend.gradients.min()), float(backend.gradients.max()), float(stats)
+        sync.zero()
+        sync.gradients.fill_(value)
+        stats = sync.sum(torch.tensor([stat]))
+        assert stats is not None and sync.gradients.dtype == torch.float32
+        return float(sync.gradients.min()), float(sync.gradients.max()), float(stats)
 
     spacing = ABOVE_ONE[settings.compression]
     found["kept"], found["lost"] = exchanged(1 + spacing), exchanged(1 + spacing / 4, 70_001.0)

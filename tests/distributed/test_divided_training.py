@@ -94,7 +94,7 @@ def on_a_rank(folder: Path) -> dict[str, Any]:
 def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
     """How often gradients were reduced and numbers summed, and what the backend counted."""
     calls: Counter[str] = Counter()
-    before = counted.REDUCE_SCATTER, dist.all_reduce, backend.num_syncs
+    before = counted.REDUCE_SCATTER, dist.all_reduce, backend.traffic.num_syncs
 
     def counting(name: str, function: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -113,7 +113,12 @@ def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
         counted.REDUCE_SCATTER, dist.all_reduce = before[:2]
         backend.settings = backend.settings.changed(sync="window")
     groups = len(list(sharded_modules(fit.student)))
-    return {**calls, "groups": groups, "micro-batches": fit.settings.accumulate, "syncs": backend.num_syncs - before[2]}
+    return {
+        **calls,
+        "groups": groups,
+        "micro-batches": fit.settings.accumulate,
+        "syncs": backend.traffic.num_syncs - before[2],
+    }
 
 
 def near(case: str) -> dict[str, float]:

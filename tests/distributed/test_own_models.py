@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend, build
+from distill.distributed import Backend, build, gradient_sync
 from distill.distributed.gather import empty_copy, put_together, skeleton_of
 from distill.models.custom import load_weights
 from distill.runs.divide import blocks_of
@@ -48,19 +48,19 @@ def make(seed: int = 0) -> Scaled:
 def test_a_single_number_stays_whole_and_is_trained(backend: Backend) -> None:
     plain, model = make(), make()
     backend.divide(model, *blocks_of(model), trained=True)
-    backend.prepare(model)
+    sync = gradient_sync(backend, model)
     assert not isinstance(model.factor, DTensor) and isinstance(model.head.weight, DTensor)
     ids = torch.tensor([[5, 6, 7]])
-    backend.zero_gradients()
+    sync.zero()
     for each in (plain, model):
         each(ids).square().mean().backward()
-    backend.sum_gradients()
+    sync.sum()
     found = {name: each.grad for name, each in model.named_parameters()}
     for name, each in plain.named_parameters():
         got: Any = found[name]
         torch.testing.assert_close(got.full_tensor() if isinstance(got, DTensor) else got, each.grad)
     assert plain.factor.grad is not None and plain.factor.grad != 0
-    backend.scale_gradients(0.5)
+    sync.scale(0.5)
     torch.testing.assert_close(model.factor.grad, plain.factor.grad * 0.5)
 
 

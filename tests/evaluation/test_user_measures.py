@@ -180,10 +180,10 @@ def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int
     made = make_evaluator(chosen, masks, PrecisionConfig(), backend)
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     scores = made.score(MODEL, "student", sets)
-    plain = make_evaluator(replace(chosen, measures={}), masks, PrecisionConfig(), backend)
-    before = backend.num_collectives
+    plain = make_evaluator(chosen.changed(measures={}), masks, PrecisionConfig(), backend)
+    before = backend.traffic.num_collectives
     plain.score(MODEL, "student", sets)
-    count = backend.num_collectives - before
+    count = backend.traffic.num_collectives - before
     backend.close()
     return scores, count
 

@@ -14,6 +14,7 @@ from tiny import PAD, VOCAB, loss_of, make_masks, make_model, make_objective, ma
 from distill.config.settings import BackendConfig, ObjectiveConfig, PrecisionConfig
 from distill.data.batch import Batch, Labels
 from distill.data.batches import Batches
+from distill.distributed import GradientSync
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel
 from distill.objective.build import pays_to_compile
@@ -204,16 +205,16 @@ def test_a_weight_is_rounded_once_per_step(tokenizer: Any, teacher: Any, monkeyp
     batches, student = window(tokenizer), make_model("distilbert", 1, seed=2)
     objective, backend = make_objective(objective_config(), student, teacher), Single(BackendConfig(device="cpu"))
     model, live = Trainable(LanguageModel(student, "bf16")), LiveTeacher(LanguageModel(teacher, "bf16"))
-    backend.prepare(model)
+    sync = GradientSync(backend, model)
     casts, found = [], []
     for keeps in (True, False):
         if not keeps:
             monkeypatch.setattr(LanguageModel, "weight_cast_cache", lambda _: contextlib.nullcontext())
         with torch.profiler.profile() as profile:
             scales = objective.scales(objective.count(batches), backend.device)
-            accumulate_gradients(model, live, objective, batches, scales, backend)
+            accumulate_gradients(model, live, objective, batches, scales, sync)
         casts.append(sum(event.count for event in profile.key_averages() if event.key == "aten::_to_copy"))
-        found.append(backend.gradients.clone())
+        found.append(sync.gradients.clone())
     assert torch.equal(*found) and float(found[0].abs().max()) > 0
     linear = sum(isinstance(module, torch.nn.Linear) for module in student.modules())
     assert len(batches) > 1 and casts[1] - casts[0] >= (len(batches) - 1) * (linear - 1)
@@ -280,7 +281,5 @@ def test_thirty_terms_fit_into_the_one_exchange() -> None:
     model = make_model("bert", 1)
     objective = make_objective(objective_config(cosine=0.0, **more), model, model)
     assert len(objective.names) == 30
-    backend = Single(BackendConfig(device="cpu"))
-    backend.prepare(model)
-    stats = backend.sum_gradients(torch.arange(2.0 * len(objective.names) + 3))
+    stats = GradientSync(Single(BackendConfig(device="cpu")), model).sum(torch.arange(2.0 * len(objective.names) + 3))
     assert stats is not None and stats.tolist() == list(range(63))

@@ -15,7 +15,7 @@ from job import Shelf, metrics, results
 from tiny import Fit, assert_close, make_model, make_rows, new_student, objective_config, weights_of
 
 from distill.config.settings import BackendConfig, PrecisionConfig, TrainConfig
-from distill.distributed import build
+from distill.distributed import GradientSync, build
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel
 from distill.objective.trainable import Trainable
@@ -60,14 +60,14 @@ def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: f
     objective = tiny.make_objective(settings, student, teacher)
     model = Trainable(LanguageModel(student, precision), objective.modules())
     backend = Single(BackendConfig(device="cpu"))
-    backend.prepare(model)
+    sync = GradientSync(backend, model)
     rows = make_rows(8, shortest=5)
     window = Fit(Path(), tiny.make_tokenizer(), rows, settings=TrainConfig(batch_size=4, accumulate=2)).batches.window(
         0
     )
     live, counts = LiveTeacher(LanguageModel(teacher, precision)), objective.count(window) / share
-    accumulate_gradients(model, live, objective, window, objective.scales(counts, backend.device) * scale, backend)
-    return backend.gradients / scale
+    accumulate_gradients(model, live, objective, window, objective.scales(counts, backend.device) * scale, sync)
+    return sync.gradients / scale
 
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])

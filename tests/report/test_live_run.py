@@ -197,9 +197,9 @@ def test_exchanges_between_ranks_are_shares_of_the_time(tmp_path: Path) -> None:
     (tmp_path / "logs" / "rank1.log").write_text("a warning of rank 1\n")
     with RunPage(config, tmp_path, "smoke", "", backend) as page:
         page.begin(0, 10.0, 8)
-        backend.exchange_seconds = 0.5
+        backend.traffic.exchange_seconds = 0.5
         page.add({"step": 1, "seconds": 12.0})
-        backend.exchange_seconds = 1.5
+        backend.traffic.exchange_seconds = 1.5
         page.add({"step": 2, "seconds": 14.0})
         wait_until(lambda: (tmp_path / "report.html").exists() and "rank 1" in (tmp_path / "report.html").read_text())
     assert [point["exchange_wait"] for point in page._series.points()] == [0.25, 0.5]

@@ -19,7 +19,7 @@ from distill.models.language_model import LanguageModel, OutputSpec
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.teacher import build_cache
-from distill.teacher.cached import CachedTeacher
+from distill.teacher.cache import CachedTeacher
 from distill.teacher.distributions import Mixture
 from distill.teacher.live import LiveTeacher
 from distill.teacher.make import find_cache

@@ -26,7 +26,7 @@ from tiny import make_model
 from distill.models.language_model import LanguageModel
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
-from distill.teacher.cached import CachedTeacher
+from distill.teacher.cache import CachedTeacher
 from distill.teacher.distributions import Samples
 from distill.teacher.live import LiveTeacher
 

@@ -104,7 +104,7 @@ def _score(config: Config, task: Task, models: Sequence[Located], backend: Backe
         if not sets:
             raise SettingError(
                 "evaluate.sets: none of the sets is there to be scored; set DISTILL_DATA, hold text out of a corpus "
-                "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] '+evaluate.sources.mine={kind: text, "
+                "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] 'evaluate.sources.mine={kind: text, "
                 "path: FILE}'"
             )
         evaluator = task.evaluator(config, group.tokenizer, sets, backend)

@@ -1,13 +1,19 @@
-"""Which layers of a student are compared with which of its teacher, and projections between their widths."""
+"""Which layers of a student are compared with which of its teacher, projections, and losses of hidden states."""
 
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from distill.models.language_model import LAST
+from distill.data.batch import Batch
+from distill.models.kernels.precision import at_least_fp32
+from distill.models.language_model import LAST, Outputs, OutputSpec
 from distill.models.protocol import depth_of
+from distill.models.shapes import hidden_widths
 from distill.objective.terms import Term
+from distill.objective.terms.cosine import valid_rows
+from distill.teacher.output import TeacherOutput
 
 Pair = tuple[int, int]  # a layer of the student, one of the teacher
 
@@ -16,13 +22,14 @@ class PairsTerm(Term):
     """A loss that is summed over pairs of layers.
 
     Attributes:
+        requested: the pairs that are set; None: the default of the loss.
         pairs: the layers as set until `build`, then as the models number them.
     """
 
     def __init__(self, pairs: list[list[int]] | None = None) -> None:
         """`pairs`: [student layer, teacher layer], -1 the last; null: the default of the loss."""
-        self._given = checked_pairs(pairs)
-        self.pairs: list[Pair] = self._given or []
+        self.requested = checked_pairs(pairs)
+        self.pairs: list[Pair] = self.requested or []
 
     def build(self, student: Any, teacher: Any | None) -> None:
         if teacher is not None:
@@ -30,7 +37,35 @@ class PairsTerm(Term):
 
     @abstractmethod
     def build_pairs(self, student: Any, teacher: Any) -> None:
-        """`build` for two models: number `pairs`, and say what is read of each."""
+        """`build` for two models: number `pairs`, and set what is read of each."""
+
+
+class HiddenPairs(PairsTerm):
+    """A loss at every non-padding position, summed over pairs of layers, with a projection where widths differ.
+
+    Layer 0 is the embeddings, i the output of block i; without `pairs` all layers of the student count, evenly spread.
+    """
+
+    def build_pairs(self, student: Any, teacher: Any) -> None:
+        self.pairs = layer_pairs(self.requested, student, teacher, first=0)
+        layers, teacher_layers = sides(self.pairs)
+        self.student_reads, self.teacher_reads = OutputSpec(layers=layers), OutputSpec(layers=teacher_layers)
+        self.module = projections(hidden_widths(student, layers), hidden_widths(teacher, teacher_layers))
+
+    def count(self, batch: Batch) -> int:
+        return batch.num_valid
+
+    @abstractmethod
+    def losses(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """One pair's loss per position, in at least fp32: [N, H], [N, H] -> [N]."""
+
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
+        sums = []
+        for number, (layer, teacher_layer) in enumerate(self.pairs):
+            states = projected(self.module, number, at_least_fp32(valid_rows(student.hidden[layer], batch)))
+            teacher_states = at_least_fp32(valid_rows(teacher.outputs.hidden[teacher_layer], batch))
+            sums.append(self.losses(states, teacher_states).sum())
+        return torch.stack(sums).sum()
 
 
 def checked_pairs(pairs: list[list[int]] | None) -> list[Pair] | None:
@@ -54,18 +89,18 @@ def layer_pairs(pairs: list[Pair] | None, student: Any, teacher: Any, first: int
     Raises:
         ValueError: there is no such layer, or no number of layers to spread.
     """
-    own, other = depth_of(student), depth_of(teacher)
+    depth, teacher_depth = depth_of(student), depth_of(teacher)
     if pairs is not None:
         return [
-            (_layer("student", of_student, own, first), _layer("teacher", of_teacher, other, first))
-            for of_student, of_teacher in pairs
+            (_layer("student", layer, depth, first), _layer("teacher", teacher_layer, teacher_depth, first))
+            for layer, teacher_layer in pairs
         ]
-    if own is None or other is None:
+    if depth is None or teacher_depth is None:
         raise ValueError("pairs=null, but a model does not say how many layers it has: name the pairs")
-    layers = range(first, own + 1 - skipped)
+    layers = range(first, depth + 1 - skipped)
     if not layers:
-        raise ValueError(f"pairs=null leaves no layer of a student of {own} blocks: name the pairs")
-    return [(layer, max(first, (2 * layer * other + own) // (2 * own))) for layer in layers]
+        raise ValueError(f"pairs=null leaves no layer of a student of {depth} blocks: name the pairs")
+    return [(layer, max(first, (2 * layer * teacher_depth + depth) // (2 * depth))) for layer in layers]
 
 
 def _layer(which: str, number: int, blocks: int | None, first: int) -> int:
@@ -73,24 +108,26 @@ def _layer(which: str, number: int, blocks: int | None, first: int) -> int:
     if number == LAST:
         return LAST if blocks is None else blocks
     if number < first or (blocks is not None and number > blocks):
-        most = "its number of blocks" if blocks is None else blocks
-        raise ValueError(f"pairs names layer {number} of the {which}: give {first} to {most}, or {LAST} for the last")
+        largest = "its number of blocks" if blocks is None else blocks
+        raise ValueError(
+            f"pairs names layer {number} of the {which}: give {first} to {largest}, or {LAST} for the last"
+        )
     return number
 
 
 def block_number(setting: str, number: int, model: Any) -> int:
     """A block from 1, where LAST is the last. Raises ValueError, which names the setting, where there is none."""
     blocks = depth_of(model)
-    found = blocks if number == LAST else number
-    if found is None or found < 1 or (blocks is not None and found > blocks):
-        most = "its number of blocks" if blocks is None else f"{blocks}, or {LAST} for the last"
-        raise ValueError(f"{setting}={number} is no block of {type(model).__name__}: give 1 to {most}")
-    return found
+    block = blocks if number == LAST else number
+    if block is None or block < 1 or (blocks is not None and block > blocks):
+        largest = "its number of blocks" if blocks is None else f"{blocks}, or {LAST} for the last"
+        raise ValueError(f"{setting}={number} is no block of {type(model).__name__}: give 1 to {largest}")
+    return block
 
 
 def sides(pairs: list[Pair]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The student's layers and the teacher's, in the order of the pairs."""
-    return tuple(own for own, _ in pairs), tuple(other for _, other in pairs)
+    return tuple(layer for layer, _ in pairs), tuple(teacher_layer for _, teacher_layer in pairs)
 
 
 def projections(student_widths: list[int], teacher_widths: list[int]) -> nn.ModuleList | None:
@@ -101,8 +138,8 @@ def projections(student_widths: list[int], teacher_widths: list[int]) -> nn.Modu
     if student_widths == teacher_widths:
         return None
     return nn.ModuleList(
-        nn.Identity() if own == other else nn.Linear(own, other, bias=False)
-        for own, other in zip(student_widths, teacher_widths, strict=True)
+        nn.Identity() if width == teacher_width else nn.Linear(width, teacher_width, bias=False)
+        for width, teacher_width in zip(student_widths, teacher_widths, strict=True)
     )
 
 

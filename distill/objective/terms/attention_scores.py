@@ -26,24 +26,26 @@ class AttentionScores(PairsTerm):
     title = "Attention scores (MSE)"
 
     def build_pairs(self, student: Any, teacher: Any) -> None:
-        self.pairs = layer_pairs(self._given, student, teacher, first=1)
-        own, other = sides(self.pairs)
-        shapes = zip(attention_shapes(student, own), attention_shapes(teacher, other), strict=True)
+        self.pairs = layer_pairs(self.requested, student, teacher, first=1)
+        blocks, teacher_blocks = sides(self.pairs)
+        shapes = zip(attention_shapes(student, blocks), attention_shapes(teacher, teacher_blocks), strict=True)
         for of_student, of_teacher in shapes:
             if of_student.heads != of_teacher.heads:
                 raise ValueError(
                     f"weight: the teacher has {of_teacher.heads} attention heads and the student {of_student.heads}; "
                     "give the student as many, or use objective.relations, which splits both into as many heads"
                 )
-        self.student_reads, self.teacher_reads = OutputSpec(qkv=own), OutputSpec(qkv=other)
+        self.student_reads, self.teacher_reads = OutputSpec(qkv=blocks), OutputSpec(qkv=teacher_blocks)
 
     def count(self, batch: Batch) -> int:
         return batch.num_valid
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        known = teacher.outputs.qkv
-        found = [mean_squared_error(student.qkv[own], known[other]) for own, other in self.pairs]
-        return torch.stack([valid_rows(each[..., None], batch).sum() for each in found]).sum()
+        errors = [
+            mean_squared_error(student.qkv[block], teacher.outputs.qkv[teacher_block])
+            for block, teacher_block in self.pairs
+        ]
+        return torch.stack([valid_rows(error[..., None], batch).sum() for error in errors]).sum()
 
 
 def mean_squared_error(student: QKV, teacher: QKV) -> Tensor:

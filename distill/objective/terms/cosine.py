@@ -39,8 +39,10 @@ class Cosine(Term):
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         if self.rows != ALL:
-            return losses.cosine(*(target_rows(each.last_rows, batch) for each in (student, teacher.outputs))).sum()
-        return losses.cosine(*(valid_rows(each.hidden[LAST], batch) for each in (student, teacher.outputs))).sum()
+            states = (target_rows(outputs.last_rows, batch) for outputs in (student, teacher.outputs))
+        else:
+            states = (valid_rows(outputs.hidden[LAST], batch) for outputs in (student, teacher.outputs))
+        return losses.cosine(*states).sum()
 
 
 def valid_rows(hidden: Tensor, batch: Batch) -> Tensor:

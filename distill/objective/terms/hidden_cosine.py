@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from distill.objective import losses
-from distill.objective.terms._hidden import HiddenPairs
+from distill.objective.terms._pairs import HiddenPairs
 
 
 class HiddenCosine(HiddenPairs):

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from distill.objective.terms._hidden import HiddenPairs
+from distill.objective.terms._pairs import HiddenPairs
 
 
 class HiddenMse(HiddenPairs):

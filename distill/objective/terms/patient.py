@@ -26,26 +26,26 @@ class Patient(PairsTerm):
     reads_first_position = True
 
     def build_pairs(self, student: Any, teacher: Any) -> None:
-        first = 1 if self._given is None else 0
-        self.pairs = layer_pairs(self._given, student, teacher, first, skipped=1)
-        own, other = sides(self.pairs)
-        widths, teacher_widths = hidden_widths(student, own), hidden_widths(teacher, other)
+        first = 1 if self.requested is None else 0
+        self.pairs = layer_pairs(self.requested, student, teacher, first, skipped=1)
+        layers, teacher_layers = sides(self.pairs)
+        widths, teacher_widths = hidden_widths(student, layers), hidden_widths(teacher, teacher_layers)
         if widths != teacher_widths:
             raise ValueError(
                 f"weight: teacher and student have hidden sizes {teacher_widths[0]} and {widths[0]}, and patient "
                 "distillation has no projection; use objective.hidden_mse or objective.hidden_cosine"
             )
-        self.student_reads, self.teacher_reads = OutputSpec(layers=own), OutputSpec(layers=other)
+        self.student_reads, self.teacher_reads = OutputSpec(layers=layers), OutputSpec(layers=teacher_layers)
 
     def count(self, batch: Batch) -> int:
         return len(batch.ids)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        known = teacher.outputs.hidden
-        found = [
-            (_direction(student.hidden[own]) - _direction(known[other])).square().sum() for own, other in self.pairs
+        distances = [
+            (_direction(student.hidden[layer]) - _direction(teacher.outputs.hidden[teacher_layer])).square().sum()
+            for layer, teacher_layer in self.pairs
         ]
-        return torch.stack(found).sum()
+        return torch.stack(distances).sum()
 
 
 def _direction(hidden: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ class Pooled(Term):
         return len(batch.ids)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        own, other = projected(self.module, 0, student.pooled[self.kind]), teacher.outputs.pooled[self.kind]
+        vectors = projected(self.module, 0, student.pooled[self.kind])
+        teacher_vectors = teacher.outputs.pooled[self.kind]
         if self.distance is Distance.cosine:
-            return losses.cosine(own, other).sum()
-        return (own - other).square().sum()
+            return losses.cosine(vectors, teacher_vectors).sum()
+        return (vectors - teacher_vectors).square().sum()

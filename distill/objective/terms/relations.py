@@ -53,14 +53,13 @@ class Relations(Term):
             return
         self.student_layer = block_number("student_layer", self.student_layer, student)
         self.teacher_layer = block_number("teacher_layer", self.teacher_layer, teacher)
-        (own,), (other,) = (
-            attention_shapes(model, (block,))
-            for model, block in ((student, self.student_layer), (teacher, self.teacher_layer))
-        )
-        if any(width % self.heads for width in (*own.widths, *other.widths)):
+        (shape,) = attention_shapes(student, (self.student_layer,))
+        (teacher_shape,) = attention_shapes(teacher, (self.teacher_layer,))
+        widths, teacher_widths = shape.widths, teacher_shape.widths
+        if any(width % self.heads for width in (*widths, *teacher_widths)):
             raise ValueError(
-                f"relation_heads={self.heads} does not divide both the student's attention width {own.widths[0]} and "
-                f"the teacher's {other.widths[0]}: choose a divisor of {math.gcd(*own.widths, *other.widths)}"
+                f"relation_heads={self.heads} does not divide both the student's attention width {widths[0]} and the "
+                f"teacher's {teacher_widths[0]}: choose a divisor of {math.gcd(*widths, *teacher_widths)}"
             )
         self.student_reads = OutputSpec(qkv=(self.student_layer,))
         self.teacher_reads = OutputSpec(qkv=(self.teacher_layer,))
@@ -69,11 +68,11 @@ class Relations(Term):
         return batch.num_valid
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        own = student.qkv[self.student_layer].repeated()
-        other = teacher.outputs.qkv[self.teacher_layer].repeated()
-        visible = visible_to_both(own.mask, other.mask)
+        qkv = student.qkv[self.student_layer].repeated()
+        teacher_qkv = teacher.outputs.qkv[self.teacher_layer].repeated()
+        visible = visible_to_both(qkv.mask, teacher_qkv.mask)
         parts = [
-            weight * divergence(getattr(own, name), getattr(other, name), self.heads, visible)
+            weight * divergence(getattr(qkv, name), getattr(teacher_qkv, name), self.heads, visible)
             for name, weight in self.weights.items()
             if weight > 0
         ]
@@ -86,7 +85,7 @@ def divergence(student: Tensor, teacher: Tensor, heads: int, visible: Tensor | N
     [B, attention heads, S, d] each -> [B, S]. S and T are a model's vectors of all attention heads side by side, split
     anew into `heads` parts of d_S and d_T numbers. A query is compared with the keys that are `visible` to it alone.
     """
-    log_q, log_p = (_log_relations(each, heads, visible) for each in (student, teacher))
+    log_q, log_p = (_log_relations(vectors, heads, visible) for vectors in (student, teacher))
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1).mean(1)
 
 

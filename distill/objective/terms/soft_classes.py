@@ -25,7 +25,7 @@ class SoftClasses(Term):
         return len(batch.ids)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        own, other = student.extra["class"], teacher.outputs.extra["class"]
-        if own.shape[-1] == 1:
-            return (own - other).square().sum()
-        return losses.soft(own, other, self.temperature).sum()
+        logits, teacher_logits = student.extra["class"], teacher.outputs.extra["class"]
+        if logits.shape[-1] == 1:
+            return (logits - teacher_logits).square().sum()
+        return losses.soft(logits, teacher_logits, self.temperature).sum()

@@ -28,6 +28,7 @@ class SoftSpan(Term):
         return len(batch.ids)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        own, other = (text_logits(each["span"], batch) for each in (student.extra, teacher.outputs.extra))
-        parts = [losses.soft(own[..., end], other[..., end], self.temperature).sum() for end in (0, 1)]
+        logits = text_logits(student.extra["span"], batch)
+        teacher_logits = text_logits(teacher.outputs.extra["span"], batch)
+        parts = [losses.soft(logits[..., end], teacher_logits[..., end], self.temperature).sum() for end in (0, 1)]
         return torch.stack(parts).mean()
