@@ -57,7 +57,7 @@ class RunPage:
         self._sampler: Sampler | None = None
         self._held, self._stopped = ExitStack(), threading.Event()
         self._may_write = self._begun = self._wrote = self._failed = False
-        self.published = False  # the report is there, which no page of a run that ends badly replaces
+        self._published = False  # the report is there, which no page of a run that ends badly replaces
         self._thread = threading.Thread(target=self._work, name="report", daemon=True)
 
     def __enter__(self) -> Self:
@@ -105,15 +105,19 @@ class RunPage:
         if self._thread.is_alive():
             self._thread.join(PATIENCE)
 
+    def publish(self) -> None:
+        """The report is there: it stays, whatever happens from here on."""
+        self._published = True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
         if self._thread.is_alive():  # storage hangs: a second writer would only hang, too
             return
-        if error is not None and not self.published and (self._begun or self._wrote):
+        if error is not None and not self._published and (self._begun or self._wrote):
             self._refresh(ending_of(error))
-        elif (error is None or self.published) and self._begun and self.backend.rank == 0:
+        elif (error is None or self._published) and self._begun and self.backend.rank == 0:
             if self._is_live():
                 self._refresh(Ending(0, ""))
             with suppress(OSError):

@@ -15,9 +15,9 @@ from job import Shelf, assert_same, composed, results
 
 from distill.checks import check
 from distill.distributed import single
-from distill.monitor import Monitor
 from distill.report import live, report
 from distill.report.live_run import RunPage, is_free
+from distill.runs.metrics import RunLog
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import log
 
@@ -33,14 +33,14 @@ def wait_until(condition: Any, seconds: float = 20) -> None:
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Any) -> None:
     """Let a run do something after it has logged that step."""
-    log_metrics = Monitor.log_metrics
+    log_metrics = RunLog.log_metrics
 
-    def logged(self: Monitor, metrics: dict[str, float]) -> None:
+    def logged(self: RunLog, metrics: dict[str, float]) -> None:
         log_metrics(self, metrics)
         if metrics["step"] == step:
             act(self)
 
-    monkeypatch.setattr(Monitor, "log_metrics", logged)
+    monkeypatch.setattr(RunLog, "log_metrics", logged)
 
 
 def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
@@ -48,7 +48,7 @@ def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
 ) -> None:
     folder, seen = shelf.root / "live", dict[str, Any]()
 
-    def look(monitor: Monitor) -> None:
+    def look(log: RunLog) -> None:
         state = folder / "progress.json"  # comes after the page
         wait_until(lambda: state.exists() and json.loads(state.read_text())["step"] == 6)
         seen["page"], seen["state"] = (folder / "report.html").read_text(), json.loads(state.read_text())
@@ -87,7 +87,7 @@ def test_a_stopped_run_says_so_and_lives_again_with_the_same_command(
 
 
 def test_a_bug_leaves_its_traceback_in_the_page(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Monitor) -> None:
+    def fail(_: RunLog) -> None:
         raise RuntimeError("an odd thing with api_key=abcdefgh")
 
     at_step(monkeypatch, 2, fail)
@@ -184,7 +184,7 @@ def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> N
         wait_until((tmp_path / "progress.json").exists)
         page.stop()
         (tmp_path / "report.html").write_text("the report")
-        page.published = True
+        page.publish()
         raise SettingError("another rank was lost at the very end")
     assert (tmp_path / "report.html").read_text() == "the report" and not (tmp_path / "progress.json").exists()
 
