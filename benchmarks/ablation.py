@@ -52,7 +52,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     **{
         f"soft targets at {share} of the positions, {how}": (
             "objective.soft.weight=0",
-            f"+objective.picked={{_target_: ablation_terms.SoftAt{name}, weight: 5, share: {share}, temperature: 2}}",
+            f"objective.picked={{_target_: ablation_terms.SoftAt{name}, weight: 5, share: {share}, temperature: 2}}",
         )
         for how, name in (("at random", "Random"), ("highest entropy", "Entropy"))
         for share in (0.3, 0.1)

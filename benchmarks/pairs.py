@@ -55,7 +55,7 @@ MODERN = [
     "student.config={hidden_size: 192, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 384}",
     *("corpus.rows=6000", "optimizer.lr=1e-3", *SETS),
 ]
-RELATIONS = "+objective.relations={weight: 1.0, relation_heads: 12}"
+RELATIONS = "objective.relations={weight: 1.0, relation_heads: 12}"
 TWIN = ["objective.soft.weight=0", "objective.cosine.weight=0", "objective.mlm.weight=1"]
 
 
@@ -68,8 +68,8 @@ class Run:
 
 
 BOTH = [
-    *("teacher=several", "+teacher.members.books={kind: embedded}"),
-    *("+teacher.members.reviews={path: TEACHER/reviews}", "objective.cosine.weight=0"),
+    *("teacher=several", "teacher.members.books={kind: embedded}"),
+    *("teacher.members.reviews={path: TEACHER/reviews}", "objective.cosine.weight=0"),
 ]
 REVIEWS = ["teacher=pretrained", "teacher.path=TEACHER/reviews", "objective.cosine.weight=0"]
 IMDB = "evaluate.sets=[books,wikitext2,imdb]"
@@ -81,7 +81,7 @@ GROUPS: dict[str, list[Run]] = {
     ],
     "hidden": [
         Run("default mix", EMBEDDED),
-        Run("+ hidden states (MSE)", [*EMBEDDED, "+objective.hidden_mse.weight=1"]),
+        Run("+ hidden states (MSE)", [*EMBEDDED, "objective.hidden_mse.weight=1"]),
         Run("+ relations", [*EMBEDDED, RELATIONS]),
     ],
     "narrow": [

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
+    if sys.argv[1:] == ["--schema"]:
+        from distill.config.schema import print_schema
+
+        return print_schema()
     return until_interrupted(run_hydra)
 
 

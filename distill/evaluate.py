@@ -2,7 +2,7 @@
 
     python -m distill.evaluate model=runs/distilbert_gutenberg model=runs/distilbert_gutenberg_twin
     python -m distill.evaluate model=RUN 'evaluate.sets=[wikitext2,imdb]' evaluate.rows=1000 teacher=embedded
-    python -m distill.evaluate model=MODEL 'evaluate.sets=[mine]' '+evaluate.sources.mine={kind: text, path: FILE}'
+    python -m distill.evaluate model=MODEL 'evaluate.sets=[mine]' 'evaluate.sources.mine={kind: text, path: FILE}'
 
 A model is a run folder, a student, a milestone, any folder of transformers, a name on the Hub, or `embedded` or
 `embedded_deep`. Settings are those of a run, of the groups corpus, evaluate, precision, teacher and backend; what is

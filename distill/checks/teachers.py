@@ -20,7 +20,7 @@ def check_teachers(config: Config) -> None:
     if (settings.kind == "several") != bool(settings.members):
         raise SettingError(
             f"teacher.kind={settings.kind} with teacher.members={list(settings.members)}: take teacher=several and "
-            "name each as +teacher.members.NAME.path=FOLDER"
+            "name each as teacher.members.NAME.path=FOLDER"
         )
     for name, member in settings.members.items():
         own = f"teacher.members.{name}"

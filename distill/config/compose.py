@@ -38,7 +38,8 @@ from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.redaction import masked
 
-NAMED = (*REPLACED, "evaluate.by_set")  # settings whose entries have names that the schema does not know
+# Settings whose entries have names of the user's, or of transformers: the command line needs no plus for them.
+NAMED = (*REPLACED, "evaluate.by_set", "evaluate.sources", "evaluate.measures", "objective", "teacher.members")
 GROUP = Settings | Component  # what a setting that is a group of settings becomes
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 

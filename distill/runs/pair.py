@@ -199,7 +199,7 @@ def _check_across_tokenizers(
         if term.needs_teacher and not term.across_tokenizers:
             raise SettingError(
                 f"objective.{name} pairs tokens, but {differ}: set objective.{name}.weight=0 and learn from vectors of "
-                "whole rows (+objective.pooled.weight=1), or choose models with one tokenizer"
+                "whole rows (objective.pooled.weight=1), or choose models with one tokenizer"
             )
     if config.teacher.kind == "several":
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")

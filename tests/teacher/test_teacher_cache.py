@@ -42,9 +42,8 @@ class Desk:
     """Settings, rows, masks and a teacher, and the cache that they want."""
 
     def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int = 8, rows: np.ndarray = ROWS) -> None:
-        cache = conf.TeacherCacheConfig(top_k=top_k)
-        self.config = conf.Config(teacher=conf.TeacherConfig(kind="pretrained", cache=cache))
-        self.set("corpus.cache", str(folder))
+        self.config = change(conf.Config(teacher=conf.TeacherConfig(kind="pretrained")), "corpus.cache", str(folder))
+        self.set("teacher.cache.top_k", top_k)
         self.soft_positions, self.temperature, self.kernel, self.mlm = "all", 2.0, "auto", 2.0
         self.masking = conf.MaskingConfig(share=0.3, static=True)
         self.tokenizer, self.teacher, self.rows, self.seed, self.vocab = tokenizer, teacher, rows, 0, VOCAB

@@ -1,0 +1,65 @@
+"""The JSON schema of the settings: every recipe is written by it, and it has range, unit and sentence of each field."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from job import distill
+from pydantic import BaseModel
+
+from distill.config.errors import models_of
+from distill.config.schema import INTERNAL, settings_schema
+from distill.config.settings import RECIPES, Config
+
+SCHEMA = settings_schema()
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    return resolved(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]) if "$ref" in schema else schema
+
+
+def strangers(schema: dict[str, Any], value: Any, path: str = "") -> Iterator[str]:
+    """The keys of a recipe that the schema does not know."""
+    schema = resolved(schema)
+    for name, inner in value.items() if isinstance(value, dict) and schema.get("type") == "object" else ():
+        further = schema.get("additionalProperties", True)
+        if name in schema.get("properties", {}):
+            yield from strangers(schema["properties"][name], inner, f"{path}.{name}")
+        elif isinstance(further, dict):
+            yield from strangers(further, inner, f"{path}.{name}")
+        elif not further:
+            yield f"{path}.{name}"
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_recipes_are_written_by_it(recipe: Any) -> None:
+    assert not list(strangers(SCHEMA, yaml.safe_load(recipe.read_text())))
+
+
+def test_a_name_that_is_no_setting_is_found() -> None:
+    assert list(strangers(SCHEMA, {"train": {"stepz": 1}})) == [".train.stepz"]
+
+
+def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        for inner in models_of(field.annotation):
+            yield from sections(inner)
+
+
+def test_every_field_says_what_it_does_in_one_sentence() -> None:
+    for model in sections(Config):
+        for name, field in model.model_fields.items():
+            text = field.description or ""
+            assert text.endswith(".") and "\n" not in text and len(text) < 130, f"{model.__name__}.{name}: {text}"
+
+
+def test_the_command_prints_it(capfd: pytest.CaptureFixture) -> None:
+    assert distill("--schema") == 0
+    printed = json.loads(capfd.readouterr().out)
+    assert printed == SCHEMA
+    steps = printed["$defs"]["TrainConfig"]["properties"]["steps"]
+    assert "1000000000" in json.dumps(steps) and steps["unit"] == "steps" and "ends" in steps["description"]
+    assert not set(INTERNAL) & set(printed["properties"])
