@@ -22,7 +22,7 @@ from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.optim import updates as optim
-from distill.optim.schedule import Schedule, length_in_steps, make_schedule, total_steps
+from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
 from distill.outcome import Followers, finished_record, make_milestones, write_outputs
 from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
@@ -40,11 +40,11 @@ from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
+from distill.runs.twin import find_twin, settled_twin
 from distill.runtime.progress import configure_logging
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
-from distill.twin import find_twin, settled_twin
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     check(config)
     with ExitStack() as held:
         ranks = join_ranks(config, held)
-        page = held.enter_context(RunPage(config, path, recipe, command, ranks))
+        page = held.enter_context(make_page(config, path, recipe, command, ranks))
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
         loaded = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
@@ -91,7 +91,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, config.optimizer)
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
         state = folder.begin(learner.model, learner.optimizer, resolved)
-        page.begin(state.step, state.seconds, steps)
+        page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
         notes = notes_of(config, recipe, pair, data, objective) + (twin.remarks if twin else [])
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
@@ -131,6 +131,12 @@ def join_ranks(config: Config, held: ExitStack) -> Backend:
     transformers_logging.disable_progress_bar()  # its bars would garble the progress line
     refuse_differing_settings(config.compared, ranks)
     return ranks
+
+
+def make_page(config: Config, path: Path, recipe: str, command: str, backend: Backend) -> RunPage:
+    """The page of the run; a trial that ends with its profile leaves none, as it leaves no report."""
+    every = config.report.every if config.profile.stop_after is None else None
+    return RunPage(path, recipe, command, every, config.train.minutes, backend)
 
 
 def choose_task(config: Config, terms: dict[str, Term]) -> Task:

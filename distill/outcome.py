@@ -27,12 +27,12 @@ from distill.runs.parts import from_json
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import Observer
+from distill.runs.twin import BaselineRun
 from distill.runtime.errors import Diverged, first_line
 from distill.runtime.jsonl import read_lines
 from distill.runtime.storage import storage_failure
 from distill.tasks import Prepared
 from distill.train import Training
-from distill.twin import BaselineRun
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def make_milestones(
         whole = pair.whole_student(backend)
         if folder.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-            export(whole, pair.tokenizer, path, model_card(record.redacted().to_json()), durable=True)
+            export(whole, pair.tokenizer, path, model_card(record.redacted()), durable=True)
 
     wanted = frozenset(config.train.milestones or [])
 
@@ -226,13 +226,13 @@ def write_outputs(folder: RunFolder, record: Record, pair: Pair, resolved: str, 
     student = pair.whole_student(backend)
     if not folder.writes:
         return
-    path, content = folder.path, record.to_json()
-    export(student, pair.tokenizer, path / "student", model_card(content))
+    path = folder.path
+    export(student, pair.tokenizer, path / "student", model_card(record))
     written = f"Report: {path / 'report.html'}"
     try:
-        report.write(path, content, read_lines(folder.metrics_path), resolved)
+        report.write(path, record, read_lines(folder.metrics_path), resolved)
     except Exception as error:  # the student is there, and the report can be made at any time
         failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
         written = f"No report ({failure}): `distill report run={path}` writes it."
     folder.write_results(record)
-    logger.info(f"{summary.findings(content)}\n{written}   Student: {path / 'student'}")
+    logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")

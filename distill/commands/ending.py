@@ -78,7 +78,7 @@ def expected(error: Exception, folder: str = "") -> Failure | None:
         return error
     if (failure := setting_error(error) or storage_failure(error, folder)) is not None:
         return failure
-    from distill.models.memory import memory_failure
+    from distill.runtime.host import memory_failure
 
     return memory_failure(error)
 

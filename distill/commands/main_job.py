@@ -95,7 +95,7 @@ def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) 
     results = run(*job._replace(config=job.config.changed(optimize=goal)))
     if goal is None:
         return None
-    value = goal.value(results.to_json())
+    value = goal.value(results)
     shown = "no number" if value is None else f"{value:.6g}"
     logging.getLogger("distill").info(f"optimize: {goal.name} = {shown}")
     return value

@@ -28,6 +28,6 @@ def run(arguments: list[str]) -> None:
     from distill.runtime.jsonl import read_lines
 
     folder = parse(ReportArguments, arguments, "report").run
-    content = read_run(folder, "run").to_json()
-    report.write(folder, content, read_lines(folder / "metrics.jsonl"), (folder / "config.yaml").read_text("utf-8"))
+    record = read_run(folder, "run")
+    report.write(folder, record, read_lines(folder / "metrics.jsonl"), (folder / "config.yaml").read_text("utf-8"))
     print(folder / "report.html")

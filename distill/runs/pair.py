@@ -24,7 +24,7 @@ from distill.models.teacher import teacher_path, teacher_tokenizer
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
 from distill.runs.divide import divide_models, new_weights
-from distill.runs.layer_search import find_layers
+from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
@@ -168,8 +168,8 @@ def find_start(
         logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
         return config, None
     if not found:
-        precision, words = config.precision.student, len(loaded.tokenizer)
-        found = find_layers(settings, teacher, loaded.kind, task.labels[0], batches, words, precision, folder.backend)
+        prediction = Prediction(loaded.kind, task.labels[0], len(loaded.tokenizer), config.precision.student)
+        found = find_layers(settings, teacher, prediction, batches, folder.backend)
     folder.record_layers(found)
     config = config.changed(student=settings.changed(layers=found["layers"], num_layers=None))
     return config, found if "teacher" in found else None

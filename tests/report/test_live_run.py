@@ -15,8 +15,9 @@ from job import Shelf, assert_same, composed, results
 
 from distill.checks import check
 from distill.distributed import single
+from distill.job import make_page
 from distill.report import live, report
-from distill.report.live_run import RunPage, is_free
+from distill.report.live_run import is_free
 from distill.runs.metrics import RunLog
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import log
@@ -135,7 +136,7 @@ def test_it_can_be_turned_off(every: str, shelf: Shelf, monkeypatch: pytest.Monk
     config = composed("+recipe=smoke", f"report.every={every}")
     check(config)
     backend = single.Single(config.backend)
-    with RunPage(config, tmp_path, "smoke", "", backend) as page:
+    with make_page(config, tmp_path, "smoke", "", backend) as page:
         page.begin(0, 0.0, 8)
         page.add({"step": 1, "seconds": 0.1})
         assert not page.on and not page._thread.is_alive()
@@ -164,7 +165,10 @@ def test_nothing_is_written_where_work_may_be_lost(tmp_path: Path) -> None:
 def test_preparation_shows_and_a_refusal_later_is_said(tmp_path: Path) -> None:
     """Before the folder belongs to the run the page is written where nothing can be lost, and says what ended it."""
     config = composed("+recipe=smoke", OFTEN)
-    with pytest.raises(SettingError), RunPage(config, tmp_path, "smoke", "the command", single.Single(config.backend)):
+    with (
+        pytest.raises(SettingError),
+        make_page(config, tmp_path, "smoke", "the command", single.Single(config.backend)),
+    ):
         log("corpus of books")
         wait_until(
             lambda: (tmp_path / "report.html").exists() and "corpus of books" in (tmp_path / "report.html").read_text()
@@ -178,7 +182,7 @@ def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> N
     config = composed("+recipe=smoke", "report.every=0.02")
     with (
         pytest.raises(SettingError),
-        RunPage(config, tmp_path, "smoke", "", single.Single(config.backend)) as page,
+        make_page(config, tmp_path, "smoke", "", single.Single(config.backend)) as page,
     ):
         page.begin(0, 0.0, 8)
         wait_until((tmp_path / "progress.json").exists)
@@ -195,7 +199,7 @@ def test_exchanges_between_ranks_are_shares_of_the_time(tmp_path: Path) -> None:
     backend.size = 2
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank1.log").write_text("a warning of rank 1\n")
-    with RunPage(config, tmp_path, "smoke", "", backend) as page:
+    with make_page(config, tmp_path, "smoke", "", backend) as page:
         page.begin(0, 10.0, 8)
         backend.traffic.exchange_seconds = 0.5
         page.add({"step": 1, "seconds": 12.0})
