@@ -9,8 +9,9 @@ from distill.evaluation.measures import Trial
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.speed import full_rows, run_forward, speed_rows
 from distill.models.kernels.precision import dtype_of
-from distill.models.memory import available, is_out_of_memory
+from distill.models.memory import available
 from distill.runtime.errors import SettingError
+from distill.runtime.host import is_out_of_memory
 
 
 def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationSet]) -> None:
@@ -88,5 +89,5 @@ def _check(evaluator: Evaluator, models: list[Any], trial: Trial, vocab: int = 0
 def _least_bytes(evaluator: Evaluator, models: list[Any], vocab: int) -> int:
     """What ids, hidden states and logits of a position take at least."""
     widths = [getattr(getattr(model, "config", None), "hidden_size", None) for model in models]
-    width = max((each for each in widths if isinstance(each, int)), default=0)
-    return 8 + dtype_of(evaluator.readers.precision.evaluate).itemsize * (width + vocab)
+    widest = max((width for width in widths if isinstance(width, int)), default=0)
+    return 8 + dtype_of(evaluator.readers.precision.evaluate).itemsize * (widest + vocab)
