@@ -47,7 +47,7 @@ def _check_twin(config: Config) -> None:
     if not any(term.needs_teacher for term in make_terms(config.objective).values()):
         raise SettingError(
             f"evaluate.twin={path} is to show what a teacher was worth, but no term of this objective learns from one: "
-            "leave it out (python -m distill.compare lays any runs beside each other)"
+            "leave it out (`distill compare` lays any runs beside each other)"
         )
     read_run(Path(path), "evaluate.twin")
 

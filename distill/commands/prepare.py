@@ -1,37 +1,32 @@
-"""The command `python -m distill.prepare`: the token rows of a recipe's corpus and evaluation sets, without training.
-
-    python -m distill.prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books corpus.tokens=s3://BUCKET/tokens
-
-Any number of hosts may run the same command at the same time: each takes a part of what is left. One that was killed
-goes on where it was, and a run of the recipe with the same settings then finds the rows in `corpus.tokens`.
-"""
+"""The command `distill prepare`: the token rows of a recipe's corpus and evaluation sets, without training."""
 
 import logging
-import sys
 from typing import TYPE_CHECKING
-
-from distill.commands.ending import status_of
 
 if TYPE_CHECKING:
     from distill.config.settings import Config
     from distill.data.tokens import Tokens
 
-logger = logging.getLogger("distill.prepare")  # as a command its __name__ would be __main__, which shows nothing
+HELP = """
+usage: distill prepare [+recipe=NAME] [SETTING=VALUE ...] [--config-dir FOLDER]
+
+Make the token rows of a recipe's corpus and evaluation sets, without training. Any number of hosts may run the same
+command at the same time: each takes a part of what is left. One that was killed goes on where it was, and a run of the
+recipe with the same settings then finds the rows in corpus.tokens.
+
+  SETTING=VALUE    as of a run; what matters are corpus, evaluate and the tokenizer of the teacher
+
+  distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books corpus.tokens=s3://BUCKET/tokens
+"""
+
+logger = logging.getLogger(__name__)
 
 
-def main() -> int:
-    """Exit status: 0 done, 2 bad input, 74 storage, 128 + a signal; else a bug."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__)
-        return 0
-    return status_of(run_command)
-
-
-def run_command() -> None:
+def run(arguments: list[str]) -> None:
     """Prepare what the command line names."""
     from distill.config.command_line import composed
 
-    prepare(composed(sys.argv[1:]))
+    prepare(composed(arguments))
 
 
 def prepare(config: "Config") -> "dict[str, Tokens]":
@@ -91,7 +86,3 @@ def described(tokens: "Tokens") -> str:
         return line
     ratio, rate = stored.plain_bytes / stored.bytes, size(stored.plain_bytes / max(stored.compress_seconds, 1e-9))
     return f"{line}; {stored.compression} made it {ratio:.2f} times smaller, {rate} a second"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
