@@ -230,8 +230,8 @@ def is_rank() -> bool:
 
 def start_ranks(config: "Config", path: Path, sweeping: bool, statuses: list[int]) -> bool:
     """Run this command as every rank, unless this process is one already; true when that was done."""
-    from distill.checks import check
     from distill.distributed import launch
+    from distill.runs.check import check
     from distill.runtime.errors import SettingError
 
     check(config)

@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from distill import distributed as backends
-from distill.checks import check
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Backend, gradient_sync
@@ -32,6 +31,7 @@ from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
 from distill.runs import profiling
 from distill.runs.banner import banner, notes
+from distill.runs.check import check
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from job import book, distill, results
 
-from distill.checks import check
 from distill.config.command_line import MAIN_RECIPE, composed, with_recipe
+from distill.runs.check import check
 
 RECIPE = f"+recipe={MAIN_RECIPE}"
 

@@ -14,7 +14,6 @@ from tiny import VOCAB, make_evaluator, make_masks, make_rows, make_tokenizer
 from torch import Tensor
 from vocabularies import special_ids, vocabulary_of
 
-from distill.checks import check
 from distill.config.component import Component
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.class_rows import class_rows
@@ -31,6 +30,7 @@ from distill.evaluation.measures.tables import TablePass
 from distill.evaluation.measures.users import check_measures, refuse_measures
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import Outputs
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from job import Shelf, assert_same, composed, results
 
-from distill.checks import check
 from distill.distributed import single
 from distill.monitor import Monitor
 from distill.report import live, report
 from distill.report.live_run import RunPage, is_free
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import log
 
