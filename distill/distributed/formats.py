@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.distributed.shard import reshard, sharded_modules
+from distill.distributed.shard import is_sharded, reshard, sharded_modules
 
 
 @contextmanager
@@ -27,6 +27,17 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         _set_formats(model, before)
+
+
+@contextmanager
+def without_gradients(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """While it is open no operation is recorded, and a divided model computes in this format."""
+    if not is_sharded(model):
+        with torch.inference_mode():
+            yield
+    else:  # its parts are put together into tensors that training goes on with
+        with torch.no_grad(), computing_in(model, dtype):
+            yield
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:

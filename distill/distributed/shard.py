@@ -107,6 +107,11 @@ def is_root(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
+def head_outlasts_forward(model: nn.Module) -> bool:
+    """Whether a model's head can be read without a forward before; that of a divided one is put together by each."""
+    return not is_sharded(model)
+
+
 def reshard(model: nn.Module) -> None:
     """Give up what is whole after forward passes without a backward one."""
     for module in sharded_modules(model):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from distill.config.settings import PrecisionConfig
-from distill.evaluation.measures import KEPT_BYTES, LOGITS_BYTES, KeptRows, Measure, Pass, ProgressCallback, Scoring
+from distill.distributed.shard import head_outlasts_forward
+from distill.evaluation.measures import KEPT_BYTES, KeptRows, Measure, Pass, ProgressCallback, Scoring, chunk_rows
 from distill.evaluation.measures.over_ranks import computed, summed
-from distill.evaluation.readers import Readers, head_outlasts_forward
+from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import RowLosses
 from distill.models.language_model import LanguageModel, idle_forward
@@ -128,7 +129,7 @@ class Evaluator:
 
         metric = Agreement(**summed(self.backend)).to(self.backend.device)
         vocab = self.scoring.vocab
-        size = max(1, LOGITS_BYTES // (8 * vocab))
+        size = chunk_rows(vocab)
         parts = (self._head_rows("student", student, data), self._head_rows("teacher", teacher, data))
         for both in zip(*parts, strict=True):
             for student_rows, teacher_rows in zip(*(rows.split(size) for rows in both), strict=True):

@@ -6,7 +6,7 @@ Shapes: N positions, E_k input size of member k's output embedding, V vocabulary
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed import Backend
-from distill.distributed.formats import computing_in
-from distill.distributed.shard import is_sharded
+from distill.distributed.formats import without_gradients
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec, idle_forward
@@ -93,14 +92,10 @@ class Readers:
     @contextmanager
     def evaluating(self, model: Any) -> Iterator[None]:
         """Evaluation mode without gradients, in the format of evaluation, and back to what was before."""
-        training, sharded = model.training, is_sharded(model)
+        training = model.training
         model.eval()
         try:
-            # The parts of a sharded model are put together into tensors that training goes on with.
-            with (
-                torch.no_grad() if sharded else torch.inference_mode(),
-                computing_in(model, dtype_of(self.precision.evaluate)) if sharded else nullcontext(),
-            ):
+            with without_gradients(model, dtype_of(self.precision.evaluate)):
                 yield
         finally:
             model.train(training)
@@ -112,8 +107,3 @@ class Readers:
             yield
         finally:
             self.seconds += time.perf_counter() - began
-
-
-def head_outlasts_forward(model: Any) -> bool:
-    """Whether a model's head can be read without a forward before; that of a sharded one is put together by each."""
-    return not is_sharded(model)

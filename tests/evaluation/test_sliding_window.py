@@ -75,8 +75,8 @@ class Rank(Single):
 
 
 def measure(text: Text, stride: int | None, batch_size: int = 5, rank: int = 0, size: int = 1) -> WindowPass:
-    collator, settings = CausalLM(causal_rows(text.tokenizer), text.packed), EvaluateConfig(stride=stride)
-    settings.batch_size = batch_size
+    collator = CausalLM(causal_rows(text.tokenizer), text.packed)
+    settings = EvaluateConfig(stride=stride, batch_size=batch_size)
     return WindowPass(Scoring(collator, text.tokenizer, settings, Rank(rank, size)))
 
 

@@ -1,5 +1,8 @@
 """Measures of the user's, torchmetrics Metrics: their values by hand, their names, and what is refused early."""
 
+import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 from distributed import run_ranks
 from families import make_family
-from job import composed
+from job import composed, environment
 from test_scores import MODEL, SET, make, silent
 from tiny import VOCAB, make_evaluator, make_masks, make_rows, make_tokenizer
 from torch import Tensor
@@ -34,6 +37,7 @@ from distill.runs.check import check
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 
+HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 PERPLEXITY = "torchmetrics.text.Perplexity"
 ACCURACY = "torchmetrics.classification.MulticlassAccuracy"
 
@@ -188,15 +192,22 @@ def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int
     return scores, count
 
 
-def test_two_ranks_give_the_values_of_one(tmp_path: Any) -> None:
+@pytest.mark.parametrize("name", ["ddp", pytest.param("horovod", marks=HOROVOD)])
+def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
     alone, _ = on_a_rank(BackendConfig(device="cpu"))
     assert all(values.keys() == {f"{number} rows" for number in NUM_ROWS} for values in alone.values())
-    settings = BackendConfig(name="ddp", device="cpu", threads=1, timeout=60.0)
+    settings = BackendConfig(name=name, device="cpu", threads=1, timeout=60.0)
     for scores, exchanges in run_ranks(2, tmp_path, on_a_rank, settings):
         assert scores.keys() == alone.keys() == {"perplexity", *OF_RANKS}
-        for name, values in alone.items():
-            assert scores[name] == pytest.approx(values, rel=1e-5), name
+        for measure, values in alone.items():
+            assert scores[measure] == pytest.approx(values, rel=1e-5), measure
         assert exchanges == len(NUM_ROWS), "perplexity takes one for each set"
+
+
+def test_torchmetrics_is_imported_where_models_are_scored_and_not_before() -> None:
+    program = "import sys, distill.job, distill.commands.scoring, distill.checks; print('torchmetrics' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------

@@ -29,6 +29,15 @@ def test_each_phase_gets_its_time() -> None:
     assert second.keys() == {DATA}
 
 
+def test_what_lies_between_two_steps_may_be_left_out() -> None:
+    phases = Phases()
+    phases.end_step()
+    time.sleep(0.02)
+    phases.restart()
+    phases.end_step()
+    assert sum(phases.steps[1]) < 0.01
+
+
 def test_a_mark_costs_little() -> None:
     phases, began = Phases(), time.perf_counter()
     for _ in range(10_000):

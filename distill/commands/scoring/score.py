@@ -4,7 +4,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +39,31 @@ TEACHER = "the teacher"  # the name of its column
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """Models of one vocabulary: they are scored at the same positions, and their perplexities can be compared."""
 
     tokenizer: PreTrainedTokenizerBase
-    models: list[Located]
+    models: tuple[Located, ...]
     teacher: Any | None = None  # where it has this vocabulary
     teacher_name: str = ""
-    found: list[ModelScores] = field(default_factory=list)
-    losses: dict[str, ModelLosses] = field(default_factory=dict)  # by model
+
+
+@dataclass(frozen=True)
+class GroupScores:
+    """What the models of a group scored."""
+
+    models: tuple[ModelScores, ...]
+    vocabulary: Vocabulary
+    measures: dict[str, dict[str, Any]]
+    comparisons: tuple[Comparison, ...]
+    left_out: tuple[str, ...]  # a line for each set that is not available
 
 
 def evaluate_models(
     models: Sequence[str | Path], settings: Sequence[str] = (), output: str | Path | None = None
 ) -> Scores:
-    """Score models on evaluation sets.
-
-    Args:
-        models: run folders, students, milestones or other model folders, names on the Hub, `embedded` or
-            `embedded_deep`.
-        settings: as on the command line of a run, of the groups corpus, evaluate, precision, teacher and backend. What
-            is not given is as in the run that made the first model; of a model from elsewhere the books, WikiText-2 and
-            IMDB under $DISTILL_DATA are scored, or, with a corpus, what is held out of it.
-        output: folder that gets scores.json and scores.md; None: nothing is written.
-
-    Raises:
-        SettingError: bad input: models that do not load or are of different tasks, settings or sets that cannot be, or
-            an output that cannot be written.
-    """
+    """`distill.evaluate`, which describes the arguments, in a process whose logging and signals are the command's."""
     configure_logging(0)
     transformers_logging.disable_progress_bar()
     located = locate([str(each) for each in models])
@@ -96,31 +92,18 @@ def _task(name: str, models: Sequence[Located], config: Config) -> Task:
 
 def _score(config: Config, task: Task, models: Sequence[Located], backend: Backend) -> Scores:
     groups = _groups(config, task, models, backend)
-    vocabularies, notes = [], list[str]()
-    measures: dict[str, dict[str, Any]] = {}
-    comparisons: list[Comparison] = []
-    for number, group in enumerate(groups):
-        sets, left_out = task.evaluation_sets(config, group.tokenizer)
-        if not sets:
-            raise SettingError(
-                "evaluate.sets: none of the sets is there to be scored; set DISTILL_DATA, hold text out of a corpus "
-                "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] 'evaluate.sources.mine={kind: text, "
-                "path: FILE}'"
-            )
-        evaluator = task.evaluator(config, group.tokenizer, sets, backend)
-        notes += [line for line in left_out if line not in notes]
-        measures |= to_json(measure_facts(evaluator.measures))
-        _score_group(config, task, group, number, evaluator, sets, backend)
-        comparisons += _compare(group, evaluator, sets)
-        names = tuple(each.name for each in group.found)
-        described = {data.name: evaluator.describe(data) for data in sets}
-        vocabularies.append(Vocabulary(len(group.tokenizer), names, described))
-    notes += _notes(groups, measures, config)
+    scored = [_score_group(config, task, group, number, backend) for number, group in enumerate(groups)]
+    measures = {name: described for each in scored for name, described in each.measures.items()}
+    notes = [*dict.fromkeys(line for each in scored for line in each.left_out), *_notes(scored, measures, config)]
     order = [TEACHER, *(model.name for model in models)]
-    found = sorted((each for group in groups for each in group.found), key=lambda each: order.index(each.name))
-    about = to_json(environment(backend.device))
     return Scores(
-        config.objective.task, tuple(found), tuple(vocabularies), measures, tuple(comparisons), tuple(notes), "", about
+        config.objective.task,
+        tuple(sorted((each for part in scored for each in part.models), key=lambda each: order.index(each.name))),
+        tuple(each.vocabulary for each in scored),
+        measures,
+        tuple(comparison for each in scored for comparison in each.comparisons),
+        tuple(notes),
+        environment=to_json(environment(backend.device)),
     )
 
 
@@ -129,22 +112,28 @@ def _groups(config: Config, task: Task, models: Sequence[Located], backend: Back
     groups: list[Group] = []
     for model in models:
         tokenizer = load_tokenizer(SETTING, model.path, task.kind)
-        same = [group for group in groups if group.tokenizer.get_vocab() == tokenizer.get_vocab()]
-        if same:
-            same[0].models.append(model)
+        number = _same_vocabulary(groups, tokenizer)
+        if number is None:
+            groups.append(Group(tokenizer, (model,)))
         else:
-            groups.append(Group(tokenizer, [model]))
-    if config.teacher.kind != "none":
-        members, shared = load_members(config, task.kind, backend.device)
-        assert shared is not None
-        _check_members(config, task.kind, members, shared)
-        same = [group for group in groups if group.tokenizer.get_vocab() == shared.get_vocab()]
-        own = same[0] if same else Group(shared, [])
-        groups += [] if same else [own]
-        frozen = [member.model.to(backend.device) for member in members]
-        own.teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
-        own.teacher_name = title_of(members)
+            groups[number] = replace(groups[number], models=(*groups[number].models, model))
+    if config.teacher.kind == "none":
+        return groups
+    members, shared = load_members(config, task.kind, backend.device)
+    assert shared is not None
+    _check_members(config, task.kind, members, shared)
+    frozen = [member.model.to(backend.device) for member in members]
+    teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
+    number = _same_vocabulary(groups, shared)
+    if number is None:
+        return [*groups, Group(shared, (), teacher, title_of(members))]
+    groups[number] = replace(groups[number], teacher=teacher, teacher_name=title_of(members))
     return groups
+
+
+def _same_vocabulary(groups: Sequence[Group], tokenizer: PreTrainedTokenizerBase) -> int | None:
+    vocabulary = tokenizer.get_vocab()
+    return next((n for n, group in enumerate(groups) if group.tokenizer.get_vocab() == vocabulary), None)
 
 
 def _check_members(
@@ -170,26 +159,36 @@ def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> No
         check_packing(model, setting)
 
 
-def _score_group(
-    config: Config,
-    task: Task,
-    group: Group,
-    number: int,
-    evaluator: Evaluator,
-    sets: list[EvaluationSet],
-    backend: Backend,
-) -> None:
-    """Fill in what each model of the group scored; besides the teacher one model at a time is in memory."""
+def _score_group(config: Config, task: Task, group: Group, number: int, backend: Backend) -> GroupScores:
+    """Score the models of the group; besides the teacher one model at a time is in memory."""
+    sets, left_out = task.evaluation_sets(config, group.tokenizer)
+    if not sets:
+        raise SettingError(
+            "evaluate.sets: none of the sets is there to be scored; set DISTILL_DATA, hold text out of a corpus "
+            "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] 'evaluate.sources.mine={kind: text, "
+            "path: FILE}'"
+        )
+    evaluator = task.evaluator(config, group.tokenizer, sets, backend)
+    models: list[ModelScores] = []
+    losses: dict[str, ModelLosses] = {}
     for name, model in _loaded(config, task.kind, group, backend):
         check_memory(evaluator, [model], sets)
-        keep = "teacher" if model is group.teacher else "student"
-        scores, group.losses[name] = evaluator.score_by_row(model, name, sets, keep)
+        is_teacher = model is group.teacher
+        scores, losses[name] = evaluator.score_by_row(model, name, sets, "teacher" if is_teacher else "student")
         agreement = None
-        if group.teacher is not None and model is not group.teacher and task.kind.vocabulary:
+        if group.teacher is not None and not is_teacher and task.kind.vocabulary:
             agreement = evaluator.agree(model, group.teacher, sets)
-        title = group.teacher_name if model is group.teacher else type(model).__name__
-        group.found.append(ModelScores(name, title, *size(model), number, scores, agreement))
+        title = group.teacher_name if is_teacher else type(model).__name__
+        models.append(ModelScores(name, title, *size(model), number, scores, agreement))
         del model  # before the next one is loaded
+    described = {data.name: evaluator.describe(data) for data in sets}
+    return GroupScores(
+        tuple(models),
+        Vocabulary(len(group.tokenizer), tuple(each.name for each in models), described),
+        to_json(measure_facts(evaluator.measures)),
+        tuple(_compare(group, losses, evaluator, sets)),
+        tuple(left_out),
+    )
 
 
 def _loaded(config: Config, kind: ModelKind, group: Group, backend: Backend) -> Iterator[tuple[str, Any]]:
@@ -215,24 +214,23 @@ def _loaded(config: Config, kind: ModelKind, group: Group, backend: Backend) -> 
         del model
 
 
-def _compare(group: Group, evaluator: Evaluator, sets: list[EvaluationSet]) -> list[Comparison]:
+def _compare(
+    group: Group, losses: dict[str, ModelLosses], evaluator: Evaluator, sets: list[EvaluationSet]
+) -> Iterator[Comparison]:
     """Every model of the group that was named against the first of them."""
     first, *others = [model.name for model in group.models] or [""]
-    return [
-        Comparison(other, first, measure, name, found)
-        for other in others
-        for measure, by_set in compare_models(group.losses[other], group.losses[first], sets, evaluator.scoring).items()
-        for name, found in by_set.items()
-    ]
+    for other in others:
+        compared = compare_models(losses[other], losses[first], sets, evaluator.scoring)
+        for measure, by_set in compared.items():
+            for name, bootstrap in by_set.items():
+                yield Comparison(other, first, measure, name, bootstrap)
 
 
-def _notes(groups: Sequence[Group], measures: dict[str, Any], config: Config) -> list[str]:
+def _notes(scored: Sequence[GroupScores], measures: dict[str, Any], config: Config) -> list[str]:
     """What a reader has to know where vocabularies differ."""
-    if len(groups) < 2 or "perplexity" not in measures:
+    if len(scored) < 2 or "perplexity" not in measures:
         return []
-    listed = "; ".join(
-        f"{len(group.tokenizer):,} tokens: {', '.join(each.name for each in group.found)}" for group in groups
-    )
+    listed = "; ".join(f"{each.vocabulary.tokens:,} tokens: {', '.join(each.vocabulary.models)}" for each in scored)
     cure = "bits per byte can" if "bits_per_byte" in measures else "score models of one vocabulary to compare them"
     lines = [
         f"These models have different vocabularies ({listed}). A perplexity is one of tokens, so perplexities cannot "

@@ -197,11 +197,9 @@ def exp(mean: float) -> float:
         return float(np.exp(mean))
 
 
-def logit_chunks(model: LanguageModel, rows: Tensor, targets: Tensor, vocab: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Head rows [N, E] and targets [N] -> logits [n, V] and targets [n], in chunks of bounded memory."""
-    size = max(1, LOGITS_BYTES // (8 * vocab))
-    for some, wanted in zip(rows.split(size), targets.split(size), strict=True):
-        yield model.logits(some, vocab), wanted
+def chunk_rows(vocab: int) -> int:
+    """Head rows whose logits in float64 may exist at once."""
+    return max(1, LOGITS_BYTES // (8 * vocab))
 
 
 def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
@@ -212,4 +210,5 @@ def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
 def token_losses(model: LanguageModel, rows: Tensor | None, targets: Tensor, vocab: int) -> Tensor:
     """Cross-entropy of each token in nats, float64: rows [N, E], targets [N] -> [N], in chunks of bounded memory."""
     assert rows is not None
-    return torch.cat([losses_of(*chunk) for chunk in logit_chunks(model, rows, targets, vocab)])
+    chunks = zip(rows.split(chunk_rows(vocab)), targets.split(chunk_rows(vocab)), strict=True)
+    return torch.cat([losses_of(model.logits(some, vocab), wanted) for some, wanted in chunks])

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from distill.config.component import Component
 from distill.evaluation.measures import (
     KeptRows,
     Measure,
     Pass,
     ProgressCallback,
     Scoring,
+    chunk_rows,
     exp,
-    logit_chunks,
     losses_of,
 )
 from distill.evaluation.measures.over_ranks import computed, summed
@@ -96,11 +97,13 @@ class TokenPass(Pass):
     chunked = False  # whether the logits of a part may be too large to exist at once
 
     def __init__(
-        self, scoring: Scoring, metric: Metric, measures: tuple[Measure, ...], users: UserMeasures | None = None
+        self, scoring: Scoring, metric: Metric, measures: tuple[Measure, ...], components: dict[str, Component]
     ) -> None:
-        self.scoring, self.measures, self.users = scoring, measures, users
+        """`components`: the user's measures that read it too."""
+        self.scoring, self.measures = scoring, measures
         self.metric = metric.to(scoring.backend.device)
-        self.user_measures = users.measures if users is not None else ()
+        self.users = UserMeasures(components, scoring.vocab, scoring.backend)
+        self.user_measures = self.users.measures
 
     @abstractmethod
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
@@ -115,8 +118,7 @@ class TokenPass(Pass):
         keep: KeptRows | None = None,
     ) -> dict[str, float]:
         self.metric.reset()
-        if self.users is not None:
-            self.users.reset()
+        self.users.reset()
         for part in self.parts(model, data, done):
             losses = self._losses(model, part)
             self.metric.update(losses, part.targets)
@@ -124,17 +126,16 @@ class TokenPass(Pass):
                 row_losses.update(losses, part.rows)
             if keep is not None:
                 keep.add(data.name, part.head_rows)
-        values: dict[str, float] = computed(self.metric)
-        return values if self.users is None else values | self.users.compute()
+        return {**computed(self.metric), **self.users.compute()}
 
     def _losses(self, model: LanguageModel, part: Part) -> Tensor:
         """[N] float64"""
         vocab, losses = self.scoring.vocab, []
-        whole = [(model.logits(part.head_rows, vocab), part.targets)] if not self.chunked else None
-        for logits, targets in whole or logit_chunks(model, part.head_rows, part.targets, vocab):
+        size = chunk_rows(vocab) if self.chunked else max(1, len(part.targets))
+        for rows, targets in zip(part.head_rows.split(size), part.targets.split(size), strict=True):
+            logits = model.logits(rows, vocab)
             losses.append(losses_of(logits, targets))
-            if self.users is not None:
-                self.users.update(logits, targets)
+            self.users.update(logits, targets)
         return torch.cat(losses)
 
 
@@ -148,8 +149,7 @@ class MaskPass(TokenPass):
     keeps = True
 
     def __init__(self, scoring: Scoring) -> None:
-        users = UserMeasures(scoring, scoring.vocab)
-        super().__init__(scoring, Perplexity(**summed(scoring.backend)), (PERPLEXITY,), users)
+        super().__init__(scoring, Perplexity(**summed(scoring.backend)), (PERPLEXITY,), scoring.settings.measures)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
         for batch, rows in self.scoring.head_rows(model, data, done):

@@ -38,7 +38,7 @@ class SinglePass(TokenPass):
 
     def __init__(self, scoring: Scoring) -> None:
         metric = Perplexity(PSEUDO_PERPLEXITY.name, **summed(scoring.backend))
-        super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,))
+        super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,), {})
         self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
         self.share_of: Callable[[str], float] = scoring.settings.share_of
         words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs

@@ -20,7 +20,6 @@ from distill.data.row_format import PROMPT
 from distill.evaluation.measures import Measure, ProgressCallback, Scoring, exp
 from distill.evaluation.measures.over_ranks import summed
 from distill.evaluation.measures.perplexity import Part, TokenPass
-from distill.evaluation.measures.users import UserMeasures
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 
@@ -90,7 +89,7 @@ class WindowPass(TokenPass):
             ),
         )
         metric = TextInformation(token_bytes(scoring.tokenizer), **summed(scoring.backend))
-        super().__init__(scoring, metric, measures, UserMeasures(scoring, scoring.vocab))
+        super().__init__(scoring, metric, measures, scoring.settings.measures)
 
     def num_positions(self, data: EvaluationSet) -> int:
         windows = [window for row in range(data.num_rows) for window in self.windows(data, row)]

@@ -68,7 +68,7 @@ class TablePass(Pass):
         names = dict.fromkeys(name for data in sets for name in data.measures)
         self.measures = tuple(Measure(name, *TITLES[name], lower_is_better=False) for name in names)
         self.users = _user_measures(scoring)
-        self.user_measures = self.users.measures if self.users is not None else ()
+        self.user_measures = self.users.measures
 
     def score(
         self,
@@ -81,22 +81,24 @@ class TablePass(Pass):
         assert isinstance(data, ClassSet | SquadSet)
         backend = self.scoring.backend
         metric = TableScores(data, **summed(backend)).to(backend.device)
-        if self.users is not None:
-            self.users.reset()
+        self.users.reset()
         for batch in self.scoring.batches(data, done):
             logits = model(batch.inputs, batch.documents, OutputSpec(extra=(self.head,))).extra[self.head]
             metric.update(logits, self.scoring.tensor(batch.row_ids))
-            if self.users is not None:
+            if self.head in batch.labels:
                 rows, targets = batch.labels[self.head]
                 self.users.update(logits[rows], targets)
-        values: dict[str, float] = computed(metric)
-        return values if self.users is None else values | self.users.compute()
+        return {**computed(metric), **self.users.compute()}
 
 
-def _user_measures(scoring: Scoring) -> UserMeasures | None:
-    """Those of the user's for these sets, which all have the same classes."""
+def _user_measures(scoring: Scoring) -> UserMeasures:
+    """Those of the user's for these sets, which all have the same classes.
+
+    Raises:
+        SettingError: they are sets of questions, whose outputs no Metric of logits and targets reads.
+    """
     classes = next((data.classes for data in scoring.sets if isinstance(data, ClassSet)), None)
     if classes is None:
         refuse_measures(scoring.settings.measures, "questions with answers")
-        return None
-    return UserMeasures(scoring, max(len(classes), 1))
+        return UserMeasures({}, 1, scoring.backend)
+    return UserMeasures(scoring.settings.measures, max(len(classes), 1), scoring.backend)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from distill.config.component import Component
-from distill.evaluation.measures import Measure, Scoring
+from distill.distributed import Backend
+from distill.evaluation.measures import Measure
 from distill.evaluation.measures.over_ranks import computed, gathered
 from distill.runtime.errors import SettingError, first_line
 
@@ -59,7 +60,7 @@ def refuse_measures(measures: dict[str, Component], noun: str) -> None:
 class UserMeasures:
     """The user's Metrics, which read the same positions of a pass; each has been tried and gives a number."""
 
-    def __init__(self, scoring: Scoring, width: int) -> None:
+    def __init__(self, components: dict[str, Component], width: int, backend: Backend) -> None:
         """
         Args:
             width: V or C; 1 where values are predicted.
@@ -68,8 +69,7 @@ class UserMeasures:
             SettingError: one that is no Metric, takes no logits [N, width] and targets [N], gives no single number, or
                 does not say whether a higher one is better.
         """
-        components = scoring.settings.measures
-        self._metrics = {name: _Fitted(component, scoring, width) for name, component in components.items()}
+        self._metrics = {name: _Fitted(component, width, backend) for name, component in components.items()}
         self.measures = tuple(
             Measure(name, *_described(name, each.metric), lower_is_better=not each.metric.higher_is_better)
             for name, each in self._metrics.items()
@@ -92,9 +92,9 @@ class UserMeasures:
 class _Fitted:
     """A Metric and the shape in which it takes its inputs: some of text take [1, N, V] and [1, N]."""
 
-    def __init__(self, component: Component, scoring: Scoring, width: int) -> None:
-        self.metric: Metric = _made(component).to(scoring.backend.device)
-        exchange = gathered(scoring.backend)
+    def __init__(self, component: Component, width: int, backend: Backend) -> None:
+        self.metric: Metric = _made(component).to(backend.device)
+        exchange = gathered(backend)
         for part in self.metric.modules():  # a Metric may consist of others
             if _is_metric(type(part)):
                 _exchange_by(part, **exchange)

@@ -113,6 +113,10 @@ class Phases:
         self.steps.append(list(self._seconds.values()))
         self._seconds = dict.fromkeys(PHASES, 0.0)
 
+    def restart(self) -> None:
+        """Between two steps: what has passed since the first one belongs to neither."""
+        self._since = time.perf_counter()
+
     def finish(self) -> None:
         """No step follows: what is known late is known now."""
 
@@ -140,6 +144,9 @@ class CudaPhases(Phases):
         self.enter(OTHER)
         self._read()
         self._unread, self._marks = self._marks, [self._marks[-1]]
+
+    def restart(self) -> None:
+        self._marks = [(OTHER, self._event())]
 
     def finish(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -81,6 +81,7 @@ class Recorder:
         self._number += 1
         self._take()
         self.trace.before_step(self._number)
+        self._phases.restart()  # to write a trace takes seconds, which are no part of the run
         return self._number == self.settings.stop_after
 
     def record(self) -> RankProfile:
