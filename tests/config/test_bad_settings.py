@@ -315,6 +315,8 @@ NEAREST = {
     "evaluate.sets=[wikitxt2]": "did you mean wikitext2",
     "precision.student=bf61": "did you mean bf16",
     "+objective.sfot.weight=1": "did you mean soft",
+    "objective.soft.wieght=1": "did you mean weight",
+    "objective.kernal=plain": "did you mean objective.kernel",
 }
 
 
