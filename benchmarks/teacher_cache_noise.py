@@ -37,7 +37,7 @@ from distill.objective.build import make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.runs.check import check
-from distill.runs.pair import load_models
+from distill.runs.pair import load_models, new_student
 from distill.runs.setup import setup_student
 from distill.runs.teachers import setup_teachers
 from distill.teacher.distributions import TopK
@@ -62,9 +62,10 @@ class Steps:
         text = task.prepare(config, models.tokenizer, self.backend)
         self.batches: Batches = text.batches
         vocabulary = len(models.tokenizer)
+        student = new_student(config, models.teachers[0].model, models.tokenizer, task, self.backend)
         self.vocabulary = vocabulary
         self.objective: Objective = job.make_objective(config, terms, self.batches, 1, vocabulary, self.backend)
-        self.trainable: Trainable = setup_student(models.student, self.objective, config.precision, self.backend)
+        self.trainable: Trainable = setup_student(student, self.objective, config.precision, self.backend)
         gradient_sync(self.backend, self.trainable)  # its gradients exist from here on
         (self.teacher,) = setup_teachers(config, models.teachers, self.backend).values()
 

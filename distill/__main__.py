@@ -139,9 +139,9 @@ def expected(error: Exception, folder: str = "") -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     from distill.config.unknown import explain
-    from distill.models.memory import memory_failure
     from distill.multirun import search_failure
     from distill.runtime.errors import Diverged, RankLost, SettingError, StageFailed, StorageFailed
+    from distill.runtime.host import memory_failure
     from distill.runtime.storage import storage_failure
 
     if os.environ.get("DISTILL_TRACEBACK") == "1":
@@ -202,7 +202,7 @@ def run_composed(cfg: Any, job: Any, statuses: list[int], signals: "Signals") ->
         command=" ".join(["python -m distill", *map(redact_override, overrides)]),
         resolved=OmegaConf.to_yaml(OmegaConf.create(masked(OmegaConf.to_container(cfg, resolve=True)))),
     )
-    value = None if goal is None else goal.value(results.to_json())
+    value = None if goal is None else goal.value(results)
     if goal is not None:
         shown = "no number" if value is None else f"{value:.6g}"
         logging.getLogger("distill").info(f"optimize: {goal.name} = {shown}")

@@ -18,7 +18,7 @@ from typing import Any
 
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
-from distill.report.by_milestone import MilestoneRuns
+from distill.report.chain_report import MilestoneRuns
 from distill.report.jobs import Job, JobsPage
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results
@@ -62,7 +62,7 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
                 page.start(run.folder)
                 _finish(path, chain, name, run, options)
         results = {
-            model: [[_results(run.folder) for run in runs_of(path, chain, name)] for name in stages]
+            model: [[_record(run.folder) for run in runs_of(path, chain, name)] for name in stages]
             for model, stages in chain.table.items()
         }
         text = chain_report.write(path, results, _milestone_runs(path, chain), chain.anchors)
@@ -159,7 +159,7 @@ def runs_of(path: Path, chain: ChainConfig, name: str) -> list[Run]:
     stage = chain.stages[name]
     steps: list[int | None] = [None]
     if stage.milestones_of is not None:
-        steps = _results(path / stage.milestones_of).get("milestones", [])
+        steps = [*_record(path / stage.milestones_of).snapshots]
         if not steps:
             raise SettingError(
                 f"chain.stages.{name}.milestones_of={stage.milestones_of} was finished without milestones in "
@@ -216,7 +216,7 @@ def _is_finished(folder: Path, known: dict[str, Any]) -> bool:
     if not done.is_file() or not (folder / "results.json").is_file():
         return False
     try:
-        check_student(folder, Record.from_json(_results(folder)))
+        check_student(folder, _record(folder))
         return bool(json.loads(done.read_bytes()) == known)
     except (ValueError, RecursionError):  # damage: the run itself says what is left to do
         return False
@@ -227,10 +227,10 @@ def _milestone_runs(path: Path, chain: ChainConfig) -> dict[str, MilestoneRuns]:
     found: dict[str, MilestoneRuns] = {}
     for name, stage in chain.stages.items():
         if (of := stage.milestones_of) is not None:
-            by_step = found.setdefault(of, MilestoneRuns(_results(path / of))).stages.setdefault(name, {})
+            by_step = found.setdefault(of, MilestoneRuns(_record(path / of))).stages.setdefault(name, {})
             for run in runs_of(path, chain, name):
                 assert run.step is not None
-                by_step.setdefault(run.step, []).append(_results(run.folder))
+                by_step.setdefault(run.step, []).append(_record(run.folder))
     return found
 
 
@@ -244,5 +244,5 @@ def _run(command: list[str]) -> int:
     return status
 
 
-def _results(folder: Path) -> dict[str, Any]:
-    return read_results(folder / "results.json").to_json()
+def _record(folder: Path) -> Record:
+    return read_results(folder / "results.json")

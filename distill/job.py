@@ -2,58 +2,49 @@
 
 import logging
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from distill import distributed as backends
-from distill.config.settings import Config
+from distill.config.settings import Config, TrackerConfig
 from distill.data.batches import Batches
 from distill.distributed import Backend, gradient_sync
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
-from distill.models.language_model import LanguageModel
 from distill.models.memory import require_memory_for_step
-from distill.monitor import Monitor
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
-from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
-from distill.optim.schedule import Schedule, length_in_steps, make_schedule, total_steps
-from distill.outcome import finished_record, make_milestones, write_outputs
+from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
+from distill.outcome import Followers, finished_record, make_milestones, write_outputs
 from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
-from distill.runs import profiling
-from distill.runs.banner import banner, notes
+from distill.runs import profiling, trackers
+from distill.runs.banner import announce, notes_of
 from distill.runs.check import check
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe
+from distill.runs.history import Examination, Points, StudentHistory
 from distill.runs.identity import run_identity
-from distill.runs.metrics import Metrics
+from distill.runs.metrics import Metrics, RunLog
 from distill.runs.milestones import check_within
-from distill.runs.pair import Models, load_models, settle_start
+from distill.runs.pair import Pair, load_models, settle_pair
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
-from distill.runs.step import Observer
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
+from distill.runs.twin import find_twin, settled_twin
 from distill.runtime.progress import configure_logging
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
-from distill.teacher.members import title_of
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
-from distill.twin import BaselineRun, find_twin, settled_twin
-
-OTHER_TOKENIZER = (
-    "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
-)
 
 logger = logging.getLogger(__name__)
 
@@ -73,60 +64,79 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     """
     check(config)
     with ExitStack() as held:
-        backend = join_ranks(config, held)
-        page = held.enter_context(RunPage(config, path, recipe, command, backend))
+        ranks = join_ranks(config, held)
+        page = held.enter_context(make_page(config, path, recipe, command, ranks))
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
-        models = load_models(config, terms, task, backend)
-        text = task.prepare(config, models.tokenizer, backend)
-        steps = num_steps(config, text.batches)
-        schedule = choose_schedule(config, text.batches)
-        identity = run_identity(config, {**models.digests, "corpus": text.tokens.digest}, text.batches, steps)
+        loaded = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
+        data = task.prepare(config, loaded.tokenizer, ranks)  # training rows in their order, evaluation sets
+        steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
+        identity = run_identity(config, {**loaded.digests, "corpus": data.tokens.digest}, data.batches, steps)
         twin = find_twin(config, identity, steps, terms)
-        folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, backend))
+        folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.finished(steps, config.train.length)) is not None:
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
 
-        config = settle_formats(config, folder)
-        config = settle_start(config, models, task, text.batches, folder)
+        # What the settings leave open is decided now; from here on no setting is `auto`.
+        config, formats = settle_formats(config, folder)
+        config, pair = settle_pair(config, loaded, task, data.batches, folder)
         twin = settled_twin(twin, config)
-        objective = make_objective(config, terms, text.batches, steps, len(models.tokenizer), backend)
-        caches = choose_caches(config, models, text, objective)
-        require_memory_for_step(models.student, config.precision.student, *text.batches.shape, backend)
-        trainable, frozen = setup_models(config, models, objective, backend)
-        sync = gradient_sync(backend, trainable)
-        optimizer = optim.build(trainable, config.optimizer)
-        state = folder.begin(trainable, optimizer, resolved)
-        page.begin(state.step, state.seconds, steps)
-        notes = make_notes(config, recipe, models, text, objective, twin)
-        announce(config, recipe, models, text, objective, notes, state)
-        teacher = make_teachers(config, frozen, caches, text.batches, objective, backend, models.tokenizers)
-        evaluator = make_evaluator(config, task, models, text, objective, backend)
-        known = describe(config, models, caches, text, objective, evaluator.measures, backend)
-        record = replace(known, recipe=recipe, command=command, identity=identity, notes=notes + known.notes)
-        page.describe(record)
-        monitor = make_monitor(config, folder, recipe, models, text, evaluator, objective, steps, state, page)
-        held.callback(monitor.progress.close)  # also where the training ends early
+        objective = make_objective(config, terms, data.batches, steps, len(pair.tokenizer), ranks)
+        parts = Parts(config, task, pair, data, objective, folder, ranks)
+        caches = choose_caches(parts, loaded.digests)
+        require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
+        trainable = setup_student(pair.student, objective, config.precision, ranks)
+        frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], ranks)
+        sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, config.optimizer)
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
-        training = Training(learner, teacher, text.batches, backend, config.train, state, folder.checkpoints)
-        metrics = Metrics(objective, text.batches, config.train.log_every, monitor, state)
-        milestones = make_milestones(config, folder, record, models, text, backend)
-        observers = (metrics, monitor.curve, milestones)
-        record = train_profiled(config, training, objective, observers, monitor, record)
+        state = folder.begin(learner.model, learner.optimizer, resolved)
+        page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
+        notes = notes_of(config, recipe, pair, data, objective) + (twin.remarks if twin else [])
+        announce(config, recipe, pair, data, objective, notes, state)
+        teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
+        evaluator = make_evaluator(parts)
+        record = describe(config, pair, caches, data, objective, evaluator.measures, ranks)
+        record = replace(record, recipe=recipe, command=command, identity=identity, notes=notes + record.notes)
+        page.describe(record)
+
+        checkpoints = folder.checkpoints.keeping(formats)
+        training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints)
+        followers = make_followers(parts, evaluator, record, page, state, steps)
+        held.callback(followers.log.progress.close)  # also where the training ends early
+        record = train_profiled(parts, training, followers, record)
         if record.training.ended_by == TRIAL:
             return record
-        done = finished_record(record, config, models, text, training, monitor, milestones, twin)
-        return publish(done, models, monitor, resolved)
+        done = finished_record(record, config, pair, data, training, followers, twin)
+        return publish(done, pair, folder, page, resolved)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of once nothing is open any more."""
+
+    config: Config
+    task: Task
+    pair: Pair
+    data: Prepared
+    objective: Objective
+    folder: RunFolder
+    ranks: Backend
 
 
 def join_ranks(config: Config, held: ExitStack) -> Backend:
     """The ranks of the run, which have the same settings; of them rank 0 alone speaks."""
-    backend = held.enter_context(backends.build(config.backend))
-    configure_logging(backend.rank)
+    ranks = held.enter_context(backends.build(config.backend))
+    configure_logging(ranks.rank)
     transformers_logging.disable_progress_bar()  # its bars would garble the progress line
-    refuse_differing_settings(config.given, backend)
-    return backend
+    refuse_differing_settings(config.given, ranks)
+    return ranks
+
+
+def make_page(config: Config, path: Path, recipe: str, command: str, backend: Backend) -> RunPage:
+    """The page of the run; a trial that ends with its profile leaves none, as it leaves no report."""
+    every = config.report.every if config.profile.stop_after is None else None
+    return RunPage(path, recipe, command, every, config.train.minutes, backend)
 
 
 def choose_task(config: Config, terms: dict[str, Term]) -> Task:
@@ -136,16 +146,11 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
     return task
 
 
-def settle_formats(config: Config, folder: RunFolder) -> Config:
-    """Choose number formats and threads where the settings leave them open; each checkpoint keeps them for a resume.
-
-    Returns:
-        The settings with a format in place of every `auto`.
-    """
-    recorded = folder.recorded_precision()
-    precision = choose_precision(config.precision, recorded, folder.backend)
-    folder.checkpoints.precision = dict(precision) | keep_threads(config.backend, recorded)
-    return config.changed(precision=precision)
+def num_steps(config: Config, batches: Batches) -> int:
+    """The steps of the run, wall-clock aside. Raises SettingError for milestones beyond them."""
+    steps = total_steps(config.train, batches.steps_per_epoch)
+    check_within(config.train, steps)
+    return steps
 
 
 def choose_schedule(config: Config, batches: Batches) -> Schedule:
@@ -154,20 +159,15 @@ def choose_schedule(config: Config, batches: Batches) -> Schedule:
     return make_schedule(config.schedule, steps, optim.peak_lr(config.optimizer, batches.rows_per_step))
 
 
-def num_steps(config: Config, batches: Batches) -> int:
-    """The steps of the run, wall-clock aside. Raises SettingError for milestones beyond them."""
-    steps = total_steps(config.train, batches.steps_per_epoch)
-    check_within(config.train, steps)
-    return steps
+def settle_formats(config: Config, folder: RunFolder) -> tuple[Config, dict[str, Any]]:
+    """Choose number formats and threads where the settings leave them open.
 
-
-def setup_models(
-    config: Config, models: Models, objective: Objective, backend: Backend
-) -> tuple[Trainable, dict[str, LanguageModel]]:
-    """What is trained, and the teachers by name, as training runs them."""
-    trainable = setup_student(models.student, objective, config.precision, backend)
-    frozen = setup_teachers(config, models.teachers if objective.needs_teacher else [], backend)
-    return trainable, frozen
+    Returns:
+        The settings with a format in place of every `auto`, and what each checkpoint keeps of it for a resume.
+    """
+    recorded = folder.recorded_precision()
+    precision = choose_precision(config.precision, recorded, folder.backend)
+    return config.changed(precision=precision), dict(precision) | keep_threads(config.backend, recorded)
 
 
 def make_objective(
@@ -178,115 +178,81 @@ def make_objective(
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
 
 
-def choose_caches(config: Config, models: Models, text: Prepared, objective: Objective) -> dict[str, Cache]:
-    """The caches of teachers that the settings want, by the name of the teacher."""
-    origin = cache_origin(config, models.tokenizer, text, objective)
-    return find_caches(config, models.digests, origin, text.batches, objective)
+def choose_caches(parts: Parts, digests: dict[str, str | None]) -> dict[str, Cache]:
+    """The caches of teachers that the settings want, by the name of the teacher.
 
-
-def cache_origin(
-    config: Config, tokenizer: PreTrainedTokenizerBase, text: Prepared, objective: Objective
-) -> dict[str, Any]:
-    """Everything besides the teacher that decides what a teacher cache holds; what it was computed on is left out."""
-    return {
-        "tokens": text.tokens.digest,
-        "masks": text.batches.collator.identity,
-        "seed": None if find_task(config.objective.task).kind.causal else config.seed,  # it draws masks
+    What a cache was computed on is no part of its key.
+    """
+    data, objective = parts.data, parts.objective
+    key = {
+        "tokens": data.tokens.digest,
+        "masks": data.batches.collator.identity,
+        "seed": None if parts.pair.kind.causal else parts.config.seed,  # it draws masks
         "soft_positions": "all" if objective.visits_all_rows else "masked",
         "temperature": objective.top_k_temperature,
-        "vocabulary": len(tokenizer),
+        "vocabulary": len(parts.pair.tokenizer),
     }
+    return find_caches(parts.config, digests, key, data.batches, objective)
 
 
-def make_evaluator(
-    config: Config, task: Task, models: Models, text: Prepared, objective: Objective, backend: Backend
-) -> Evaluator:
+def make_evaluator(parts: Parts) -> Evaluator:
     """What scores models, by the measures of the task; it has shown that there is memory for it.
 
     Raises:
         SettingError: `optimize` names a number that the results of this run will not have.
     """
-    evaluator = task.evaluator(config, models.tokenizer, text.sets, backend)
+    config, pair, sets = parts.config, parts.pair, parts.data.sets
+    evaluator = parts.task.evaluator(config, pair.tokenizer, sets, parts.ranks)
     if (goal := Goal.of(config.optimize)) is not None:
-        compares = objective.needs_teacher and models.tokenizers is None and models.kind.vocabulary
-        goal.check(evaluator.measures, [data.name for data in text.sets], objective.terms, compares)
-    scored = [] if models.tokenizers else [member.model for member in models.teachers]
-    check_memory(evaluator, [models.student, *scored], text.sets)
+        agrees = parts.objective.needs_teacher and pair.comparable and pair.kind.vocabulary
+        goal.check(evaluator.measures, [data.name for data in sets], parts.objective.terms, agrees)
+    check_memory(evaluator, [pair.student, *(member.model for member in pair.scored_teachers)], sets)
     return evaluator
 
 
-def make_notes(
-    config: Config, recipe: str, models: Models, text: Prepared, objective: Objective, twin: BaselineRun | None
-) -> list[str]:
-    """What the report says besides the numbers, as far as it is known before the first step."""
-    other = [OTHER_TOKENIZER] if models.tokenizers and objective.needs_teacher else []
-    remarks = twin.remarks if twin else []
-    return [*notes(config, recipe, text.tokens, objective.needs_teacher), *text.left_out, *other, *remarks]
+def make_followers(
+    parts: Parts, evaluator: Evaluator, record: Record, page: RunPage, state: State, steps: int
+) -> Followers:
+    """Who follows the training, from its first step on.
 
-
-def announce(
-    config: Config, recipe: str, models: Models, text: Prepared, objective: Objective, notes: list[str], state: State
-) -> None:
-    """Say what is about to be trained, on what, and from where."""
-    shown = {" ".join(filter(None, ["teacher", member.name])): member.model for member in models.teachers}
-    shown["student"] = models.student
-    teacher = title_of(models.teachers)
-    if teacher and not objective.needs_teacher:
-        teacher += " (the student does not learn from it)"
-    logger.info(banner(config, recipe, text.tokens, text.batches, shown, teacher, notes))
-    if state.step:
-        logger.info(f"  resuming after step {state.step:,}")
-    if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
-        logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
-
-
-def make_monitor(
-    config: Config,
-    folder: RunFolder,
-    recipe: str,
-    models: Models,
-    text: Prepared,
-    evaluator: Evaluator,
-    objective: Objective,
-    steps: int,
-    state: State,
-    page: RunPage,
-) -> Monitor:
-    """What follows the training."""
-    backend = folder.backend
-    comparable = objective.needs_teacher and models.tokenizers is None  # its teacher is scored on the same rows
-    pair = models.student, models.teacher if comparable else None
-    curve = Curve(config.evaluate.curve, folder, evaluator, pair, text.sets, steps)
-    return Monitor(config, folder, recipe, backend, models.student, evaluator, text.sets, steps, state, page, curve)
-
-
-def train_profiled(
-    config: Config,
-    training: Training,
-    objective: Objective,
-    observers: tuple[Observer, ...],
-    monitor: Monitor,
-    record: Record,
-) -> Record:
-    """Train; gives the record with what has ended it, and with where the time went."""
-    batches, backend, path = training.batches, training.backend, monitor.folder.path
-    with saved_when_a_rank_is_lost(training), profiling.recorder(config, path, batches, backend) as recorder:
-        monitor.curve.begin(training.state)
-        ended_by = train(training, objective, observers, monitor)
-    monitor.close()
-    profile = profiling.gathered(recorder, config, batches, backend, record.identity)
-    return replace(
-        record,
-        training=replace(record.training, ended_by=ended_by),
-        profile=profile,
+    Args:
+        record: of the run as it begins.
+        state: where the training begins.
+        steps: after which it ends.
+    """
+    config, pair, data, folder = parts.config, parts.pair, parts.data, parts.folder
+    settings = config.tracker if folder.writes else TrackerConfig()
+    tracker = trackers.build(settings, folder.path, config.given, record.recipe or "")
+    log = RunLog(folder, tracker, page, state.step, steps)
+    examination = Examination(evaluator, data.sets, by_row=config.evaluate.twin is not None)
+    points = Points.of(config.evaluate)
+    teacher = pair.teacher if parts.objective.needs_teacher and pair.comparable else None
+    return Followers(
+        log,
+        Metrics(parts.objective, data.batches, config.train.log_every, log, state),
+        Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
+        make_milestones(config, folder, record, pair, data, parts.ranks),
+        StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, tracker),
     )
 
 
-def publish(record: Record, models: Models, monitor: Monitor, resolved: str) -> Record:
+def train_profiled(parts: Parts, training: Training, followers: Followers, record: Record) -> Record:
+    """Train; gives the record with what has ended it, and with where the time went."""
+    config, batches, ranks = parts.config, parts.data.batches, parts.ranks
+    recording = profiling.recorder(config, parts.folder.path, batches, ranks)
+    with saved_when_a_rank_is_lost(training), recording as recorder:
+        followers.curve.begin(training.state)
+        ended_by = train(training, parts.objective, followers.observers, followers.history)
+    followers.log.close()
+    profile = profiling.gathered(recorder, config, batches, ranks, record.identity)
+    return replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)
+
+
+def publish(record: Record, pair: Pair, folder: RunFolder, page: RunPage, resolved: str) -> Record:
     """Write everything that the run leaves, the report in place of the page of the run; gives the record."""
     record = record.redacted()
-    monitor.page.stop()
-    write_outputs(monitor.folder, record, models, resolved, monitor.backend)
-    monitor.page.published = True  # whatever happens from here on, the report stays
-    monitor.backend.barrier()
+    page.stop()
+    write_outputs(folder, record, pair, resolved, folder.backend)
+    page.publish()
+    folder.backend.barrier()
     return record

@@ -65,7 +65,7 @@ class Sweep:
             title = f"Sweep {self.folder.name}" + (", so far" if renew else "")
             runs = find_runs([str(self.folder)])
             for run in runs:
-                if run.results is None and run.folder.resolve() == self.under_way:
+                if run.record is None and run.folder.resolve() == self.under_way:
                     run.status = "running"
             comparison = write(self.folder, runs, title, self.goal, renew)
         except Exception as error:

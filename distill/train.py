@@ -17,7 +17,7 @@ from distill.data.batches import Batches
 from distill.distributed import Backend, GradientSync
 from distill.models.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
-from distill.objective.tally import TOKENS, Tally
+from distill.objective.running_mean import TOKENS, RunningMean
 from distill.objective.trainable import Trainable
 from distill.optim.schedule import Limits, Schedule, share
 from distill.optim.updates import bound_of_rank, clip, peak_lr, set_learning_rate
@@ -205,7 +205,7 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
     state, settings, backend, batches, limits = run.state, run.settings, run.backend, run.batches, run.limits
     health, recorder = Health(settings, backend, run.checkpoints), recorder_in_force()
     over, save_due = limits.reached(state.step, state.seconds), False
-    if state.step and (history.points.after(state.step, batches.steps_per_epoch) or over):
+    if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         health.check(state, over)
         reach_point(run, objective, history)
@@ -223,7 +223,7 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
             for observer in observers:
                 observer.after_step(state, result)
 
-            at_point = history.points.after(state.step, batches.steps_per_epoch) or over
+            at_point = history.due(state.step) or over
             save_due |= state.step % settings.save_every == 0 or at_point or result.asks_to_save
             saved = save_due and not state.skipped_in_a_row and not result.diverged  # else after the next good step
             if saved:
@@ -254,7 +254,7 @@ def reach_point(run: Training, objective: Objective, history: History) -> None:
     """A point of the history, where the means of the losses begin anew."""
     state = run.state
     history.at_point(state, state.step / run.batches.steps_per_epoch, state.tally.means(objective.names))
-    state.tally = Tally()
+    state.tally = RunningMean()
 
 
 def save(run: Training) -> bool:

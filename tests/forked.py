@@ -119,11 +119,11 @@ def _become(
             os.dup2(file.fileno(), 2)
     os.chdir(folder)
     from distill.distributed import ranks
-    from distill.report import plots
+    from distill.report import figures
 
     # Ranks are forked from their launcher, which has imported the same.
     ranks.subprocess = SimpleNamespace(Popen=start_rank)  # type: ignore[attr-defined]
-    plots.save_figure = undrawn.save_figure
+    figures.save_figure = undrawn.save_figure
     if change is not None:
         change()
     run(arguments, environment, script)

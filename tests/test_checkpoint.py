@@ -15,7 +15,7 @@ from own_parts import Counter
 from tiny import Fit, assert_close, make_model, make_rows, objective_config, weights_of
 
 from distill.config.settings import MaskingConfig, TrainConfig
-from distill.objective.tally import Tally
+from distill.objective.running_mean import RunningMean
 from distill.runs import checkpoint
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.identity import refuse_other_settings
@@ -142,7 +142,7 @@ def test_all_that_a_state_holds_comes_back(saved: Fit, tmp_path: Path) -> None:
         7,
         3,
         2,
-        Tally({"soft": 0.1, "mlm": 1 / 3}, {"soft": 5.0, "mlm": 2.0, "tokens": 5.0}, 9, {"soft": 0.5}),
+        RunningMean({"soft": 0.1, "mlm": 1 / 3}, {"soft": 5.0, "mlm": 2.0, "tokens": 5.0}, 9, {"soft": 0.5}),
     )
     saved.checkpoints.save(state, saved.model, saved.made)
     again = saved.checkpoints.load(saved.folder / "step-00000007", saved.model, saved.made)

@@ -16,7 +16,7 @@ def test_the_wheel_carries_everything_and_runs_elsewhere(tmp_path: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     teachers = [f"teacher/{kind}/model.safetensors" for kind in ("embedded", "embedded_deep")]
-    for name in ("conf/config.yaml", "recipes/smoke.yaml", *teachers, "py.typed"):
+    for name in ("conf/config.yaml", "recipes/smoke.yaml", *teachers, "report/templates/page.html", "py.typed"):
         assert (site / "distill" / name).is_file(), name
     elsewhere.mkdir()
     books = library(tmp_path / "books")

@@ -36,9 +36,9 @@ from distill.optim.schedule import Schedule
 from distill.optim.schedules.constant import Constant
 from distill.optim.schedules.linear import Linear
 from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.history import Points
 from distill.runs.metrics import Metrics
 from distill.runs.part_checkpoint import PartCheckpoints
-from distill.runs.points import Points
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
@@ -369,6 +369,9 @@ class Fit:
         self.logs.append(metrics)
         if self.on_log is not None:
             self.on_log(self, metrics)
+
+    def due(self, step: int) -> bool:
+        return self.points.after(step, self.batches.steps_per_epoch)
 
     def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         self.epochs.append((state.step, epochs, losses))

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-DRAWING = "distill.report.plots.save_figure"
+DRAWING = "distill.report.figures.save_figure"
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> str:

@@ -9,8 +9,9 @@ from distill.evaluation.measures import Trial
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.speed import full_rows, run_forward, speed_rows
 from distill.models.kernels.precision import dtype_of
-from distill.models.memory import available, is_out_of_memory
+from distill.models.memory import available
 from distill.runtime.errors import SettingError
+from distill.runtime.host import is_out_of_memory
 
 
 def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationSet]) -> None:

@@ -38,11 +38,11 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
         with torch.no_grad():
             whole = model(input_ids=ids, attention_mask=None, **states)
             reader = LanguageModel(model)
-            found = reader({"input_ids": ids}, None, OutputSpec(kind.vocabulary, None, layers, extra=kind.heads))
-            pairs = [(found.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
-            if found.head_rows is not None:
+            read = reader({"input_ids": ids}, None, OutputSpec(kind.vocabulary, None, layers, extra=kind.heads))
+            pairs = [(read.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
+            if read.head_rows is not None:
                 logits = _word_logits(whole)[0]
-                pairs.append((reader.logits(found.head_rows, logits.shape[-1]), logits))
+                pairs.append((reader.logits(read.head_rows, logits.shape[-1]), logits))
             _run_both_ways(model)
     except UNFIT as error:
         raise SettingError(
@@ -51,7 +51,7 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
         ) from error
     finally:
         model.train(training)
-    if not all(_alike(read, own) for read, own in pairs):
+    if not all(_alike(*pair) for pair in pairs):
         raise SettingError(
             f"{setting}: {_class(model)} computes something between its layers and its logits that is not "
             f"understood; choose a model whose logits are those of its output embedding, or see {EXAMPLE}"
@@ -69,11 +69,11 @@ def _word_logits(output: Any) -> Any:
     return getattr(output, named[0]) if named else output
 
 
-def _alike(read: torch.Tensor, own: torch.Tensor) -> bool:
+def _alike(read: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two tensors agree but for rounding; those of a model that is not trained yet are small."""
-    if read.shape != own.shape:
+    if read.shape != expected.shape:
         return False
-    return torch.allclose(read, own, rtol=1e-3, atol=1e-3 * min(1.0, float(own.abs().max())))
+    return torch.allclose(read, expected, rtol=1e-3, atol=1e-3 * min(1.0, float(expected.abs().max())))
 
 
 def _run_both_ways(model: Any) -> None:
@@ -161,24 +161,20 @@ def check_vocabulary(teacher: Any | None, student: Any, tokenizer: PreTrainedTok
         if model is None:
             continue
         layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        known = (model.get_input_embeddings() if layer is None else layer).weight.shape[0]
-        if known < len(tokenizer):
+        size = (model.get_input_embeddings() if layer is None else layer).weight.shape[0]
+        if size < len(tokenizer):
             raise SettingError(
-                f"{name}: it knows {known} tokens, but the tokenizer has {len(tokenizer)}; choose a fitting pair"
+                f"{name}: it knows {size} tokens, but the tokenizer has {len(tokenizer)}; choose a fitting pair"
             )
 
 
-def check_tokenizers(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, setting: str) -> None:
+def check_tokenizers(of_run: PreTrainedTokenizerBase, of_model: PreTrainedTokenizerBase, setting: str) -> None:
     """Refuse the model that `setting` names when the ids of its tokenizer mean something else than this run's.
-
-    Args:
-        own: the tokenizer of this run.
-        other: the tokenizer of that model.
 
     Raises:
         SettingError: the vocabularies differ.
     """
-    here, there = own.get_vocab(), other.get_vocab()
+    here, there = of_run.get_vocab(), of_model.get_vocab()
     if here != there:
         differing = sum(here.get(token) != number for token, number in there.items())
         raise SettingError(

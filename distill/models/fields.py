@@ -7,7 +7,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
-MOST = 10**8  # of one size, such as the width of a layer or the length of a vocabulary
+MAX_SIZE = 10**8  # of one size, such as the width of a layer or the length of a vocabulary
 # Endings of whole numbers that are no sizes, and a size that may be 0.
 NO_SIZES = ("_id", "_ids", "type_vocab_size")
 
@@ -22,39 +22,39 @@ def family(architecture: str) -> Any:
     return AutoConfig.for_model(architecture)
 
 
-def field_names(known: Any) -> set[str]:
+def field_names(config: Any) -> set[str]:
     """The fields of a configuration: what it is saved as, and other names by which it can be set."""
-    kind = type(known)
+    kind = type(config)
     settable = {name for name in dir(kind) if getattr(getattr(kind, name), "fset", None) is not None}
-    return {*known.to_dict(), *known.attribute_map, *settable}
+    return {*config.to_dict(), *config.attribute_map, *settable}
 
 
-def check_fields(known: Any, given: dict[str, Any]) -> None:
+def check_fields(config: Any, changes: dict[str, Any]) -> None:
     """Refuse changes of a configuration that has no such field, or numbers that no model can have there.
 
     A field whose usual value is a whole number above 0 is a size (a width, a number of layers), unless its name says
     that it is the id of a token.
 
     Args:
-        known: the configuration that is to be changed.
-        given: `student.config`.
+        config: the one that is to be changed.
+        changes: `student.config`.
 
     Raises:
         SettingError: it names the field, its value and what would do.
     """
-    for name, value in given.items():
+    for name, value in changes.items():
         where = f"student.config.{name}"
-        if name not in (names := field_names(known)):
+        if name not in (names := field_names(config)):
             raise SettingError(
-                f"{where} is no field of the {known.model_type} configuration{did_you_mean(name, names)}: correct it "
+                f"{where} is no field of the {config.model_type} configuration{did_you_mean(name, names)}: correct it "
                 "or leave it out"
             )
-        usual = getattr(known, name, None)
+        usual = getattr(config, name, None)
         if value is None or isinstance(usual, bool) or not isinstance(usual, int | float) or name.endswith(NO_SIZES):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SettingError(f"{where}={value} is no number: give one such as {usual}")
-        if isinstance(usual, int) and usual > 0 and (not isinstance(value, int) or not 1 <= value <= MOST):
-            raise SettingError(f"{where}={value} is no size of a model: give a whole number from 1 to {MOST:,}")
+        if isinstance(usual, int) and usual > 0 and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE):
+            raise SettingError(f"{where}={value} is no size of a model: give a whole number from 1 to {MAX_SIZE:,}")
         if "dropout" in name and not 0 <= value < 1:
             raise SettingError(f"{where}={value} is no share: give a number from 0 to below 1")

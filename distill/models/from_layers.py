@@ -69,8 +69,8 @@ def copy_layers(
         raise SettingError(
             f"student.config={settings.config}: the teacher's layers do not fit another shape; leave its sizes alone"
         ) from error
-    own = dict(student.named_parameters())  # tied weights once: their other names may be missing
-    if wrong := [*unexpected, *(name for name in missing if name in own)]:
+    parameters = dict(student.named_parameters())  # tied weights once: their other names may be missing
+    if wrong := [*unexpected, *(name for name in missing if name in parameters)]:
         raise SettingError(
             f"student.layers={chosen}: {wrong[0]} is in the teacher's layers or in the student's, not in both; keep "
             "layer 0 first and only there, and leave the layers' parts alone in student.config"

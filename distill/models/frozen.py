@@ -53,6 +53,10 @@ def _blocks(model: Any, frozen: list[str | int]) -> list[nn.Module]:
 def _embeddings(model: Any) -> list[nn.Module]:
     """What stands below the blocks: the modules of the encoder that hold embeddings and no blocks."""
     encoder = model.base_model
-    lists = [each for each in encoder.modules() if isinstance(each, nn.ModuleList)]
-    children = [child for child in encoder.children() if not any(each in lists for each in child.modules())]
-    return [child for child in children if any(isinstance(each, nn.Embedding) for each in child.modules())]
+    children = [child for child in encoder.children() if not _holds(child, nn.ModuleList)]
+    return [child for child in children if _holds(child, nn.Embedding)]
+
+
+def _holds(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is, or has inside, one of a kind."""
+    return any(isinstance(part, kind) for part in module.modules())

@@ -44,9 +44,9 @@ def saved_digest(path: str, model: Any, tokenizer: PreTrainedTokenizerBase | Non
     files = sorted(file for file in folder.glob("*") if file.is_file()) if folder.is_dir() else []
     if not files:
         return model_digest(model, tokenizer)
-    known: list[Any] = [2, tokenizer_text(tokenizer) if tokenizer is not None else ""]  # 2: of this function's outcome
-    known += [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    kept = folder_of(cache, "digests", hashlib.sha256(repr(known).encode()).hexdigest()[:32])
+    inputs: list[Any] = [2, tokenizer_text(tokenizer) if tokenizer is not None else ""]  # 2: of this function's outcome
+    inputs += [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    kept = folder_of(cache, "digests", hashlib.sha256(repr(inputs).encode()).hexdigest()[:32])
     with once(kept, quiet=True) as missing:  # the ranks of a machine ask at the same time
         if missing:
             with atomic(kept) as new:

@@ -37,8 +37,8 @@ class ModelKind:
 
     def classes(self, model_type: str) -> tuple[str, ...]:
         """The classes of a family that are of this kind; none for a family without."""
-        found = self.mapping.get(model_type, ())
-        return (found,) if isinstance(found, str) else tuple(found)
+        names = self.mapping.get(model_type, ())
+        return (names,) if isinstance(names, str) else tuple(names)
 
 
 MASKED = ModelKind(
@@ -97,8 +97,8 @@ def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
     if not kind.vocabulary:
         _refuse_unfit(setting, config, kind)
         return
-    own = saved in kind.classes(config.model_type) if saved else bool(kind.classes(config.model_type))
-    if kind is ORDERED and not own:
+    fits = saved in kind.classes(config.model_type) if saved else bool(kind.classes(config.model_type))
+    if kind is ORDERED and not fits:
         weights = "objective.soft_sop.weight=0" if setting.startswith("teacher") else "the weights of both to 0"
         raise SettingError(
             f"{setting} is a {saved or config.model_type}, but objective.sop and objective.soft_sop need a "
@@ -107,7 +107,7 @@ def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
     if kind is MASKED and saved in ORDERED.classes(config.model_type):
         return  # its other head is left out
     for other in {MASKED, CAUSAL} - {kind}:
-        if not own and (saved in other.classes(config.model_type) or (not saved and other.classes(config.model_type))):
+        if not fits and (saved in other.classes(config.model_type) or (not saved and other.classes(config.model_type))):
             raise SettingError(
                 f"{setting} is a {other.noun} ({saved or config.model_type}), and this objective learns from a "
                 f"{kind.noun}: choose {other.objective}, or another model"

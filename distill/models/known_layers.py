@@ -45,8 +45,8 @@ def known_layers(model: Any) -> list[Layer] | None:
         return None
     layers = [layer_of(block, model) for block in blocks]
     # What else stands in for a linear layer (int8, adapters) has weights of another form.
-    known = (nn.Linear, PackedLinear)
-    plain = all(type(linear) in known for layer in layers for linear in (layer.query, layer.key, layer.value))
+    linears = [linear for layer in layers for linear in (layer.query, layer.key, layer.value)]
+    plain = all(type(linear) in (nn.Linear, PackedLinear) for linear in linears)
     return layers if plain and layers else None
 
 

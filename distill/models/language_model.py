@@ -57,13 +57,13 @@ class OutputSpec(NamedTuple):
 
 def union(specs: Iterable[OutputSpec]) -> OutputSpec:
     """Everything that one of these wants, but for the head's input and the positions, which belong to a batch."""
-    found = list(specs)
+    several = list(specs)
     return OutputSpec(
-        layers=tuple(sorted({layer for spec in found for layer in spec.layers})),
-        qkv=tuple(sorted({block for spec in found for block in spec.qkv})),
-        pooled=tuple(sorted({kind for spec in found for kind in spec.pooled})),
-        extra=tuple(sorted({head for spec in found for head in spec.extra})),
-        last_rows=any(spec.last_rows for spec in found),
+        layers=tuple(sorted({layer for spec in several for layer in spec.layers})),
+        qkv=tuple(sorted({block for spec in several for block in spec.qkv})),
+        pooled=tuple(sorted({kind for spec in several for kind in spec.pooled})),
+        extra=tuple(sorted({head for spec in several for head in spec.extra})),
+        last_rows=any(spec.last_rows for spec in several),
     )
 
 
@@ -80,7 +80,7 @@ class Outputs(NamedTuple):
     def of_rows(self, rows: slice) -> "Outputs":
         """What belongs to some of the rows of the batch, without what belongs to positions."""
         hidden = {layer: states[rows] for layer, states in self.hidden.items()}
-        qkv = {block: each.of_rows(rows) for block, each in self.qkv.items()}
+        qkv = {block: record.of_rows(rows) for block, record in self.qkv.items()}
         pooled = {kind: vectors[rows] for kind, vectors in self.pooled.items()}
         return Outputs(None, hidden, qkv, pooled, {head: logits[rows] for head, logits in self.extra.items()})
 
@@ -147,25 +147,25 @@ class LanguageModel(nn.Module):
         inputs = _known(inputs, self.model)
         with ExitStack() as entered:
             entered.enter_context(autocast(self.precision, inputs["input_ids"].device))
-            found = entered.enter_context(_watched(self.model, spec, self.plain))
+            record = entered.enter_context(_watched(self.model, spec, self.plain))
             output = model(**inputs, attention_mask=attention, **_without_cache(plain_class(self.model).forward))
-        if missing := [block for block in spec.qkv if ("qkv", block) not in found]:
+        if missing := [block for block in spec.qkv if ("qkv", block) not in record]:
             raise ValueError(
                 f"{plain_class(self.model).__name__} does not show the queries and keys of block {missing[0]}: it has "
                 "no such block, or an attention that is not one of transformers' AttentionInterface; choose another "
                 "model"
             )
-        if spec.head and "head_rows" not in found:
+        if spec.head and "head_rows" not in record:
             raise ValueError("its forward does not call both")
-        if missing := [layer for layer in spec.layers if layer not in found]:
+        if missing := [layer for layer in spec.layers if layer not in record]:
             raise ValueError(f"its forward does not give the hidden state of layer {missing[0]}")
         return Outputs(
-            found.get("head_rows"),
-            {layer: found[layer] for layer in spec.layers},
-            {block: found["qkv", block] for block in spec.qkv},
-            {kind: _pooled(kind, found[LAST], documents) for kind in spec.pooled},
+            record.get("head_rows"),
+            {layer: record[layer] for layer in spec.layers},
+            {block: record["qkv", block] for block in spec.qkv},
+            {kind: _pooled(kind, record[LAST], documents) for kind in spec.pooled},
             {name: _logits_of(name, output, self.model) for name in spec.extra},
-            found.get("last_rows"),
+            record.get("last_rows"),
         )
 
     def head(self, rows: Tensor) -> Head:
@@ -238,9 +238,9 @@ def _known(inputs: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
 def _logits_of(head: str, output: Any, model: Any) -> Tensor:
     """The logits of a head beside that over the vocabulary, in at least fp32."""
     for names in HEADS[head]:
-        found = [logits for name in names if (logits := getattr(output, name, None)) is not None]
-        if len(found) == len(names):
-            return at_least_fp32(found[0] if len(found) == 1 else torch.stack(found, -1))
+        parts = [logits for name in names if (logits := getattr(output, name, None)) is not None]
+        if len(parts) == len(names):
+            return at_least_fp32(parts[0] if len(parts) == 1 else torch.stack(parts, -1))
     raise ValueError(f"{type(model).__name__} has no head {head}")
 
 
@@ -267,7 +267,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
 
     With hidden states by layer, the `QKV` of block i under ("qkv", i), and `head_rows`.
     """
-    found: dict[Any, Any] = {}
+    record: dict[Any, Any] = {}
     wanted = {layer for layer in spec.layers if layer != LAST}
     depth = depth_of(model)
     reads_last = plain or bool(spec.pooled or spec.qkv or spec.extra or {LAST, depth} & set(spec.layers))
@@ -276,22 +276,22 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
     def after_encoder(_: nn.Module, __: Any, output: Any) -> Any:
         last = output if isinstance(output, Tensor) else output[0]
         if LAST in spec.layers or spec.pooled:
-            found[LAST] = last
+            record[LAST] = last
         if depth in wanted:
-            found[depth] = last
+            record[depth] = last
         rows = last.flatten(0, 1)
         if spec.positions is not None and not reduced and (spec.head or spec.last_rows):
             rows = rows.index_select(0, spec.positions)
         if spec.last_rows:
-            found["last_rows"] = rows
+            record["last_rows"] = rows
         to_no_head = spec.extra or is_root(model)  # the model's own forward runs, but for its output embedding
         if not spec.head and not (to_no_head and model.get_output_embeddings() is not None):
             return None
         return _replace_first(output, (rows if spec.head else rows[:0])[None])
 
     def before_output_embedding(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        found["head_rows"] = arguments[0].flatten(0, -2)
-        return (found["head_rows"][:0], *arguments[1:])
+        record["head_rows"] = arguments[0].flatten(0, -2)
+        return (record["head_rows"][:0], *arguments[1:])
 
     with ExitStack() as until_done:
         handles = [model.base_model.register_forward_hook(after_encoder)]
@@ -300,7 +300,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
         if spec.head:
             handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
         if wanted or spec.qkv:
-            more, number = _watch_blocks(list(block_list(model.base_model, depth)), wanted, found, is_root(model))
+            more, number = _watch_blocks(list(block_list(model.base_model, depth)), wanted, record, is_root(model))
             handles += more
         for handle in handles:
             until_done.callback(handle.remove)
@@ -308,14 +308,14 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
 
             def keep(qkv: QKV) -> None:
                 if number() in spec.qkv:
-                    found.setdefault(("qkv", number()), qkv)  # the first of a block: its positions among each other
+                    record.setdefault(("qkv", number()), qkv)  # the first of a block: its positions among each other
 
             until_done.enter_context(recorded(model, keep))
-        yield found
+        yield record
 
 
 def _watch_blocks(
-    modules: list[nn.Module], wanted: set[int], found: dict[Any, Any], divided: bool
+    modules: list[nn.Module], wanted: set[int], record: dict[Any, Any], divided: bool
 ) -> tuple[list[Any], Callable[[], int]]:
     """Hooks that number the calls of an encoder's blocks, and a function that gives the number of the one under way.
 
@@ -326,17 +326,17 @@ def _watch_blocks(
 
     def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if calls in wanted:
-            found[calls] = arguments[0] if arguments else named["hidden_states"]
+            record[calls] = arguments[0] if arguments else named["hidden_states"]
 
     def after(_: nn.Module, __: Any, output: Any) -> Any:
         nonlocal calls
         calls += 1
-        if not divided or ("qkv", calls) not in found:
+        if not divided or ("qkv", calls) not in record:
             return None
-        qkv = found["qkv", calls]
+        qkv = record["qkv", calls]
         first, *inner = joined(output if isinstance(output, Tensor) else output[0], *qkv[:3])
         query, key, value = inner
-        found["qkv", calls] = qkv._replace(query=query, key=key, value=value)
+        record["qkv", calls] = qkv._replace(query=query, key=key, value=value)
         return first if isinstance(output, Tensor) else (first, *output[1:])
 
     handles: list[Any] = [module.register_forward_pre_hook(before, with_kwargs=True) for module in modules]
@@ -354,7 +354,7 @@ def block_list(encoder: nn.Module, depth: int | None) -> nn.ModuleList:
     lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module)]
     if not lists:
         raise ValueError(f"{type(encoder).__name__} has no list of blocks, so none of its inner layers can be read")
-    return next((each for each in lists if len(each) == depth), lists[0])
+    return next((blocks for blocks in lists if len(blocks) == depth), lists[0])
 
 
 def _pooled(kind: str, last: Tensor, documents: Tensor | None) -> Tensor:

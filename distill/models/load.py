@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -37,12 +37,26 @@ def model_folder(path: str) -> str:
     return str(student if student.is_dir() else Path(path).expanduser())
 
 
+class HubOptions(NamedTuple):
+    """What else names a model on the Hub: a branch, tag or commit, and whether its own code may run."""
+
+    revision: str | None = None  # the newest
+    trust_remote_code: bool = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As transformers names them."""
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
+
+
+THE_NEWEST = HubOptions()
+
+
 def load_pretrained(
     setting: str,
     path: str,
     kind: ModelKind = MASKED,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    hub: HubOptions = THE_NEWEST,
     new_heads: bool = False,
     changes: Callable[[Any], dict[str, Any]] | None = None,
     mapped: bool = False,
@@ -61,9 +75,8 @@ def load_pretrained(
     """
     folder = model_folder(path)
     refuse_own_class(setting, path)
-    hub = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(folder, **hub)
+        config = AutoConfig.from_pretrained(folder, **hub.arguments)
         refuse_other_kind(f"{setting}={path}", config, kind)
         names = {}
         if config.model_type in DEBERTA:
@@ -71,9 +84,9 @@ def load_pretrained(
         for name, value in {**kind.fields, **(changes(config) if changes else {})}.items():
             setattr(config, name, value)
         with _quietly() if new_heads else nullcontext():
-            model, found = kind.auto_class.from_pretrained(
+            model, report = kind.auto_class.from_pretrained(
                 folder,
-                **hub,
+                **hub.arguments,
                 config=config,
                 key_mapping=names or None,
                 use_safetensors=True,
@@ -86,7 +99,7 @@ def load_pretrained(
         raise SettingError(
             f"{setting}={path} does not load as a {kind.noun}: {first_line(error)}{_no_folder(path)}"
         ) from error
-    missing = sorted(found["missing_keys"])  # transformers has filled them with random numbers
+    missing = sorted(report["missing_keys"])  # transformers has filled them with random numbers
     encoder = f"{model.base_model_prefix}."
     if any(name.startswith(encoder) and not name.startswith(f"{encoder}pooler") for name in missing) or (
         missing and not new_heads
@@ -126,7 +139,7 @@ def refuse_unfinished(setting: str, path: str) -> None:
     begun = (run / "config.yaml").is_file() and ((run / "checkpoints").is_dir() or (run / "metrics.jsonl").is_file())
     if not begun or (run / "student").is_dir() or (run / "config.json").is_file():
         return
-    kept = sorted((run / "milestones").glob("step-*"), key=lambda each: (len(each.name), each.name))
+    kept = sorted((run / "milestones").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
     other = f", or name its milestone {kept[-1]}" if kept else ""
     raise SettingError(
         f"{setting}={path} is a run that has not finished, so it has no student: give its command again, which goes on "
@@ -151,7 +164,7 @@ def refuse_own_class(setting: str, path: str) -> None:
 
 
 def load_tokenizer(
-    setting: str, path: str, kind: ModelKind = MASKED, revision: str | None = None, trust_remote_code: bool = False
+    setting: str, path: str, kind: ModelKind = MASKED, hub: HubOptions = THE_NEWEST
 ) -> PreTrainedTokenizerBase:
     """A fast tokenizer, with a mask token where words are masked.
 
@@ -165,9 +178,7 @@ def load_tokenizer(
         if _is_generic(Path(folder)):
             tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, revision=revision or "main", trust_remote_code=trust_remote_code
-            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, **hub.arguments)
     except (OSError, ValueError, KeyError) as error:
         raise SettingError(
             f"{setting}={path} has no tokenizer that loads: {first_line(error)}{_no_folder(path)}"

@@ -40,8 +40,8 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        found: torch.device = next(self.model.parameters()).device
-        return found
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @property
     def num_parameters(self) -> int:
@@ -139,8 +139,10 @@ def kind_of(setting: str, path: str) -> ModelKind:
     for kind in KINDS:
         if saved in kind.classes(config.model_type):
             return MASKED if kind is ORDERED else kind
-    known = "masked, causal, question answering or classification model"
-    raise SettingError(f"{setting}={path} is a {saved or config.model_type}: choose a {known}")
+    raise SettingError(
+        f"{setting}={path} is a {saved or config.model_type}: choose a masked, causal, question answering or "
+        "classification model"
+    )
 
 
 def corpus_of(path: str | Path) -> dict[str, Any]:

@@ -1,43 +1,17 @@
 """Memory that does not suffice: recognised whatever library asks for it, foreseen where that is possible."""
 
-import errno
 from typing import Any
 
 from distill.distributed import Backend
 from distill.models.kernels.precision import dtype_of
 from distill.models.protocol import depth_of
-from distill.runtime.errors import SettingError, first_line
+from distill.runtime.errors import SettingError
 from distill.runtime.host import free_memory
 
-# Parts of the messages of torch and of the system where an allocation has failed.
-SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable to allocate")
 # Numbers that each block with attention keeps for the backward pass, in multiples of the width of a position: its own
 # input, the inputs of its two norms, the queries and what attention makes of them, and most blocks twice as many and
 # more (34 bytes in 16-bit formats with the usual inner layer, https://arxiv.org/abs/2205.05198, section 4.1).
 LEAST_KEPT = 4
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation has failed.
-
-    Torch's own error for that is a RuntimeError, numpy's a MemoryError, that of a call to the system an OSError.
-    """
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
-    )
-
-
-def memory_failure(error: BaseException) -> SettingError | None:
-    """The error as one that the settings can mend, if memory is what it lacks; else None."""
-    if not is_out_of_memory(error):
-        return None
-    return SettingError(
-        f"there is not enough memory ({first_line(error)[:200]}): lower train.batch_size and raise train.accumulate in "
-        "proportion, lower evaluate.batch_size and evaluate.pseudo_perplexity.batch_size where models are scored, or "
-        "take a smaller model; the same command then goes on"
-    )
 
 
 def available(backend: Backend) -> int | None:

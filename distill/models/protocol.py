@@ -35,5 +35,6 @@ def depth_of(model: Any) -> int | None:
     depth = getattr(getattr(model, "config", None), "num_hidden_layers", None)
     if isinstance(depth, int):
         return depth
-    lists = [each for each in model.base_model.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    modules = model.base_model.modules()
+    lists = [blocks for blocks in modules if isinstance(blocks, nn.ModuleList) and len(blocks)]
     return len(lists[0]) if lists else None

@@ -38,8 +38,8 @@ class QKV(NamedTuple):
         groups = self.query.shape[1] // self.key.shape[1]
         if groups == 1:
             return self
-        key, value = (each.repeat_interleave(groups, dim=1) for each in (self.key, self.value))
-        return self._replace(key=key, value=value)
+        key = self.key.repeat_interleave(groups, dim=1)
+        return self._replace(key=key, value=self.value.repeat_interleave(groups, dim=1))
 
     def of_rows(self, rows: slice) -> "QKV":
         """That of some of the rows of the batch."""
@@ -64,17 +64,18 @@ def recorded(model: nn.Module, keep: Callable[[QKV], None]) -> Iterator[None]:
 
     A model with attention of its own, which is in no list of transformers', calls `keep` never.
     """
-    configs: dict[int, Any] = {id(each): each for each in (getattr(part, "config", None) for part in model.modules())}
-    found = [each for each in configs.values() if getattr(each, "_attn_implementation", None) is not None]
-    before = [each._attn_implementation for each in found]
-    for config, name in zip(found, before, strict=True):
+    of_parts: list[Any] = [getattr(part, "config", None) for part in model.modules()]
+    unique = {id(config): config for config in of_parts}.values()
+    configs = [config for config in unique if getattr(config, "_attn_implementation", None) is not None]
+    before = [config._attn_implementation for config in configs]
+    for config, name in zip(configs, before, strict=True):
         config._attn_implementation = _register(name)
     token = _keep.set(keep)
     try:
         yield
     finally:
         _keep.reset(token)
-        for config, name in zip(found, before, strict=True):
+        for config, name in zip(configs, before, strict=True):
             config._attn_implementation = name
 
 
@@ -107,8 +108,8 @@ def _function(name: str, module: nn.Module) -> Callable[..., Any]:
 
 def _visible(name: str, module: nn.Module, query: Tensor, mask: Any, others: dict[str, Any]) -> Tensor | None:
     """The mask of an attention function as `QKV.mask`."""
-    known = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
-    if not known or others.get("position_bias") is not None:
+    is_read = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
+    if not is_read or others.get("position_bias") is not None:
         raise ValueError(
             f"{type(module).__name__} with attn_implementation={name} masks its scores, or adds to them, in a way that "
             "is not understood: choose a model that attends with sdpa"

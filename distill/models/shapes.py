@@ -36,7 +36,7 @@ def attention_shapes(model: Any, blocks: Sequence[int]) -> list[AttentionShape]:
     """
     qkv = _forward(model, OutputSpec(qkv=tuple(blocks))).qkv
     heads = [qkv[block].query.shape[1] for block in blocks]
-    sizes = [tuple(each.shape[-1] for each in (qkv[b].query, qkv[b].key, qkv[b].value)) for b in blocks]
+    sizes = [(qkv[b].query.shape[-1], qkv[b].key.shape[-1], qkv[b].value.shape[-1]) for b in blocks]
     return [AttentionShape(n, (n * q, n * k, n * v)) for n, (q, k, v) in zip(heads, sizes, strict=True)]
 
 

@@ -19,7 +19,7 @@ from distill.models.frozen import EMBEDDINGS, freeze
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import AUTO, RULES, Layer, are_layers, choose_layers, flat
-from distill.models.load import load_pretrained, load_tokenizer
+from distill.models.load import HubOptions, load_pretrained, load_tokenizer
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.host import free_memory
 from distill.runtime.nearest import choose
@@ -100,7 +100,7 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
         return load_tokenizer("student.tokenizer", settings.tokenizer, kind)
     if settings.kind != "pretrained":
         return None
-    return load_tokenizer("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
+    return load_tokenizer("student.path", _path(settings), kind, HubOptions(None, settings.trust_remote_code))
 
 
 def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
@@ -183,9 +183,9 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
     Raises:
         SettingError: a family that is not known or has no models of this kind, or fields that it refuses.
     """
-    known = family(architecture)
-    refuse_other_kind(f"student.architecture={architecture}", known, kind)
-    fields = {**fields, **kind.fields, **_changes(known, settings, kind)}
+    config = family(architecture)
+    refuse_other_kind(f"student.architecture={architecture}", config, kind)
+    fields = {**fields, **kind.fields, **_changes(config, settings, kind)}
     fields.pop("model_type", None)
     try:
         return _in_memory(
@@ -220,13 +220,13 @@ def _in_memory(build: Callable[[], Any]) -> Any:
     return build()
 
 
-def _changes(known: Any, settings: StudentConfig, kind: ModelKind) -> dict[str, Any]:
+def _changes(config: Any, settings: StudentConfig, kind: ModelKind) -> dict[str, Any]:
     """What `student.dropout` and `student.config` change of a configuration."""
-    check_fields(known, settings.config)
+    check_fields(config, settings.config)
     dropout = settings.dropout
     if dropout is None and settings.kind != "pretrained":
         dropout = DROPOUT
-    return {**({} if dropout is None else dict.fromkeys(dropout_names(known, kind), dropout)), **settings.config}
+    return {**({} if dropout is None else dict.fromkeys(dropout_names(config, kind), dropout)), **settings.config}
 
 
 def _path(settings: StudentConfig) -> str:
@@ -237,15 +237,15 @@ def _path(settings: StudentConfig) -> str:
 
 def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool) -> Any:
     # Its own, whatever student.tokenizer says: the ids of its embeddings mean what that one makes of them.
-    own = load_tokenizer("student.path", _path(settings), kind, trust_remote_code=settings.trust_remote_code)
-    check_tokenizers(tokenizer, own, f"student.path={_path(settings)}")
+    path, hub = _path(settings), HubOptions(None, settings.trust_remote_code)
+    check_tokenizers(tokenizer, load_tokenizer("student.path", path, kind, hub), f"student.path={path}")
     return load_pretrained(
         "student.path",
-        _path(settings),
+        path,
         kind,
-        trust_remote_code=settings.trust_remote_code,
+        hub,
         new_heads=not kind.vocabulary,
-        changes=lambda known: _changes(known, settings, kind),
+        changes=lambda config: _changes(config, settings, kind),
         mapped=mapped,
     )
 

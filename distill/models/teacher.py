@@ -9,7 +9,7 @@ from distill.config.teacher import EMBEDDED
 from distill.models.check import check_model
 from distill.models.custom import custom_model
 from distill.models.kind import MASKED, ModelKind
-from distill.models.load import load_pretrained, load_tokenizer
+from distill.models.load import HubOptions, load_pretrained, load_tokenizer
 from distill.runtime.errors import SettingError
 
 TITLES = {"embedded": "the embedded teacher", "embedded_deep": "the deep embedded teacher"}
@@ -51,8 +51,8 @@ def load_teacher(
             f"teacher.kind={settings.kind} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give one "
             "as teacher=pretrained teacher.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
-    hub = (settings.revision, settings.trust_remote_code)
-    model = load_pretrained("teacher.path", path, kind, *hub, mapped=mapped)
+    hub = HubOptions(settings.revision, settings.trust_remote_code)
+    model = load_pretrained("teacher.path", path, kind, hub, mapped=mapped)
     model.requires_grad_(False).eval()
     name = TITLES.get(settings.kind, path)
     return model, teacher_tokenizer(settings, kind), name
@@ -61,8 +61,8 @@ def load_teacher(
 def teacher_tokenizer(settings: TeacherConfig, kind: ModelKind = MASKED) -> PreTrainedTokenizerBase:
     """The tokenizer of a teacher, whose weights are not read. Raises SettingError where there is none."""
     path = settings.path if settings.kind == "custom" else teacher_path(settings)
-    hub = (settings.revision, settings.trust_remote_code)
-    return load_tokenizer(*_tokenizer_path(settings, path), kind, *hub)
+    hub = HubOptions(settings.revision, settings.trust_remote_code)
+    return load_tokenizer(*_tokenizer_path(settings, path), kind, hub)
 
 
 def _tokenizer_path(settings: TeacherConfig, path: str | None) -> tuple[str, str]:

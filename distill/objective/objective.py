@@ -16,7 +16,7 @@ from distill.config.ramp import Ramp, value_at
 from distill.data.batch import Batch
 from distill.models.language_model import Head, OutputSpec, union
 from distill.objective.kernel import NO_TARGET
-from distill.objective.tally import TOKENS
+from distill.objective.running_mean import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses, VocabularyLosses, mixing_temperature

@@ -17,7 +17,7 @@ def main() -> int:
         return SettingError.status
     folder = Path(sys.argv[1])
     try:
-        content = read_run(folder, "RUN").to_json()
+        content = read_run(folder, "RUN")
         report.write(folder, content, read_lines(folder / "metrics.jsonl"), (folder / "config.yaml").read_text("utf-8"))
     except SettingError as error:
         print(f"distill: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +13,12 @@ from typing import Any, Self
 
 from distill.report import live, page
 from distill.report.live import PAGE, STATE
-from distill.report.lookup import label_of, measures_of, usable, value_at
-from distill.report.page import NONE, Block, Link, Section, Table, number, percent, time_of
-from distill.report.series import read_json
-from distill.runtime.errors import first_line
+from distill.report.live_logs import read_json
+from distill.report.page import Block, Link, Section, Table
+from distill.report.words import NONE, is_number, number, percent, time_of
+from distill.runs.record import Record
+from distill.runs.results_file import read_results
+from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.jsonl import is_metrics
 from distill.runtime.progress import duration
@@ -113,13 +116,13 @@ def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
         return [job.name, "waiting", job.note, NONE]
     there = (job.folder / PAGE).is_file()
     name = Link(job.name, os.path.relpath(job.folder / PAGE, folder)) if there else job.name
-    results = read_json(job.folder / "results.json")
-    if results.get("finished") and not runs:
-        training = results.get("training") or {}
-        took = " in ".join(filter(None, [f"{number(training.get('steps'))} steps", time_of(training.get("seconds"))]))
-        return [name, "finished", took, scores_of(results)]
+    record = _record(job.folder)
+    if record.finished and not runs:
+        training = record.training
+        took = " in ".join(filter(None, [f"{number(training.steps)} steps", time_of(training.seconds)]))
+        return [name, "finished", took, scores_of(record)]
     found = read_json(job.folder / STATE)
-    live_state = found if usable(found.get("written")) and usable(found.get("every")) else {}
+    live_state = found if is_number(found.get("written")) and is_number(found.get("every")) else {}
     if runs and live_state.get("state") == "stopped":  # of the start before this one
         live_state = {}
     if live_state and (runs or live_state.get("state") == "stopped" or not _is_old(live_state)):
@@ -133,23 +136,30 @@ def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
 
 def progress_of(state: dict[str, Any]) -> str:
     """How far a job is, by what its progress.json says."""
-    steps = f" of {number(state['steps'])}" if usable(state.get("steps")) else ""
+    steps = f" of {number(state['steps'])}" if is_number(state.get("steps")) else ""
     parts = [
-        percent(state["share"]) if usable(state.get("share")) else None,
+        percent(state["share"]) if is_number(state.get("share")) else None,
         f"step {number(state['step'])}{steps}" if state.get("step") else None,
-        f"{duration(state['seconds_left'])} left" if usable(state.get("seconds_left")) else None,
+        f"{duration(state['seconds_left'])} left" if is_number(state.get("seconds_left")) else None,
     ]
     known = ", ".join(filter(None, parts))
     return ": ".join(filter(None, [known, str(state.get("message") or "")])) or str(state.get("doing") or NONE)
 
 
-def scores_of(results: dict[str, Any]) -> str:
+def _record(folder: Path) -> Record:
+    """The record of a job, or an empty one where there is none to be read: another process may be at work there."""
+    with suppress(OSError, SettingError):
+        return read_results(folder / "results.json")
+    return Record()
+
+
+def scores_of(record: Record) -> str:
     """The first scores of the student, in words."""
     found = [
-        f"{measure['title'].lower()} {label_of(results, key)} {number(value)}"
-        for name, measure in measures_of(results).items()
-        for key, value in (value_at(results, "student", name) or {}).items()
-        if usable(value)
+        f"{measure.title.lower()} {record.label_of(key)} {number(value)}"
+        for name, measure in record.measures.items()
+        for key, value in (record.student.scores.get(name, {}) if record.student else {}).items()
+        if is_number(value)
     ]
     return ", ".join(found[:MOST_SCORES]) + (", ..." if len(found) > MOST_SCORES else "") or NONE
 

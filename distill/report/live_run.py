@@ -3,6 +3,7 @@
 import fcntl
 import json
 import logging
+import sys
 import threading
 import time
 import traceback
@@ -10,22 +11,18 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from distill.config.settings import Config
-from distill.distributed import Backend
-from distill.models.memory import memory_failure
-from distill.optim.schedule import ENDLESS
 from distill.report import live
 from distill.report.live import PAGE, STATE
+from distill.report.live_logs import LINES, Series, cleaned, earlier_lines, tails, thinned
 from distill.report.live_sections import Ending, Snapshot, sections, title_of
-from distill.report.lookup import usable
-from distill.report.series import Series, earlier_lines, thinned
-from distill.report.tails import LINES, cleaned, tails
+from distill.report.words import is_number
 from distill.runs.profile.sampler import Sampler
 from distill.runs.record import Record
 from distill.runtime.errors import first_line
 from distill.runtime.files import atomic
+from distill.runtime.host import memory_failure
 from distill.runtime.jsonl import is_history, read_lines, without_nan
 from distill.runtime.progress import Progress, keeping, under_way
 from distill.runtime.redaction import redact
@@ -36,6 +33,15 @@ PATIENCE = 30.0  # seconds that the end of a run waits for a page that is being 
 logger = logging.getLogger(__name__)
 
 
+class Ranks(Protocol):
+    """What the page has to know of the processes that train."""
+
+    rank: int
+    size: int
+    device: Any
+    traffic: Any  # whose `exchange_seconds` this rank has waited for the others
+
+
 class RunPage:
     """The page of a run from its first minute on; a context, which says how the run has stopped where it fails.
 
@@ -43,13 +49,20 @@ class RunPage:
     folder that holds a finished run, or where another process is at work, before `begin`.
     """
 
-    def __init__(self, config: Config, path: Path, recipe: str, command: str, backend: Backend) -> None:
-        self.path, self.recipe, self.command, self.backend = path, recipe, command, backend
-        self.every, self.minutes = config.report.every or 0.0, config.train.minutes
-        # A trial that ends with its profile leaves no report either.
-        self.on = backend.rank == 0 and self.every > 0 and config.profile.stop_after is None
-        self._description: dict[str, Any] = {}
-        self._first_step, self._steps = 0, ENDLESS
+    def __init__(
+        self, path: Path, recipe: str, command: str, every: float | None, minutes: float | None, ranks: Ranks
+    ) -> None:
+        """
+        Args:
+            every: seconds between two pages; None or 0: there is none.
+            minutes: after which the clock ends the training, if it does.
+        """
+        self.path, self.recipe, self.command, self.ranks = path, recipe, command, ranks
+        self.every, self.minutes = every or 0.0, minutes
+        self.on = ranks.rank == 0 and self.every > 0
+        self._record = Record(recipe=recipe, command=command)
+        self._first_step = 0
+        self._steps: int | None = None
         self._series, self._latest = Series(), dict[str, Any]()
         self._earlier: list[dict[str, Any]] | None = None  # lines of earlier starts, once they are read
         self._exchanged, self._until = 0.0, 0.0
@@ -57,7 +70,7 @@ class RunPage:
         self._sampler: Sampler | None = None
         self._held, self._stopped = ExitStack(), threading.Event()
         self._may_write = self._begun = self._wrote = self._failed = False
-        self.published = False  # the report is there, which no page of a run that ends badly replaces
+        self._published = False  # the report is there, which no page of a run that ends badly replaces
         self._thread = threading.Thread(target=self._work, name="report", daemon=True)
 
     def __enter__(self) -> Self:
@@ -69,17 +82,17 @@ class RunPage:
 
     def describe(self, record: Record) -> None:
         """What the run is."""
-        self._description = record.redacted().to_json()
+        self._record = record.redacted()
 
-    def begin(self, first_step: int, seconds: float, steps: int) -> None:
+    def begin(self, first_step: int, seconds: float, steps: int | None) -> None:
         """The folder is this run's.
 
         Args:
             first_step, seconds: where it starts, and the training time until there.
-            steps: after which it ends.
+            steps: after which it ends; None: the clock ends it.
         """
         self._first_step, self._until, self._steps = first_step, seconds, steps
-        self._exchanged = self.backend.traffic.exchange_seconds
+        self._exchanged = self.ranks.traffic.exchange_seconds
         self._may_write = self._begun = True
         self._earlier = None  # only those up to this step: the others are made again
 
@@ -88,8 +101,8 @@ class RunPage:
         if not self.on:
             return
         line: dict[str, Any] = dict(metrics)
-        if self.backend.size > 1:
-            exchanged, span = self.backend.traffic.exchange_seconds, max(metrics["seconds"] - self._until, 1e-9)
+        if self.ranks.size > 1:
+            exchanged, span = self.ranks.traffic.exchange_seconds, max(metrics["seconds"] - self._until, 1e-9)
             line["exchange_wait"] = min((exchanged - self._exchanged) / span, 1.0)
             self._exchanged, self._until = exchanged, metrics["seconds"]
         self._series.add(line)
@@ -105,15 +118,19 @@ class RunPage:
         if self._thread.is_alive():
             self._thread.join(PATIENCE)
 
+    def publish(self) -> None:
+        """The report is there: it stays, whatever happens from here on."""
+        self._published = True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
         if self._thread.is_alive():  # storage hangs: a second writer would only hang, too
             return
-        if error is not None and not self.published and (self._begun or self._wrote):
+        if error is not None and not self._published and (self._begun or self._wrote):
             self._refresh(ending_of(error))
-        elif (error is None or self.published) and self._begun and self.backend.rank == 0:
+        elif (error is None or self._published) and self._begun and self.ranks.rank == 0:
             if self._is_live():
                 self._refresh(Ending(0, ""))
             with suppress(OSError):
@@ -122,7 +139,7 @@ class RunPage:
     def _is_live(self) -> bool:
         """Whether the page is still one of these, because no report has taken its place."""
         with suppress(OSError, ValueError):
-            return live.OVERDUE in (self.path / PAGE).read_text(encoding="utf-8")
+            return live.SIGN in (self.path / PAGE).read_text(encoding="utf-8")
         return False
 
     def _work(self) -> None:
@@ -153,7 +170,7 @@ class RunPage:
 
     def _sample(self) -> None:
         if self._sampler is None:
-            self._sampler = Sampler(self.every, self.backend.device)
+            self._sampler = Sampler(self.every, self.ranks.device)
             self._sampler.begin()
         else:
             self._sampler.sample()
@@ -162,7 +179,7 @@ class RunPage:
         """The metrics of the steps before this start of the run; read anew once it is known which those are."""
         begun, found = self._begun, self._earlier
         if found is None:
-            found = earlier_lines(self.path / "metrics.jsonl", self._first_step if begun else ENDLESS)
+            found = earlier_lines(self.path / "metrics.jsonl", self._first_step if begun else sys.maxsize)
             if begun is self._begun:  # the run may have begun meanwhile, and some of these lines will be written again
                 self._earlier = found
         return found
@@ -170,19 +187,17 @@ class RunPage:
     def _snapshot(self, ending: Ending | None) -> Snapshot:
         earlier = self._earlier_lines()
         latest = self._latest or (earlier[-1] if earlier else {})
-        logs, count = tails(self.path / "logs") if self.backend.size > 1 else ({0: cleaned(list(self._said))}, 1)
+        logs, count = tails(self.path / "logs") if self.ranks.size > 1 else ({0: cleaned(list(self._said))}, 1)
         step = int(latest.get("step") or self._first_step)
         share, left = self._progress(step, latest.get("seconds"))
         history = read_lines(self.path / "history.jsonl", is_history, only_good=True)
         return Snapshot(
-            recipe=self.recipe,
-            command=self.command,
             folder=str(self.path),
             written=live.clock(),
             every=self.every,
-            description=self._description | {"history": history},
+            record=self._record.with_history(history),
             step=step,
-            steps=self._steps if self._steps < ENDLESS else None,
+            steps=self._steps,
             left=None if ending else left,
             share=share,
             activities=[] if ending else [_in_words(each) for each in under_way()],
@@ -199,9 +214,9 @@ class RunPage:
         if not self._begun:
             return None, None
         training = next((each for each in under_way() if each.label == "training"), None)
-        shares = [step / self._steps] if self._steps < ENDLESS else []
+        shares = [step / self._steps] if self._steps else []
         lefts = [training.seconds_left] if training is not None else []
-        if self.minutes is not None and usable(seconds):
+        if self.minutes is not None and is_number(seconds):
             shares.append(seconds / (60 * self.minutes))
             lefts.append(max(60 * self.minutes - seconds, 0.0))
         known = [left for left in lefts if left is not None]

@@ -1,19 +1,15 @@
 """What the page of a run that is under way, or has stopped, shows."""
 
-from dataclasses import dataclass, field
-from itertools import cycle
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from distill.report import curves
-from distill.report.curves import Line, Panel
+from distill.report.figures import SERIES, Line, Panel, svg_picture
 from distill.report.history import history_blocks
-from distill.report.lookup import axis_of, titles_of_terms, usable, value_at
-from distill.report.page import NONE, Block, Code, Section, Table, Tiles, number, percent, short, time_of
-from distill.report.plots import Picture
-from distill.report.profile import panels_of
-from distill.report.series import MOST, curve
+from distill.report.live_logs import MOST
+from distill.report.page import Block, Code, Section, Table, Tiles
+from distill.report.run_figures import loss_panels, machine_panels, optimizer_panels, points_of, throughput
+from distill.report.words import NONE, number, percent, short, time_of
+from distill.runs.record import Record
 
-SERIES = tuple(f"var(--series-{number})" for number in range(1, 7))
 AGAIN = "The same command, in the same folder, goes on from the newest checkpoint."
 # What becomes of a run by its exit status, when the same command is given again; of signals, 128 + number, as of 4.
 AFTER = {
@@ -40,7 +36,7 @@ class Snapshot:
     Attributes:
         written: the moment, in words.
         every: seconds until the next page.
-        description: what the run is, by the names of results.json, with the history so far; empty before it is known.
+        record: what the run is, as far as it is known, with the history so far.
         step, steps: done, and after which the run ends (None: the clock ends it).
         left: seconds until it ends, where that is known.
         share: how much of the run is done, from 0 to 1, where that is known.
@@ -52,18 +48,16 @@ class Snapshot:
         num_logs: ranks that have one.
     """
 
-    recipe: str
-    command: str
     folder: str
     written: str
     every: float
-    description: dict[str, Any] = field(default_factory=dict)
+    record: Record
     step: int = 0
     steps: int | None = None
     left: float | None = None
     share: float | None = None
     activities: list[str] = field(default_factory=list)
-    latest: dict[str, Any] = field(default_factory=dict)
+    latest: dict[str, float] = field(default_factory=dict)
     points: list[dict[str, float]] = field(default_factory=list)
     machine: dict[str, list[float]] = field(default_factory=dict)
     logs: dict[int, list[str]] = field(default_factory=dict)
@@ -73,18 +67,19 @@ class Snapshot:
 
 def title_of(run: Snapshot) -> str:
     """The title of the page, which a tab of a browser shows the beginning of."""
+    recipe = run.record.recipe
     if run.ending is not None:
-        return f"{run.recipe}: finished, without a report" if run.ending.status == 0 else f"{run.recipe}: stopped"
-    return f"{run.recipe}: under way" if run.share is None else f"{percent(run.share)} of {run.recipe}"
+        return f"{recipe}: finished, without a report" if run.ending.status == 0 else f"{recipe}: stopped"
+    return f"{recipe}: under way" if run.share is None else f"{percent(run.share)} of {recipe}"
 
 
 def sections(run: Snapshot) -> list[Section]:
     """The page of a run; parts of which nothing is known yet are left out."""
-    axis = axis_of(run.description)
+    axis = run.record.history_by
     parts = [
         Section("", _ending(run, run.ending) if run.ending else _headline(run)),
         Section("Curves so far", _curves(run)),
-        Section(f"{axis.capitalize()} by {axis}, so far", history_blocks(run.description, {})),
+        Section(f"{axis.capitalize()} by {axis}, so far", history_blocks(run.record, {})),
         Section("What it waits for, and what the machine does", _machine(run)),
         Section("The last lines of every rank" if run.num_logs > 1 else "What it said last", _logs(run)),
         Section("This run", _facts(run)),
@@ -93,7 +88,7 @@ def sections(run: Snapshot) -> list[Section]:
 
 
 def _headline(run: Snapshot) -> list[Block]:
-    idle = "between two pieces of work" if run.description.get("corpus") else "preparing models and text"
+    idle = "between two pieces of work" if run.record.corpus.name else "preparing models and text"
     now = "; ".join(run.activities) or idle
     renewed = (
         f"Written {run.written}; renews itself every {time_of(run.every)}, and becomes the report when the run ends."
@@ -109,7 +104,7 @@ def _ending(run: Snapshot, ending: Ending) -> list[Block]:
     blocks: list[Block] = [
         f"Stopped with status {ending.status}: {ending.message}",
         after,
-        Code(run.command, wrap=True),
+        Code(run.record.command or "", wrap=True),
     ]
     traceback: list[Block] = [Code(ending.traceback, "Traceback")] if ending.traceback else []
     return [*blocks, f"Folder: {run.folder}. Written {run.written}.", *traceback, *_tiles(run)]
@@ -134,68 +129,33 @@ def _tiles(run: Snapshot) -> list[Block]:
 
 
 def _curves(run: Snapshot) -> list[Block]:
-    titles = titles_of_terms(run.description)
-    for point in run.points:
-        titles |= {name[5:]: name[5:] for name in point if name.startswith("loss/") and name[5:] not in titles}
-    colours = {"total": "currentColor"} | dict(zip((name for name in titles if name != "total"), cycle(SERIES)))
-    terms = [name for name in titles if curve(run.points, "step", f"loss/{name}")[0]]
-    terms = terms[1:] if len(terms) == 2 and terms[0] == "total" else terms  # the total of one term is that term again
-    skipped = _skipped(run.points)
-    panels = [
-        Panel(
-            "Loss, weighted sum" if name == "total" else f"Loss: {titles[name]}",
-            "step",
-            [Line(*curve(run.points, "step", f"loss/{name}"), colours[name], smooth=True)],
-            marks=skipped,
-        )
-        for name in terms
-    ]
-    for name, title, from_zero, colour in (
-        ("lr", "Learning rate", True, SERIES[0]),
-        ("grad_norm", "Gradient norm, before clipping", False, SERIES[1]),
-        ("loss_scale", "Loss scale", False, SERIES[2]),
-        ("tokens_per_second", "Training tokens per second", True, SERIES[0]),
-    ):
-        x, y = curve(run.points, "step", name)
-        if x:
-            smooth = name in ("grad_norm", "tokens_per_second")
-            panels.append(Panel(title, "step", [Line(x, y, colour, smooth=smooth)], from_zero))
+    losses, speed = loss_panels(run.record, run.points, "Loss: "), throughput(run.points)
+    panels = [*losses, *optimizer_panels(run.points), *([speed] if speed else [])]
     if not panels:
         return []
-    caption = f"By step: what was logged faintly, its moving average on top; of long runs up to {MOST} means."
-    return [curves.picture(panels, caption + (" Dotted lines: steps that were skipped." if skipped else ""))]
-
-
-def _skipped(points: list[dict[str, float]]) -> list[float]:
-    """The points at which the count of skipped steps has grown."""
-    x, counts = curve(points, "step", "skipped")
-    return [step for step, count, before in zip(x, counts, [0.0, *counts], strict=False) if count > before]
+    caption = f"What was logged faintly, its moving average on top; of long runs up to {MOST} means."
+    marked = " Dotted lines: steps that were skipped." if losses and losses[0].marks else ""
+    return [svg_picture(panels, caption + marked)]
 
 
 def _machine(run: Snapshot) -> list[Block]:
     waits = [
-        Line(*curve(run.points, "step", name), colour, label)
+        Line(*points_of(run.points, "step", name), colour, label)
         for name, colour, label in (("data_wait", SERIES[0], "data"), ("exchange_wait", SERIES[3], "exchange"))
     ]
-    percents = [Line(line.x, [100 * value for value in line.y], line.colour, line.label) for line in waits if line.x]
-    panels = [Panel("Waiting, % of the time", "step", percents, True)] if percents else []
+    percents = [replace(line, y=[100 * value for value in line.y]) for line in waits if line.x]
+    panels = [Panel("Waiting, % of the time", "step", percents, from_zero=True)] if percents else []
     seconds = run.machine.get("seconds") or []
     stride = -(-len(seconds) // MOST) or 1
+    samples = {name: values[::stride] for name, values in run.machine.items()}
     minutes = [value / 60 for value in seconds[::stride]]
-    for title, of in panels_of(run.machine) if seconds else []:
-        lines = [
-            Line(minutes, values[::stride], colour, label)
-            for colour, (label, values) in zip(SERIES, of.items(), strict=False)
-        ]
-        if lines:
-            panels.append(Panel(title, "minutes of this start", lines, True))
+    panels += machine_panels(samples, minutes, "minutes of this start") if minutes else []
     if not panels:
         return []
     caption = "The machine is the host of rank 0."
     if any(line.label == "exchange" for line in percents):
         caption += " An exchange lasts from its beginning to its end, part of which may lie beside the last backward."
-    found: Picture = curves.picture(panels, caption)
-    return [found]
+    return [svg_picture(panels, caption)]
 
 
 def _logs(run: Snapshot) -> list[Block]:
@@ -212,26 +172,24 @@ def _logs(run: Snapshot) -> list[Block]:
 
 
 def _facts(run: Snapshot) -> list[Block]:
-    found = run.description
+    record = run.record
     models = [
-        f"{value_at(found, name, 'name')}, {short(value_at(found, name, 'parameters'))} parameters"
-        for name in ("teacher", "student")
-        if found.get(name)
+        f"{model.name}, {short(model.parameters)} parameters" for model in (record.teacher, record.student) if model
     ]
     rows = [
-        ("Corpus", value_at(found, "corpus", "name")),
-        ("Rows", _amount(value_at(found, "corpus", "rows"))),
+        ("Corpus", record.corpus.name),
+        ("Rows", _amount(record.corpus.sequences)),
         ("Models", "; ".join(models)),
-        ("Rows per step", _amount(value_at(found, "backend", "rows_per_step"))),
-        ("Backend", value_at(found, "backend", "name")),
-        ("Ranks", _amount(value_at(found, "backend", "ranks"))),
-        ("Device", value_at(found, "environment", "device")),
+        ("Rows per step", _amount(record.backend.sequences_per_step)),
+        ("Backend", record.backend.name),
+        ("Ranks", _amount(record.backend.ranks)),
+        ("Device", record.environment.device),
         ("Folder", run.folder),
     ]
     shown = [[label, str(value)] for label, value in rows if value]
-    command: list[Block] = [] if run.ending else [Code(run.command, wrap=True)]
+    command: list[Block] = [] if run.ending else [Code(record.command or "", wrap=True)]
     return [Table(["", ""], shown, text=True), *command]
 
 
-def _amount(value: Any) -> str | None:
-    return number(value) if usable(value) else None
+def _amount(value: int | None) -> str | None:
+    return None if value is None else number(value)

@@ -5,12 +5,12 @@ import re
 from pathlib import PurePath
 from typing import Any
 
-from distill.report import page
-from distill.report.facts import facts_table, rows_of_step
-from distill.report.lookup import measures_of, sets_of, usable, value_at
-from distill.report.page import Block, Code, Section, number
-from distill.report.summary import comparison, findings, setting
+from distill.report.page import Block, Code, Section, facts_table, render
+from distill.report.summary import comparison, findings, sequences_of_step, setting
 from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, Use, use_of_student
+from distill.report.words import number
+from distill.runs.facts import Student
+from distill.runs.record import Record
 
 # What transformers' classes are called behind the name of their family.
 OF_HEADS = re.compile(r"(?<=\w)(LMHeadModel|For[A-Z]\w*)$")
@@ -32,43 +32,43 @@ FROM_PYTHON = "Or from Python after the lines under Use, without this card:"
 ONNX = "As ONNX files in fp32 and int8, with the size and the speed of each:"
 
 
-def model_card(results: dict[str, Any]) -> str:
+def model_card(record: Record) -> str:
     """README.md of the exported student: front matter of the Hugging Face Hub, use, evaluation, training, limits."""
-    use, title = _use(results), title_of_run(results)
-    tags = ["distill", use.task, "distillation" if results.get("teacher") else use.training]
-    library = "pytorch" if use.own_code else "transformers"
+    use, title = _use(record), title_of_run(record)
     # Of a milestone, which is saved before it is scored, there is none.
-    scored = [name for name in measures_of(results) if name in METRICS and sets_of(results, name)]
-    metrics = dict.fromkeys(METRICS[name] for name in scored)
-    front = ["---", f"library_name: {library}", f"pipeline_tag: {use.task}", "tags:"]
-    front += [f"- {tag}" for tag in dict.fromkeys(tags)]
-    front += ["metrics:", *(f"- {name}" for name in metrics)] if metrics else []
-    # JSON strings are YAML strings, whatever the name holds.
-    front += [f"model_name: {json.dumps(title)}", "---", ""]
-    notes: list[Block] = [[str(note) for note in results["notes"]]] if results.get("notes") else []
-    command: list[Block] = [Code(str(results["command"]), language="bash")] if results.get("command") else []
-    opening: list[Block] = [findings(results), setting(results)]
+    scored = [name for name in record.measures if name in METRICS and record.sets_of(name)]
+    notes: list[Block] = [record.notes] if record.notes else []
+    command: list[Block] = [Code(record.command, language="bash")] if record.command else []
+    opening: list[Block] = [findings(record), setting(record)]
     sections = [
         Section("", [block for block in opening if block]),
         Section("Use", [Code(use.code, language="python")]),
-        Section("Evaluation", [comparison(results)]),
-        Section("Training", [*command, *facts_table("", _facts(results)), *notes]),
-        Section("Limits", [_limits(results, use)]),
-        Section("Publish and export", _elsewhere(results, use)),
+        Section("Evaluation", [comparison(record)]),
+        Section("Training", [*command, *facts_table("", _facts(record)), *notes]),
+        Section("Limits", [_limits(record, use)]),
+        Section("Publish and export", _elsewhere(record, use)),
     ]
-    return "\n".join(front) + "\n" + page.markdown(title, sections)
+    return render(
+        "card.md",
+        library="pytorch" if use.own_code else "transformers",
+        use=use,
+        tags=dict.fromkeys(["distill", use.task, "distillation" if record.teacher else use.training]),
+        metrics=dict.fromkeys(METRICS[name] for name in scored),
+        quoted_title=json.dumps(title),
+        title=title,
+        sections=sections,
+    )
 
 
-def title_of_run(results: dict[str, Any]) -> str:
+def title_of_run(record: Record) -> str:
     """What came out of which kind of run, such as `DistilBert distilled from the embedded teacher`."""
-    name = str(value_at(results, "student", "name") or "")
-    family = OF_HEADS.sub("", name) or "Student"
-    members = value_at(results, "teacher", "members")
-    teacher = f"{len(members)} teachers" if members else _shown(value_at(results, "teacher", "name"))
-    start = _shown(value_at(results, "student", "start", "from"))
-    match kind_of_run(results):
+    student, members = record.student or Student(), record.teacher.members if record.teacher else {}
+    family = OF_HEADS.sub("", student.name or "") or "Student"
+    teacher = f"{len(members)} teachers" if members else _shown(record.teacher.name if record.teacher else None)
+    start = _shown(student.start.source)
+    match kind_of_run(record):
         case "fine-tuned":
-            title = f"{family} fine-tuned on {_examples(results)}" + (f", learning from {teacher} too" * bool(teacher))
+            title = f"{family} fine-tuned on {_examples(record)}" + (f", learning from {teacher} too" * bool(teacher))
         case "distilled":
             title = f"{family} distilled from {teacher or 'a teacher'}"
         case "twin":
@@ -78,30 +78,29 @@ def title_of_run(results: dict[str, Any]) -> str:
         case "pre-trained":
             title = f"{family} pre-trained from scratch"
         case _:
-            title = name or str(results.get("recipe") or "Student")
-    step = results.get("milestone")
-    return title + (f", after step {number(step)}" if usable(step) else "")
+            title = student.name or record.recipe or "Student"
+    return title + (f", after step {number(record.snapshot)}" if record.snapshot is not None else "")
 
 
-def kind_of_run(results: dict[str, Any]) -> str:
+def kind_of_run(record: Record) -> str:
     """`fine-tuned`, `distilled`, `twin` (layers of a teacher, without it), `continued`, `pre-trained`, or nothing."""
-    identity = results.get("identity") or {}
-    if _use(results).task in (SPANS.task, CLASSES.task) or identity.get("objective.task") in ("spans", "classes"):
+    identity = record.identity
+    if _use(record).task in (SPANS.task, CLASSES.task) or identity.get("objective.task") in ("spans", "classes"):
         return "fine-tuned"
-    if results.get("teacher"):
+    if record.teacher:
         return "distilled"
-    start = value_at(results, "student", "start", "kind") or identity.get("student.kind")
+    start = (record.student.start.kind if record.student else None) or identity.get("student.kind")
     return {"layers": "twin", "pretrained": "continued", "config": "pre-trained"}.get(str(start), "")
 
 
-def _use(results: dict[str, Any]) -> Use:
-    name = str(value_at(results, "student", "name") or results.get("recipe") or "student")
-    return use_of_student(value_at(results, "student", "origin"), name)
+def _use(record: Record) -> Use:
+    student = record.student or Student()
+    return use_of_student(student.origin, student.name or record.recipe or "student")
 
 
-def _shown(name: Any) -> str:
+def _shown(name: str | None) -> str:
     """What a card calls a model: of a path the run or the folder alone, which means something elsewhere too."""
-    text = str(name or "")
+    text = name or ""
     if not text.startswith(("/", ".", "~")) and text.count("/") < 2:
         return text  # words, or OWNER/NAME of the Hub
     parts = [part for part in PurePath(text).parts if part not in ("student", "milestones", "/")]
@@ -110,9 +109,9 @@ def _shown(name: Any) -> str:
     return parts[-1] if parts else text
 
 
-def _examples(results: dict[str, Any]) -> str:
+def _examples(record: Record) -> str:
     """What a fine-tuned model has learned: the data set, as the description of the examples names it."""
-    described = str(value_at(results, "corpus", "name") or "labelled examples")
+    described = record.corpus.name or "labelled examples"
     name = described.partition(" of ")[2].partition(";")[0] or described
     version = re.search(r"\(v(\d\.\d)\)$", name)
     if version and re.search(r"squad|^(train|dev)-v\d", name, re.I):
@@ -120,50 +119,49 @@ def _examples(results: dict[str, Any]) -> str:
     return name
 
 
-def _facts(results: dict[str, Any]) -> list[tuple[str, Any]]:
-    environment = results.get("environment") or {}
-    versions = [f"{key} {environment[key]}" for key in ("distill", "torch", "transformers") if environment.get(key)]
+def _facts(record: Record) -> list[tuple[str, Any]]:
+    environment = record.environment
+    software = {"distill": environment.distill, "torch": environment.torch, "transformers": environment.transformers}
     return [
-        ("Corpus", value_at(results, "corpus", "name")),
-        ("Teacher", value_at(results, "teacher", "name")),
-        ("Steps", number(value_at(results, "training", "steps"))),
-        ("Tokens", number(value_at(results, "training", "tokens"))),
-        ("Rows per step", rows_of_step(results.get("backend") or {})),
-        ("Sequence length", number(value_at(results, "corpus", "sequence_length"))),
-        ("Software", ", ".join(versions)),
-        ("Revision", environment.get("git_revision")),
+        ("Corpus", record.corpus.name),
+        ("Teacher", record.teacher.name if record.teacher else None),
+        ("Steps", number(record.training.steps)),
+        ("Tokens", number(record.training.tokens)),
+        ("Rows per step", sequences_of_step(record.backend)),
+        ("Sequence length", number(record.corpus.sequence_length)),
+        ("Software", ", ".join(f"{name} {version}" for name, version in software.items() if version)),
+        ("Revision", environment.git_revision),
     ]
 
 
-def _limits(results: dict[str, Any], use: Use) -> list[str]:
-    corpus = value_at(results, "corpus", "name")
-    length = value_at(results, "corpus", "sequence_length")
-    kind = kind_of_run(results)
+def _limits(record: Record, use: Use) -> list[str]:
+    length = record.corpus.sequence_length
     expected = (
         "Expect lower scores on other kinds of text."
-        if kind == "fine-tuned"
+        if kind_of_run(record) == "fine-tuned"
         else "Expect higher perplexity on other kinds of text, and the corpus's views and words in what it predicts."
     )
     limits = [
-        f"This run showed it {corpus or 'one corpus'} and nothing else. {expected}",
+        f"This run showed it {record.corpus.name or 'one corpus'} and nothing else. {expected}",
         f"{use.does} It has been tested on nothing but what the table above shows.",
     ]
-    if usable(length):
+    if length is not None:
         limits.append(f"It was trained on rows of {length} tokens; longer inputs were not tested.")
-    if results.get("teacher"):
+    if record.teacher:
         limits.append("It has learnt the teacher's mistakes too, and the teacher's licence applies to it.")
-    start = _shown(value_at(results, "student", "start", "from"))
-    if start and start != _shown(value_at(results, "teacher", "name")):
+    start = _shown(record.student.start.source if record.student else None)
+    if start and start != _shown(record.teacher.name if record.teacher else None):
         limits.append(f"It began with weights of {start}, whose licence applies to it.")
     return limits
 
 
-def _elsewhere(results: dict[str, Any], use: Use) -> list[Block]:
+def _elsewhere(record: Record, use: Use) -> list[Block]:
     """How the student is published on the Hub, and how it becomes ONNX where that is possible."""
-    recipe = str(results.get("recipe") or "")
+    recipe = record.recipe or ""
     target = f"YOUR_NAME/{recipe if HUB_NAME.fullmatch(recipe) else 'MODEL'}"
     blocks: list[Block] = [UNSAID, AS_IT_STANDS, Code(f"hf auth login\nhf upload {target} .", language="bash")]
-    if not use.own_code or value_at(results, "student", "origin", "has_config"):
+    origin = record.student.origin if record.student else None
+    if not use.own_code or (origin is not None and origin.has_config):
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
     if use in (MASKED, CAUSAL):

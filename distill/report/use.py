@@ -1,12 +1,14 @@
 """How a student is loaded and asked elsewhere, by the name of its class: the lines that its model card shows."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
+
+from distill.runs.facts import Origin
 
 FOLDER = "."  # the card lies in the model's folder
 
@@ -76,25 +78,24 @@ OF_CLASSES = (
 )
 
 
-def use_of_student(origin: dict[str, Any] | None, name: str) -> Use:
+def use_of_student(origin: Origin | None, name: str) -> Use:
     """The use of a student; of a class of the user's with the lines that load just that.
 
     Args:
-        origin: an `Origin` as a dict; None where the results have none.
+        origin: None where the record has none.
         name: of its class.
     """
-    if origin is None or origin["made_by"] is None:
+    if origin is None or origin.made_by is None:
         return use_of(name)
-    use = CAUSAL if origin["causal"] else MASKED
-    module, _, attribute = str(origin["model_class"] if origin["has_config"] else origin["made_by"]).rpartition(".")
+    use = CAUSAL if origin.causal else MASKED
+    module, _, attribute = (origin.model_class if origin.has_config else origin.made_by).rpartition(".")
     imports = [f"from {module} import {attribute}", "from transformers import PreTrainedTokenizerFast"]
     lines = ["", f'tokenizer = PreTrainedTokenizerFast.from_pretrained("{FOLDER}")']
-    call = origin.get("call")
-    if origin["has_config"]:
+    if origin.has_config:
         lines.append(f'model = {attribute}.from_pretrained("{FOLDER}")')
     else:
         imports.insert(0, "from safetensors.torch import load_model")
-        made = f"model = {attribute}({'...' if call is None else call})"
+        made = f"model = {attribute}({'...' if origin.call is None else origin.call})"
         lines.append(made + ("  # with the settings of the run, see below" if "..." in made else ""))
         lines.append(f'load_model(model, "{FOLDER}/model.safetensors")')
     return use._replace(own_code="\n".join([*imports, *lines]))

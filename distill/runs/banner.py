@@ -1,5 +1,6 @@
 """What is said of a run in words before it trains: the banner at its start, and notes for its report."""
 
+import logging
 from typing import Any
 
 from distill.config.settings import Config, OptimizerConfig
@@ -7,18 +8,33 @@ from distill.data.batches import Batches
 from distill.data.duplicates import described
 from distill.data.tokens import Tokens
 from distill.models.load import size
+from distill.objective.objective import Objective
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.updates import peak_lr
+from distill.runs.checkpoint import State
 from distill.runs.facts import TeacherCache
+from distill.runs.pair import Pair
 from distill.runtime.version import __version__
-from distill.teacher.members import settings_by_member
+from distill.tasks import Prepared
+from distill.teacher.members import settings_by_member, title_of
 
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
 BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_twin")  # recipes of which that is true
+OTHER_TOKENIZER = (
+    "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
+)
+
+logger = logging.getLogger(__name__)
 
 
-def notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> list[str]:
-    """Notes for the report besides corpus, teacher and scale, which it names itself.
+def notes_of(config: Config, recipe: str, pair: Pair, data: Prepared, objective: Objective) -> list[str]:
+    """Notes for the report besides corpus, teacher and scale, which it names itself."""
+    notes = [*_notes(config, recipe, data.tokens, objective.needs_teacher), *data.left_out]
+    return notes if pair.comparable or not objective.needs_teacher else [*notes, OTHER_TOKENIZER]
+
+
+def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> list[str]:
+    """Those on the number format of the teacher and on the corpus.
 
     Args:
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
@@ -59,6 +75,22 @@ def cache_note(cache: TeacherCache, name: str) -> str:
         f"Soft targets were read from a cache of {whom} (by probability{power}), which estimate that distribution "
         f"without bias {size}."
     )
+
+
+def announce(
+    config: Config, recipe: str, pair: Pair, data: Prepared, objective: Objective, notes: list[str], state: State
+) -> None:
+    """Log what is about to be trained, on what, and from where."""
+    shown = {" ".join(filter(None, ["teacher", member.name])): member.model for member in pair.teachers}
+    shown["student"] = pair.student
+    teacher = title_of(pair.teachers)
+    if teacher and not objective.needs_teacher:
+        teacher += " (the student does not learn from it)"
+    logger.info(banner(config, recipe, data.tokens, data.batches, shown, teacher, notes))
+    if state.step:
+        logger.info(f"  resuming after step {state.step:,}")
+    if compiled := ["the objective"] * objective.compiled + ["both models"] * config.precision.compile:
+        logger.info(f"  the first step compiles {' and '.join(compiled)}, which can take a minute")
 
 
 def banner(

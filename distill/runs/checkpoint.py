@@ -1,17 +1,18 @@
 """Checkpoints that are either whole or absent: saved atomically, verified when read, pruned to the newest few."""
 
+import copy
 import json
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from distill.distributed.shard import is_sharded
-from distill.objective.tally import Tally
+from distill.objective.running_mean import RunningMean
 from distill.optim.loss_scale import LossScale
 from distill.optim.optimizer_state import check_slots, optimizer_state, restore_optimizer
 from distill.runs.checkpoint_parts import read_parts
@@ -46,7 +47,7 @@ class State:
     syncs: int = 0  # exchanges of gradients
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    tally: Tally = field(default_factory=Tally)  # of the loss terms, since the last point of the history
+    tally: RunningMean = field(default_factory=RunningMean)  # of the loss terms, since the last point of the history
     overflows: int = 0  # further steps left out, whose gradient overflowed by the loss scale
     loss_scale: LossScale = field(default_factory=LossScale)
     level: LossLevel = field(default_factory=LossLevel)
@@ -67,7 +68,13 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, identity: dict[str, Any]) -> None:
         """`identity`: what must match to resume from a checkpoint (settings and corpus)."""
         self.folder, self.keep, self.identity = folder, keep, identity
-        self.precision: dict[str, str] = {}  # number formats in force; kept with each checkpoint
+        self.formats: dict[str, Any] = {}  # number formats and threads in force, kept with each checkpoint
+
+    def keeping(self, formats: dict[str, Any]) -> Self:
+        """The same folder, where each checkpoint keeps these number formats and threads for a resume."""
+        other = copy.copy(self)
+        other.formats = formats
+        return other
 
     def found(self) -> list[Path]:
         """All that are there by their names, oldest first; those that were set aside have other names."""
@@ -127,7 +134,7 @@ class Checkpoints:
         parts: int | None = None,
     ) -> None:
         """Write down what a checkpoint holds; `parts`: how many files each of its two is, where ranks write parts."""
-        record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.precision}
+        record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.formats}
         record |= {"optimizer": numbers, "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)}}
         record |= {} if parts is None else {"format": IN_PARTS, "parts": parts}
         (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -181,7 +188,7 @@ class Checkpoints:
             for name, tensor in model_tensors(model).items():
                 tensor.copy_(weights[name])
         restore_optimizer(model, optimizer, slots, record["optimizer"])
-        parts = {"tally": Tally(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
+        parts = {"tally": RunningMean(**state["tally"]), "loss_scale": LossScale(**state["loss_scale"])}
         parts["level"] = LossLevel(**state["level"])
         return State(**{**state, **parts})
 

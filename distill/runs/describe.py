@@ -27,7 +27,7 @@ from distill.optim.updates import peak_lr
 from distill.runs import facts
 from distill.runs.banner import cache_note
 from distill.runs.checkpoint import State
-from distill.runs.pair import Models
+from distill.runs.pair import Pair
 from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
 from distill.runtime.version import __version__
@@ -40,7 +40,7 @@ AnyModel = TypeVar("AnyModel", bound=facts.Model)
 
 def describe(
     config: Config,
-    models: Models,
+    pair: Pair,
     caches: dict[str, Cache],
     text: Prepared,
     objective: Objective,
@@ -52,8 +52,8 @@ def describe(
         notes=[cache_note(cache_facts(cache), name) for name, cache in caches.items()],
         scale=config.scale,
         corpus=corpus_facts(text.tokens, text.batches),
-        teacher=teacher_facts(models, caches) if objective.needs_teacher and models.teachers else None,
-        student=student_facts(config, models),
+        teacher=teacher_facts(pair, caches) if objective.needs_teacher and pair.teachers else None,
+        student=student_facts(config, pair),
         objective=objective_facts(objective),
         optimizer=optimizer_facts(config, text.batches),
         measures=measure_facts(measures),
@@ -70,10 +70,10 @@ def model_facts(kind: type[AnyModel], name: str, model: Any) -> AnyModel:
     return kind(name=name, parameters=parameters, bytes=num_bytes)
 
 
-def teacher_facts(models: Models, caches: dict[str, Cache]) -> facts.Teacher:
+def teacher_facts(pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
     """The only teacher, or what several are together; `caches` by the name of a member, which the only one lacks."""
-    whole = model_facts(facts.Teacher, title_of(models.teachers), models.teacher)
-    for member in models.teachers:
+    whole = model_facts(facts.Teacher, title_of(pair.teachers), pair.teacher)
+    for member in pair.teachers:
         described = whole
         if member.name:
             described = whole.members[member.name] = model_facts(facts.Teacher, member.title, member.model)
@@ -81,12 +81,12 @@ def teacher_facts(models: Models, caches: dict[str, Cache]) -> facts.Teacher:
     return whole
 
 
-def student_facts(config: Config, models: Models) -> facts.Student:
-    student = model_facts(facts.Student, plain_class(models.student).__name__, models.student)
+def student_facts(config: Config, pair: Pair) -> facts.Student:
+    student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
     make = config.student.custom
     call = None if make is None else call_of(make, config.corpus.tokens.sequence_length)
-    student.origin = origin_of(models.student, None if make is None else make.path, models.kind.causal, call)
-    student.start = _start(config, models)
+    student.origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
+    student.start = _start(config, pair)
     return student
 
 
@@ -112,18 +112,18 @@ def call_of(make: Component, length: int) -> str:
     return ", ".join(f"{name}={context[name] if name in context else repr(value)}" for name, value in arguments.items())
 
 
-def _start(config: Config, models: Models) -> facts.Start:
+def _start(config: Config, pair: Pair) -> facts.Start:
     """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
     settings = config.student
     start = facts.Start(kind=settings.kind, source=settings.path)
     if settings.kind == "layers":
-        first = models.teachers[0]
+        first = pair.teachers[0]
         start.source = first.title
         if settings.layers != AUTO:  # else nobody knows any more
             available = first.model.config.num_hidden_layers
             start.layers = choose_layers(settings.layers, settings.num_layers, available)
-        if models.layer_search:
-            start.search = from_json(facts.LayerSearch, to_json(models.layer_search))
+        if pair.built.search:
+            start.search = from_json(facts.LayerSearch, to_json(pair.built.search))
     return start
 
 

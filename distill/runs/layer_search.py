@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -55,6 +55,15 @@ class Scored:
     layers: list[Layer]
     loss: float
     rules: tuple[str, ...] = ()
+
+
+class Prediction(NamedTuple):
+    """What a student predicts, and how."""
+
+    kind: ModelKind
+    label: str  # by its name in `Batch.labels`
+    vocabulary: int  # its entries; an embedding may have more
+    precision: str  # of the student's forward
 
 
 @dataclass(frozen=True)
@@ -105,21 +114,13 @@ class LayerSearch:
 def find_layers(
     settings: StudentConfig,
     teacher: Any,
-    kind: ModelKind,
-    task: str,
+    prediction: Prediction,
     batches: Batches,
-    words: int,
-    precision: str,
     backend: Backend,
 ) -> dict[str, Any]:
     """Score choices on rank 0; all ranks call it and get the same: a `LayerSearch` by its names.
 
     Where all choices are one and the same it has `layers` alone.
-
-    Args:
-        task: what is predicted, by its name in `Batch.labels`.
-        words: entries of the vocabulary; either embedding may have more.
-        precision: of the student's forward.
 
     Raises:
         SettingError: a number of layers that the teacher does not have, or layers that go into no such student.
@@ -132,7 +133,7 @@ def find_layers(
     if backend.rank == 0:
         try:
             whole = on_device(teacher, backend)
-            score = Losses(settings, whole, kind, task, batches, words, precision, backend.device)
+            score = Losses(settings, whole, prediction, batches, backend.device)
             searched = search(available, count, score, score.of_fewer_rows())
             found = asdict(searched)
             for line in searched.lines():
@@ -234,18 +235,15 @@ class Losses:
         self,
         settings: StudentConfig,
         teacher: Any,
-        kind: ModelKind,
-        task: str,
+        prediction: Prediction,
         batches: Batches,
-        words: int,
-        precision: str,
         device: torch.device,
     ) -> None:
         self.settings = settings.changed(num_layers=None)
-        self.teacher, self.kind, self.precision, self.device = teacher, kind, precision, device
-        term = next(make for make in TERMS if make.task == task)
+        self.teacher, self.prediction, self.device = teacher, prediction, device
+        term = next(make for make in TERMS if make.task == prediction.label)
         self.perplexity, self.refusal = term in WORDS, ""
-        self.objective = Objective({task: term()}, {task: 1.0}, words)
+        self.objective = Objective({prediction.label: term()}, {prediction.label: 1.0}, prediction.vocabulary)
         length = batches.rows.shape[1]
         tokens = CAUSAL_TOKENS if term is Clm else TOKENS
         self.num_rows = min(max(LEAST_ROWS, tokens // length), len(batches.order))
@@ -261,11 +259,11 @@ class Losses:
     def __call__(self, chosen: Sequence[Layer]) -> float:
         """The loss; infinite where these layers do not go into the student."""
         try:
-            model = from_layers(self.settings, self.teacher, list(chosen), self.kind, share=True)
+            model = from_layers(self.settings, self.teacher, list(chosen), self.prediction.kind, share=True)
         except SettingError as error:
             self.refusal = str(error)
             return math.inf
-        trainable = Trainable(LanguageModel(model.to(self.device).eval(), self.precision))
+        trainable = Trainable(LanguageModel(model.to(self.device).eval(), self.prediction.precision))
         counts = self.objective.count(self.batches)
         scales = self.objective.scales(counts, self.device)
         losses = [

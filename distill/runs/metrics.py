@@ -1,12 +1,23 @@
 """The metrics of a training: what every `log_every`-th step leaves in metrics.jsonl, trackers and the live page."""
 
+import logging
+import time
 from typing import Protocol
 
 from distill.data.batches import Batches
 from distill.objective.objective import Objective
-from distill.objective.tally import TOKENS, Tally
+from distill.objective.running_mean import TOKENS, RunningMean
+from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import State
+from distill.runs.run_folder import RunFolder
 from distill.runs.step import StepResult
+from distill.runs.trackers import Tracker
+from distill.runtime.progress import Progress, duration
+
+FIRST_MINUTE = 60.0  # seconds of typical steps, after which the time to the end is logged once
+UNTYPICAL_STEPS = 2  # at the start: they compile, or touch their memory for the first time
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsLog(Protocol):
@@ -15,13 +26,57 @@ class MetricsLog(Protocol):
     def log_metrics(self, metrics: dict[str, float]) -> None: ...
 
 
+class Page(Protocol):
+    """The live page, as far as it takes metrics."""
+
+    def add(self, metrics: dict[str, float]) -> None: ...
+
+
+class RunLog:
+    """Writes lines of metrics to metrics.jsonl, the tracker and the live page, and the progress line; rank 0 does."""
+
+    def __init__(self, folder: RunFolder, tracker: Tracker, page: Page, first_step: int, steps: int) -> None:
+        """`first_step`: where the training begins; `steps`: after which the run ends."""
+        self.folder, self.tracker, self.page, self.first_step = folder, tracker, page, first_step
+        self.progress = Progress("training", 0 if steps == ENDLESS else steps, "steps", start=first_step)
+        self._typical, self._typical_since = False, 0.0  # whether the last steps were as fast as those to come
+        self._has_logged_the_end = False
+
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        if not self.folder.writes:
+            return
+        self.folder.metrics.append(metrics)
+        self.page.add(metrics)
+        self.tracker.log_metrics(metrics, int(metrics["step"]))
+        note = f"loss {metrics['loss/total']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
+        self.progress.update(metrics["step"], note)
+        if not self._typical:
+            self.progress.begin_rate()
+            self._typical = metrics["step"] - self.first_step > UNTYPICAL_STEPS
+            self._typical_since = metrics["seconds"]
+        elif not self._has_logged_the_end and metrics["seconds"] - self._typical_since >= FIRST_MINUTE:
+            self._log_the_end(metrics)
+
+    def _log_the_end(self, metrics: dict[str, float]) -> None:
+        """Log how long the training will take, by the rate of its first minute; compilation is none of it."""
+        self._has_logged_the_end = True
+        left = self.progress.seconds_left
+        if left:
+            rate, end = metrics["tokens_per_second"], time.strftime("%H:%M", time.localtime(time.time() + left))
+            logger.info(f"at {rate:,.0f} tokens a second the training ends in about {duration(left)}, at {end}")
+
+    def close(self) -> None:
+        self.progress.close()
+        self.tracker.close()
+
+
 class Metrics:
     """An observer that hands a line of metrics to `log` after every so many steps, and after the last one."""
 
     def __init__(self, objective: Objective, batches: Batches, every: int, log: MetricsLog, state: State) -> None:
         """`every`: steps; `state`: where the training begins."""
         self.objective, self.batches, self.every, self.log = objective, batches, every, log
-        self._losses, self._waited, self._began = Tally(), 0.0, state.seconds
+        self._losses, self._waited, self._began = RunningMean(), 0.0, state.seconds
 
     def after_step(self, state: State, result: StepResult) -> None:
         self._losses.tokens += int(result.counts[TOKENS])
@@ -30,7 +85,7 @@ class Metrics:
             self._losses.add(result.sums, result.counts, result.weights)
         if state.step % self.every == 0 or result.over or not result.finite:
             self.log.log_metrics(self._line(state, result))
-            self._losses, self._waited, self._began = Tally(), 0.0, state.seconds
+            self._losses, self._waited, self._began = RunningMean(), 0.0, state.seconds
 
     def _line(self, state: State, result: StepResult) -> dict[str, float]:
         span = max(state.seconds - self._began, 1e-9)

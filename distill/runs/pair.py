@@ -17,14 +17,14 @@ from distill.models.check import check_packing, check_tokenizers, check_vocabula
 from distill.models.custom import load_weights
 from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
-from distill.models.layer_choice import AUTO, choose_layers
+from distill.models.layer_choice import AUTO
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path, teacher_tokenizer
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
 from distill.runs.divide import divide_models, new_weights
-from distill.runs.layer_search import find_layers
+from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
@@ -33,30 +33,41 @@ from distill.teacher.members import Member, errors_of, load_members, settings_by
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Models:
+@dataclass(frozen=True)
+class BuiltStudent:
+    """A student as it starts, on this rank."""
+
+    model: Any
+    search: dict[str, Any] | None = None  # of student.layers=auto, as `find_layers` gives it
+    skeleton: Any | None = None  # the model without its weights, where these are divided between ranks
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is known of the models of a run before its rows are read."""
+
+    teachers: list[Member]
+    tokenizer: PreTrainedTokenizerBase
+    teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
+    kind: ModelKind  # of the student
+    # Of each teacher, and of the student where it starts from a model of the user's.
+    digests: dict[str, str | None]
+    student: BuiltStudent | None  # None: its layers are to be found on the rows (student.layers=auto)
+
+
+@dataclass(frozen=True)
+class Pair:
     """The teachers of a run, mostly one, and its student, and what they read text with."""
 
     teachers: list[Member]
-    student: Any
+    built: BuiltStudent
     tokenizer: PreTrainedTokenizerBase
     teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
-    # Of each teacher, and of the student where it starts from a model of the user's.
-    digests: dict[str, str | None]
     kind: ModelKind  # of the student
-    layer_search: dict[str, Any] | None = None  # of student.layers=auto, as `find_layers` gives it
-    skeleton: Any | None = None  # the student without its weights, where these are divided between ranks
 
     @property
-    def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None:
-        """The student's and the teacher's, where they differ."""
-        return None if self.teacher_tokenizer is None else (self.tokenizer, self.teacher_tokenizer)
-
-    def whole_student(self, backend: Backend) -> Any | None:
-        """The student as one model, on rank 0 alone where it is divided between ranks; all ranks call it."""
-        if self.skeleton is None:
-            return self.student
-        return put_together(self.student, self.skeleton, backend.rank == 0)
+    def student(self) -> Any:
+        return self.built.model
 
     @property
     def teacher(self) -> Any | None:
@@ -65,27 +76,48 @@ class Models:
             return MeanModel([member.model for member in self.teachers], [member.weight for member in self.teachers])
         return self.teachers[0].model if self.teachers else None
 
+    @property
+    def tokenizers(self) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None:
+        """The student's and the teacher's, where they differ."""
+        return None if self.teacher_tokenizer is None else (self.tokenizer, self.teacher_tokenizer)
 
-def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Backend) -> Models:
-    """The frozen teachers, the student, and the tokenizer: the teachers', the student's or a new one."""
-    kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
-    teachers, shared = load_members(config, kinds["teacher"], backend.device, "teacher" in backend.divides)
+    @property
+    def comparable(self) -> bool:
+        """Whether teacher and student can be scored on the same rows: they read with the same tokens."""
+        return self.teacher_tokenizer is None
+
+    @property
+    def scored_teachers(self) -> list[Member]:
+        """The teachers that have scores on the student's rows."""
+        return self.teachers if self.comparable else []
+
+    def whole_student(self, backend: Backend) -> Any | None:
+        """The student as one model, on rank 0 alone where it is divided between ranks; all ranks call it."""
+        if self.built.skeleton is None:
+            return self.student
+        return put_together(self.student, self.built.skeleton, backend.rank == 0)
+
+
+def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Backend) -> Loaded:
+    """The frozen teachers, the tokenizer (the teachers', the student's or a new one), and the student.
+
+    Also a student whose layers are to be found is built once, to refuse what does not fit; none of it is kept.
+    """
+    teacher_kind = task.teacher_kind(config.student.kind)
+    teachers, shared = load_members(config, teacher_kind, backend.device, "teacher" in backend.divides)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
     other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
     if other is not None:
         _check_across_tokenizers(terms, config, other, tokenizer)
-    torch.manual_seed(config.seed)
-    length = config.corpus.tokens.sequence_length
-    with new_weights(backend, config.student.kind):
-        student = make_student(config.student, first, tokenizer, length, task.kind, "student" in backend.divides)
+    student = new_student(config, first, tokenizer, task, backend)
     check_vocabulary(None, student, tokenizer)
     for member in teachers:
         with errors_of(member.name):
             check_vocabulary(member.model, None, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
-    # Layers that are still to be found are scored on whole models, which `settle_start` divides.
-    skeleton = None if waits(config) else divide_models(backend, teachers, student, kinds, length)
+    waits = config.student.kind == "layers" and config.student.layers == AUTO
+    built = None if waits else BuiltStudent(student, None, divided(config, teachers, student, task, backend))
     if task.kind.causal and config.corpus.tokens.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
@@ -93,53 +125,54 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
     fit_terms(terms, student, first)
     if (path := config.evaluate.twin) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path, task.kind), f"evaluate.twin={path}")
-    return Models(teachers, student, tokenizer, other, digests, task.kind, skeleton=skeleton)
+    return Loaded(teachers, tokenizer, other, task.kind, digests, built)
 
 
-def waits(config: Config) -> bool:
-    """Whether the student's layers are still to be found on the rows of the corpus."""
-    return config.student.kind == "layers" and config.student.layers == AUTO
+def new_student(
+    config: Config, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, task: Task, backend: Backend
+) -> Any:
+    """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
+    torch.manual_seed(config.seed)
+    length, mapped = config.corpus.tokens.sequence_length, "student" in backend.divides
+    with new_weights(backend, config.student.kind):
+        return make_student(config.student, teacher, tokenizer, length, task.kind, mapped)
 
 
-def settle_start(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> Config:
-    """What of the student's start is found on the rows of the corpus: its layers.
+def divided(config: Config, teachers: list[Member], student: Any, task: Task, backend: Backend) -> Any | None:
+    """Divide what the backend divides; gives the student's skeleton, where it is one of them."""
+    kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
+    return divide_models(backend, teachers, student, kinds, config.corpus.tokens.sequence_length)
 
-    Returns:
-        The settings with the layers in place of `auto`.
+
+def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder) -> tuple[Config, Pair]:
+    """The pair that trains, and the settings with the layers in place of `student.layers=auto`."""
+    built = loaded.student
+    if built is None:
+        config, search = find_start(config, loaded, task, batches, folder)
+        student = new_student(config, loaded.teachers[0].model, loaded.tokenizer, task, folder.backend)
+        # Layers are found by whole models: only now are they divided.
+        built = BuiltStudent(student, search, divided(config, loaded.teachers, student, task, folder.backend))
+    return config, Pair(loaded.teachers, built, loaded.tokenizer, loaded.teacher_tokenizer, loaded.kind)
+
+
+def find_start(
+    config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder
+) -> tuple[Config, dict[str, Any] | None]:
+    """Of student.layers=auto: the settings with the layers, and what the search for them has found, if there was one.
+
+    A run that resumes has the layers that it began with, which its folder keeps.
     """
-    if waits(config):
-        config = settle_layers(config, models, task, batches, folder)
-        kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
-        length = config.corpus.tokens.sequence_length
-        models.skeleton = divide_models(folder.backend, models.teachers, models.student, kinds, length)
-    return config
-
-
-def settle_layers(config: Config, models: Models, task: Task, batches: Batches, folder: RunFolder) -> Config:
-    """Of student.layers=auto: find the layers and let the student start from them; gives the settings with them.
-
-    A run that resumes has the layers that it began with, which its folder keeps. No model is divided between ranks yet.
-    """
-    settings, backend = config.student, folder.backend
-    teacher = models.teachers[0].model  # of several the first one, from whose layers the student starts
-    available = teacher.config.num_hidden_layers
-    placeholder = choose_layers(AUTO, settings.num_layers, available)  # what the student has so far
+    settings, teacher = config.student, loaded.teachers[0].model  # of several the first one
     found = folder.recorded_layers()
     if not found and folder.start() is not None:
         logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
-        return config
+        return config, None
     if not found:
-        precision, words = config.precision.student, len(models.tokenizer)
-        found = find_layers(settings, teacher, models.kind, task.labels[0], batches, words, precision, backend)
+        prediction = Prediction(loaded.kind, task.labels[0], len(loaded.tokenizer), config.precision.student)
+        found = find_layers(settings, teacher, prediction, batches, folder.backend)
     folder.record_layers(found)
     config = config.changed(student=settings.changed(layers=found["layers"], num_layers=None))
-    models.layer_search = found if "teacher" in found else None
-    if found["layers"] != placeholder:
-        models.student = None  # two of them need not fit into memory
-        torch.manual_seed(config.seed)
-        length, mapped = config.corpus.tokens.sequence_length, "student" in backend.divides
-        models.student = make_student(config.student, teacher, models.tokenizer, length, models.kind, mapped)
-    return config
+    return config, found if "teacher" in found else None
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
@@ -205,11 +238,12 @@ def _check_across_tokenizers(
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
 
 
-def load_twin(config: Config, models: Models) -> Any:
+def load_twin(config: Config, pair: Pair) -> Any:
     """The student of the run that `evaluate.twin` names; of a callable of the user's it is of this run's class."""
     path = config.evaluate.twin or ""
     if config.student.kind != "custom":
-        return load_pretrained("evaluate.twin", path, models.kind)
-    twin = copy.deepcopy(models.student) if models.skeleton is None else empty_copy(models.skeleton)
+        return load_pretrained("evaluate.twin", path, pair.kind)
+    skeleton = pair.built.skeleton
+    twin = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)
     load_weights(twin, "evaluate.twin", path)
     return twin

@@ -17,7 +17,7 @@ from torch import nn
 from distill.distributed import Backend
 from distill.distributed.rank import may_follow_another
 from distill.distributed.rank_identity import refuse_differing_ranks
-from distill.objective.tally import Tally
+from distill.objective.running_mean import RunningMean
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import STEP, read_record
 from distill.runs.identity import refuse_other_settings
@@ -169,7 +169,7 @@ class RunFolder:
                 log.drop_after(state.step)
             self.checkpoints.drop_after(state.step)
             if any(line["step"] == state.step for line in self.history_lines()):
-                state.tally = Tally()  # these losses are reported already
+                state.tally = RunningMean()  # these losses are reported already
             if self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
                 for later in self.milestones_path.glob("step-*"):
                     if (named := STEP.fullmatch(later.name)) and int(named[1]) > state.step:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from distill.data.batch import Batch
 from distill.runs.checkpoint import State
-from distill.runs.points import Points
 from distill.runtime.signals import ALL
 
 
@@ -95,7 +94,9 @@ class Observer(Protocol):
 class History(Protocol):
     """Takes the losses, and scores the student, at the points of the history."""
 
-    points: Points
+    def due(self, step: int) -> bool:
+        """Whether there is a point after so many steps; the end of a run is always one."""
+        ...
 
     def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         """Called after the checkpoint of each point, and once more for the same step after a resume from there.

@@ -1,7 +1,10 @@
-"""How much memory this host, or the container that it is, has left."""
+"""How much memory this host, or the container that it is, has left, and what an error says where that is too little."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from distill.runtime.errors import SettingError, first_line
 
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Of a control group: its limit, what of that is taken, and the parts of this that files on the disk can be read into
@@ -10,6 +13,8 @@ GROUP_FILES = {
     "": ("memory.max", "memory.current", ("active_file", "inactive_file")),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
 }
+# Parts of the messages of torch and of the system where an allocation has failed.
+SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable to allocate")
 
 
 def free_memory() -> int | None:
@@ -43,3 +48,26 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation has failed.
+
+    Torch's own error for that is a RuntimeError, numpy's a MemoryError, that of a call to the system an OSError.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    )
+
+
+def memory_failure(error: BaseException) -> SettingError | None:
+    """The error as one that the settings can mend, if memory is what it lacks; else None."""
+    if not is_out_of_memory(error):
+        return None
+    return SettingError(
+        f"there is not enough memory ({first_line(error)[:200]}): lower train.batch_size and raise train.accumulate in "
+        "proportion, lower evaluate.batch_size and evaluate.pseudo_perplexity.batch_size where models are scored, or "
+        "take a smaller model; the same command then goes on"
+    )

@@ -17,7 +17,7 @@ from distill import chain as chain_module
 from distill.chain import STAGE, Run, _inputs, _is_finished, check_chain, run_chain, runs_of
 from distill.config.compose import chain_config, register
 from distill.config.settings import CONF, ChainConfig, StageConfig
-from distill.report.page import NONE, number
+from distill.report.words import NONE, number
 from distill.runtime.errors import SettingError
 
 RECIPE = """# @package _global_

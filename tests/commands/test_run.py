@@ -54,7 +54,7 @@ def ran(shelf: Shelf, elsewhere: Path) -> RunResults:
         assert state() == before and torch.equal(torch.get_rng_state(), generator)
     finally:
         os.chdir(here)
-    return RunResults(elsewhere / found.folder, found.content)
+    return RunResults(elsewhere / found.folder, found.record)
 
 
 def test_the_student_is_that_of_the_command(ran: RunResults, done: Path, elsewhere: Path) -> None:

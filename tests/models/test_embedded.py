@@ -14,7 +14,7 @@ from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
 from distill.models.kind import MASKED
 from distill.models.teacher import TITLES, embedded_folder, load_teacher
-from distill.runs.layer_search import find_layers
+from distill.runs.layer_search import Prediction, find_layers
 
 LAYERS = {"embedded": 4, "embedded_deep": 10}
 LARGEST = 12_000_000  # bytes of weights: what an installation carries
@@ -57,7 +57,8 @@ def test_its_lower_layers_are_where_a_student_starts_best(kind: str, count: int)
     settings = StudentConfig(kind="layers", architecture="distilbert", layers="auto", num_layers=count)
     with Single(BackendConfig(device="cpu"), alone=True) as backend:
         batches = Batches(rows, masks, batch_size=16, accumulate=1, seed=0)
-        found = find_layers(settings, teacher, MASKED, "mlm", batches, len(tokenizer), "fp32", backend)
+        prediction = Prediction(MASKED, "mlm", len(tokenizer), "fp32")
+        found = find_layers(settings, teacher, prediction, batches, backend)
     loss = {rule: each["loss"] for each in found["by_rule"] for rule in each["rules"]}
     assert found["layers"] == list(range(count))
     assert found["teacher"] < loss["first"] < loss["every_second"] - 0.5

@@ -18,9 +18,10 @@ from distill.models.kernels.activations import use_one_gelu
 from distill.models.kernels.dropout import replace_dropout
 from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
-from distill.models.memory import available, memory_failure, require_memory_for_step
+from distill.models.memory import available, require_memory_for_step
 from distill.models.student import make_student
 from distill.runtime.errors import SettingError
+from distill.runtime.host import memory_failure
 
 BACKEND = Single(BackendConfig(device="cpu"))
 

@@ -18,7 +18,7 @@ from distill.distributed import GradientSync
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel
 from distill.objective.build import pays_to_compile
-from distill.objective.tally import Tally
+from distill.objective.running_mean import RunningMean
 from distill.objective.trainable import Trainable
 from distill.runtime.seed import key
 from distill.teacher.live import LiveTeacher
@@ -58,7 +58,7 @@ def step(
     objective = make_objective(settings, student, teacher)
     loss, sums = loss_of(objective, student, teacher, batches, precision=precision)
     loss.backward()
-    tally = Tally()
+    tally = RunningMean()
     tally.add(sums, objective.by_name(objective.count(batches).tolist()), objective.weights)
     means = tally.means(objective.names)
     if tally.counts["mlm" if "mlm" in tally.counts else "tokens"]:

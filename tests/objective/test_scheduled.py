@@ -24,7 +24,7 @@ from distill.config.compose import objective_config as from_settings
 from distill.config.ramp import Ramp, Shape, ends_of, is_zero, value_at
 from distill.config.settings import ObjectiveConfig, PrecisionConfig, TrainConfig
 from distill.objective.build import build_objective, make_terms
-from distill.objective.tally import Tally
+from distill.objective.running_mean import RunningMean
 from distill.runtime.errors import SettingError
 
 SOFT, MLM, TEMPERATURE = {"start": 5.0, "end": 1.0}, {"start": 0.0, "end": 2.0, "shape": "cosine"}, (4.0, 1.0)
@@ -108,7 +108,7 @@ def test_constant_numbers_are_not_logged(tokenizer: Any, teacher: Any, rows: np.
 
 
 def test_totals_of_several_steps_are_of_the_weights_in_force_in_each() -> None:
-    tally = Tally()
+    tally = RunningMean()
     tally.add({"soft": 6.0, "mlm": 2.0}, {"soft": 3.0, "mlm": 2.0}, {"soft": 5.0, "mlm": 0.0})
     tally.add({"soft": 2.0, "mlm": 3.0}, {"soft": 1.0, "mlm": 3.0}, {"soft": 1.0, "mlm": 2.0})
     assert tally.means(["soft", "mlm"]) == {

@@ -7,6 +7,7 @@ import pytest
 from sample import CONFIG, sample_metrics, sample_results
 
 from distill.report import report
+from distill.runs.record import Record
 
 
 @pytest.fixture
@@ -23,5 +24,5 @@ def metrics() -> list[dict[str, Any]]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder with the report of the results above."""
     folder = tmp_path_factory.mktemp("run")
-    report.write(folder, sample_results(), sample_metrics(), CONFIG)
+    report.write(folder, Record.from_json(sample_results()), sample_metrics(), CONFIG)
     return folder

@@ -4,8 +4,9 @@ import random
 
 from sample import sample_metrics, sample_results
 
+from distill.report.live_logs import Series
 from distill.report.live_sections import Snapshot
-from distill.report.series import Series
+from distill.runs.record import Record
 
 COMMAND = (
     "python -m distill +recipe=distilbert_gutenberg 'evaluate.sets=[books,wikitext2,imdb]' corpus.path=" + 9 * "books/"
@@ -23,12 +24,10 @@ def under_way() -> Snapshot:
     machine |= {"machine_cpu": [0.9] * count, "process_memory": [2e9] * count, "memory_free": [14e9] * count}
     results = sample_results()
     return Snapshot(
-        recipe="distilbert_gutenberg",
-        command=COMMAND,
         folder="/home/someone/runs/distilbert_gutenberg",
         written="2026-01-02 03:04:05 UTC",
         every=15.0,
-        description={**results, "twin": None, "history": results["history"][:2]},
+        record=Record.from_json({**results, "command": COMMAND, "twin": None, "history": results["history"][:2]}),
         step=100,
         steps=123,
         left=754.0,

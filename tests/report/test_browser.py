@@ -15,6 +15,7 @@ from distill.report.live_sections import sections, title_of
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
 PAGES = ("live", "stopped", "report")
+STYLE = Path(page.__file__).parent / "templates" / "style.css"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_a_run_that_is_silent_for_long_is_said_to_be(
 ) -> None:
     run, now = under_way(), time.time()
     with monkeypatch.context() as patch:
-        patch.setattr(live.time, "time", lambda: now - 3600)
+        patch.setattr(page.time, "time", lambda: now - 3600)
         live.write(tmp_path / "live.html", title_of(run), sections(run), run.every, watched=watched)
     assert ("No news since" in look(tmp_path / "live.html", 900, seconds=3)["text"]) == watched
 
@@ -94,7 +95,7 @@ def contrast(one: str, other: str) -> float:
 def test_text_can_be_read_on_every_ground() -> None:
     """Text has a contrast of at least 4.5 in the light, the dark and the printed scheme."""
     assert contrast("#000", "#fff") == pytest.approx(21)
-    schemes = [colours(each) for each in re.findall(r":root\{([^}]*)\}", page.CSS)]
+    schemes = [colours(each) for each in re.findall(r":root\{([^}]*)\}", STYLE.read_text())]
     assert len(schemes) == 3
     for scheme in schemes:
         pairs = [(text, ground) for text in ("ink", "soft-ink") for ground in ("paper", "wash")]

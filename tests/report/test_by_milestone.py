@@ -1,21 +1,22 @@
 """Scores by milestone: every step has its own values, a step without evaluation is said, and the figure shows them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from distill.report import plots
-from distill.report.by_milestone import MilestoneRuns, curves_of, section
-from distill.report.page import NONE
+from distill.report.chain_report import MilestoneRuns, curves_of, panels_by_step, section
+from distill.report.figures import Sheet, draw
+from distill.report.words import NONE
+from distill.runs.record import Record
 
 TITLES = {"perplexity": {"title": "Perplexity"}, "order_accuracy": {"title": "Order accuracy"}}
 F1 = {3: [10.0, 14.0, 11.0], 6: [20.0, 21.0, 40.0], 9: [30.0, 31.0, 29.0]}
 
 
-def fine_tuned(f1: float) -> dict[str, Any]:
+def fine_tuned(f1: float) -> Record:
     evaluation = {"dev": {"description": "the questions of dev-v1.1; 9 of them"}}
-    return {"measures": {"f1": {"title": "F1"}}, "student": {"f1": {"dev": f1}}, "evaluation": evaluation}
+    measures, student = {"f1": {"title": "F1"}}, {"f1": {"dev": f1}}
+    return Record.from_json({"measures": measures, "student": student, "evaluation": evaluation})
 
 
 @pytest.fixture
@@ -27,7 +28,8 @@ def runs() -> MilestoneRuns:
         {"step": 9, "perplexity": {"heldout": 50.0}, "order_accuracy": {"heldout": 0.7}},
     ]
     results = {"milestones": [3, 6, 9], "history": history, "measures": TITLES, "evaluation": {}}
-    return MilestoneRuns(results, {"squad": {step: [fine_tuned(value) for value in of] for step, of in F1.items()}})
+    record = Record.from_json(results)
+    return MilestoneRuns(record, {"squad": {step: [fine_tuned(value) for value in of] for step, of in F1.items()}})
 
 
 def test_values_stand_at_their_step(runs: MilestoneRuns) -> None:
@@ -58,7 +60,7 @@ def test_the_table_has_medians_and_spreads(runs: MilestoneRuns, tmp_path: Path) 
 
 
 def test_the_figure_has_a_panel_for_each_with_medians_and_ranges(runs: MilestoneRuns) -> None:
-    figure = plots.figure_by_step(curves_of("pretrain", runs))
+    figure = draw(Sheet(panels_by_step(curves_of("pretrain", runs)), "", 3))
     panels = [axes for axes in figure.axes if axes.get_visible()]
     titles = [axes.get_title(loc="left") or axes.get_title() for axes in panels]
     assert titles == ["pretrain\nPerplexity, heldout", "pretrain\nOrder accuracy, heldout", "squad\nF1, dev-v1.1"]

@@ -20,6 +20,7 @@ from distill.report.comparison.from_python import compare_runs
 from distill.report.comparison.runs import find_runs
 from distill.report.comparison.tables import best_lines, runs_table, scores_table, settings_table
 from distill.report.comparison.write import aligned, write
+from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 
 
@@ -274,7 +275,7 @@ def test_the_command_starts_without_torch() -> None:
 
 def test_names_of_numbers(tmp_path: Path) -> None:
     found = results_of({"heldout": 3.0}, agreement={"heldout": {"top1": 0.5, "kl": None}})
-    assert [column.name for column in columns_of(found)] == [
+    assert [column.name for column in columns_of(Record.from_json(found))] == [
         "heldout.perplexity",
         "heldout.top1",
         "parameters",

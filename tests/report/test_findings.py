@@ -12,6 +12,7 @@ from distill.data.unread import Unread
 from distill.report import report, summary
 from distill.runs.banner import PAPER
 from distill.runs.banner import notes as notes_of
+from distill.runs.record import Record
 
 
 def twin_scores(content: dict[str, Any], *scores: float) -> None:
@@ -31,7 +32,7 @@ def twin_scores(content: dict[str, Any], *scores: float) -> None:
 )
 def test_the_verdict_on_the_teacher(results: dict[str, Any], scores: tuple[float, ...], verdict: str) -> None:
     twin_scores(results, *scores)
-    assert summary.against_twin(results).startswith(verdict)
+    assert summary.against_twin(Record.from_json(results)).startswith(verdict)
 
 
 @pytest.mark.parametrize(
@@ -48,21 +49,23 @@ def test_a_difference_that_hangs_on_the_sample_is_no_verdict(
     twin_scores(results, 1000.0, 1000.0)
     sets = zip(("heldout", "wikitext2"), low, strict=True)
     results["twin"]["bootstrap"] = {"perplexity": {name: {"low": one, "high": one * 1.2} for name, one in sets}}
-    assert summary.against_twin(results).startswith(verdict)
+    assert summary.against_twin(Record.from_json(results)).startswith(verdict)
 
 
 def test_a_twin_that_differs_otherwise_gives_no_verdict(results: dict[str, Any], tmp_path: Path) -> None:
     results["twin"]["steps"] = 100
-    words = summary.against_twin(results)
+    words = summary.against_twin(Record.from_json(results))
     assert words.startswith("Against its twin, trained without a teacher for 100 steps instead of 123, its perplexity")
     results["twin"].update(steps=123, remarks=["The twin differs in more than its teacher: optimizer.lr."])
-    words = summary.findings(results)
+    words = summary.findings(Record.from_json(results))
     assert "Learning from the teacher" not in words and "Against its twin" in words
-    report.write(tmp_path, results, [], CONFIG)
+    report.write(tmp_path, Record.from_json(results), [], CONFIG)
     page = (tmp_path / "report.md").read_text()
     assert "in more than its teacher: optimizer.lr." in page and "the same data" not in page
     results["twin"].update(steps=None, remarks=[])
-    assert summary.against_twin(results).startswith("Against its twin, trained without a teacher, its perplexity")
+    assert summary.against_twin(Record.from_json(results)).startswith(
+        "Against its twin, trained without a teacher, its perplexity"
+    )
 
 
 def test_scores_that_have_no_ratio_are_given_as_they_are(results: dict[str, Any]) -> None:
@@ -70,11 +73,11 @@ def test_scores_that_have_no_ratio_are_given_as_they_are(results: dict[str, Any]
     results["measures"] = {"matthews": {"title": "Matthews correlation", "lower_is_better": False}}
     for name, value in {"teacher": 4.0, "student": 6.0, "twin": -2.0}.items():
         results[name]["matthews"] = {"heldout": value}
-    words = summary.findings(results)
+    words = summary.findings(Record.from_json(results))
     assert "its Matthews correlation is 50.0% higher on heldout test (6.000, teacher 4.000)" in words
     assert "Learning from the teacher helped" in words and "is 6.000 instead of -2.000" in words
     results["teacher"]["matthews"]["heldout"] = -4.0
-    words = summary.findings(results)
+    words = summary.findings(Record.from_json(results))
     assert "Its Matthews correlation is 6.000 on heldout test (teacher -4.000)" in words and "50.0%" not in words
 
 
@@ -84,20 +87,26 @@ def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any],
     results["agreement"]["wikitext2"] = {"top1": 0.0, "kl": 0.0}
     for model in ("teacher", "student", "twin"):
         results[model]["perplexity"]["wikitext2"] = float("nan")
-    assert "Nothing was scored on wikitext2 test, where no token is to be predicted." in summary.findings(results)
-    report.write(tmp_path, results, [], CONFIG)
+    assert "Nothing was scored on wikitext2 test, where no token is to be predicted." in summary.findings(
+        Record.from_json(results)
+    )
+    report.write(tmp_path, Record.from_json(results), [], CONFIG)
     page = (tmp_path / "report.md").read_text()
     assert "0.0%" not in page and "0.000" not in page and "63.1%" in page
     results["evaluation"]["heldout"]["positions"] = 0
-    assert "same first choice" not in str(summary.tiles(results)) and "perplexity" not in str(summary.tiles(results))
+    assert "same first choice" not in str(summary.tiles(Record.from_json(results))) and "perplexity" not in str(
+        summary.tiles(Record.from_json(results))
+    )
 
 
 def test_several_teachers_are_compared_as_they_are_together(results: dict[str, Any]) -> None:
     results["teacher"]["members"] = {name: dict(results["teacher"]) for name in ("one", "other")}
-    words = summary.findings(results)
+    words = summary.findings(Record.from_json(results))
     assert "80% of its teachers' parameters" in words and "1.25 times as fast as all of them together" in words
     assert "Against the teachers', its perplexity" in words
-    assert {"of the teachers' parameters", "the teachers' speed"} <= {text for _, text in summary.tiles(results)}
+    assert {"of the teachers' parameters", "the teachers' speed"} <= {
+        text for _, text in summary.tiles(Record.from_json(results))
+    }
 
 
 @pytest.mark.parametrize(
@@ -122,15 +131,17 @@ def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teache
     results["student"]["start"] = start
     if not teacher:
         results.update(teacher=None, twin=None, agreement=None, objective=objective("mlm"))
-    words = summary.setting(results)
+    words = summary.setting(Record.from_json(results))
     assert expected in words and ("started" in words) == bool(expected)
     assert "Teacher:" in words or not teacher
 
 
 def test_a_run_without_recipe_and_scale(results: dict[str, Any]) -> None:
-    assert "This is the recipe distilbert_gutenberg at the scale “embedded”." in summary.setting(results)
+    assert "This is the recipe distilbert_gutenberg at the scale “embedded”." in summary.setting(
+        Record.from_json(results)
+    )
     results.update(recipe="default", scale="custom")
-    assert summary.setting(results).startswith("This is a run without a recipe. Corpus:")
+    assert summary.setting(Record.from_json(results)).startswith("This is a run without a recipe. Corpus:")
 
 
 @pytest.mark.parametrize(
@@ -166,9 +177,9 @@ def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:
 
 def test_what_is_counted_of_a_set(results: dict[str, Any], tmp_path: Path) -> None:
     """Only words are masked: a causal model is scored at next tokens, fine-tuning by rows."""
-    report.write(tmp_path, results, [], CONFIG)
+    report.write(tmp_path, Record.from_json(results), [], CONFIG)
     assert "| Masked | Masked singly |" in (tmp_path / "report.md").read_text()
     results["measures"] = {"f1": {"title": "F1", "lower_is_better": False}}
-    report.write(tmp_path, results, [], CONFIG)
+    report.write(tmp_path, Record.from_json(results), [], CONFIG)
     page = (tmp_path / "report.md").read_text()
     assert "| Scored |" in page and "Masked |" not in page

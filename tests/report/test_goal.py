@@ -8,6 +8,8 @@ import pytest
 from made_runs import results_of
 
 from distill.report.comparison.goal import Goal
+from distill.runs.facts import Profile
+from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 
 Measure = namedtuple("Measure", "name title lower_is_better")
@@ -31,15 +33,16 @@ class Direction(Enum):
     ],
 )
 def test_a_name_is_a_number_of_the_results(name: str, value: float) -> None:
-    found = results_of({"heldout": 3.0, "imdb": 4.0}, agreement={"heldout": {"top1": 0.5, "kl": 0.1}})
+    found = Record.from_json(results_of({"heldout": 3.0, "imdb": 4.0}, agreement={"heldout": {"top1": 0.5, "kl": 0.1}}))
     goal = Goal.of(name)
     assert goal is not None and goal.value(found) == value
 
 
 def test_a_number_that_is_missing_is_none() -> None:
     goal = Goal("perplexity")
-    assert goal.value({"recipe": "smoke", "profile": {}}) is None, "a run that ended with its profile"
-    assert Goal("loss.total").value(results_of({"heldout": 1.0}, training={"final_loss": {"total": None}})) is None
+    assert goal.value(Record(recipe="smoke", profile=Profile())) is None, "a run that ended with its profile"
+    results = results_of({"heldout": 1.0}, training={"final_loss": {"total": None}})
+    assert Goal("loss.total").value(Record.from_json(results)) is None
 
 
 def test_names_are_checked_before_the_training() -> None:

@@ -11,7 +11,8 @@ from sample import sample_results
 
 from distill.report import live
 from distill.report.jobs import Job, JobsPage, row_of
-from distill.report.page import NONE, Link
+from distill.report.page import Link
+from distill.report.words import NONE
 from distill.runtime.errors import StageFailed
 
 

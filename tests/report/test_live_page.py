@@ -11,11 +11,12 @@ import pytest
 from pages import LOGS, under_way
 
 from distill.report import live
-from distill.report.curves import Line, Panel, draw, ticks
+from distill.report.figures import INK, Line, Panel, svg_panel, ticks
+from distill.report.live_logs import LINES, MOST, Series, cleaned, earlier_lines, tails, thinned
 from distill.report.live_run import ending_of
 from distill.report.live_sections import Ending, Snapshot, sections, title_of
-from distill.report.series import MOST, Series, earlier_lines, thinned
-from distill.report.tails import LINES, cleaned, tails
+from distill.report.page import Renewal, html
+from distill.runs.record import Record
 from distill.runtime import redaction
 from distill.runtime.errors import Diverged, Interrupted
 
@@ -42,7 +43,8 @@ def test_it_shows_progress_losses_scores_waits_machine_and_every_rank(tmp_path: 
 
 
 def test_a_run_that_has_just_begun_has_a_page_too(tmp_path: Path) -> None:
-    bare = Snapshot("mine", "python -m distill", "runs/mine", "now", 15.0, activities=["tokens 34% 3/9 MB"])
+    record = Record(recipe="mine", command="python -m distill")
+    bare = Snapshot("runs/mine", "now", 15.0, record, activities=["tokens 34% 3/9 MB"])
     _, text = written(bare, tmp_path)
     assert "Under way: tokens 34% 3/9 MB." in text and "runs/mine" in text
     for absent in ("Curves", "None", "nan", "step"):
@@ -69,7 +71,9 @@ def test_a_run_that_has_stopped_says_so_and_how_to_go_on(
     assert ending.status == status and ("KeyError" in ending.traceback) == (status == 1)
     run = replace(under_way(), ending=ending, left=None, activities=[])
     page, text = written(run, tmp_path, watched=False)
-    assert f"Stopped with status {status}" in text and says in text and run.command in text and "71.19" in text
+    assert (
+        f"Stopped with status {status}" in text and says in text and str(run.record.command) in text and "71.19" in text
+    )
     assert "limit = 0" in page and "Under way" not in text and "at this rate" not in text
     assert title_of(run).endswith(": stopped")
 
@@ -105,13 +109,13 @@ def test_lines_of_an_earlier_start_end_with_the_step_that_the_run_goes_on_from(t
 
 def test_curves_lie_where_their_numbers_say() -> None:
     """The axes go from 0 to 10 and from 0 to 4; positions are those of the panel's box."""
-    svg = draw(Panel("A <title>", "step", [Line([0, 5, 10], [4.0, 1.0, 2.0], "red")], from_zero=True, marks=[5, 11]))
+    svg = svg_panel(Panel("A <title>", "step", [Line([0, 5, 10], [4.0, 1.0, 2.0], INK)], from_zero=True, marks=[5, 11]))
     assert 'points="48.0,36.0 199.0,132.0 350.0,100.0"' in svg and "A &lt;title&gt;" in svg
     assert svg.count('class="mark"') == 1 and "M199.0 36V164" in svg
     assert ">10</text>" in svg and ">4</text>" in svg
-    assert "<circle" in draw(Panel("one", "step", [Line([3], [0.0], "red")]))
-    assert "no values yet" in draw(Panel("none", "step", [Line([], [], "red")]))
-    log = draw(Panel("steep", "step", [Line([0, 1, 2, 3, 4], [10_000.0, 10.0, 10.0, 10.0, 1.0], "red")]))
+    assert "<circle" in svg_panel(Panel("one", "step", [Line([3], [0.0], INK)]))
+    assert "no values yet" in svg_panel(Panel("none", "step", [Line([], [], INK)]))
+    log = svg_panel(Panel("steep", "step", [Line([0, 1, 2, 3, 4], [10_000.0, 10.0, 10.0, 10.0, 1.0], INK)]))
     assert ">100</text>" in log and ">1</text>" in log
     assert ticks(0, 10) == [0, 5, 10] and ticks(0.13, 0.31) == pytest.approx([0.15, 0.2, 0.25, 0.3])
 
@@ -135,6 +139,7 @@ def test_the_last_lines_of_logs_are_fit_to_be_shown(tmp_path: Path, monkeypatch:
 
 
 def test_the_head_names_its_seconds_and_survives_without_scripts() -> None:
-    head = live.head(20)
-    assert '<meta http-equiv="refresh" content="20"/>' in head and "every = 20000," in head and "limit = 90000," in head
-    ElementTree.fromstring(f"<head>{head}</head>")
+    page = html("a page", [], Renewal(20))
+    assert '<meta http-equiv="refresh" content="20"/>' in page and "every = 20000," in page and "limit = 90000," in page
+    assert "limit = 0," in html("a page", [], Renewal(20, watched=False)) and "<script" not in html("a page", [])
+    ElementTree.fromstring(page)

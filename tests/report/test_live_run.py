@@ -14,10 +14,11 @@ import pytest
 from job import Shelf, assert_same, composed, results
 
 from distill.distributed import single
-from distill.monitor import Monitor
+from distill.job import make_page
 from distill.report import live, report
-from distill.report.live_run import RunPage, is_free
+from distill.report.live_run import is_free
 from distill.runs.check import check
+from distill.runs.metrics import RunLog
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import log
 
@@ -33,14 +34,14 @@ def wait_until(condition: Any, seconds: float = 20) -> None:
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Any) -> None:
     """Let a run do something after it has logged that step."""
-    log_metrics = Monitor.log_metrics
+    log_metrics = RunLog.log_metrics
 
-    def logged(self: Monitor, metrics: dict[str, float]) -> None:
+    def logged(self: RunLog, metrics: dict[str, float]) -> None:
         log_metrics(self, metrics)
         if metrics["step"] == step:
             act(self)
 
-    monkeypatch.setattr(Monitor, "log_metrics", logged)
+    monkeypatch.setattr(RunLog, "log_metrics", logged)
 
 
 def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
@@ -48,7 +49,7 @@ def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
 ) -> None:
     folder, seen = shelf.root / "live", dict[str, Any]()
 
-    def look(monitor: Monitor) -> None:
+    def look(log: RunLog) -> None:
         state = folder / "progress.json"  # comes after the page
         wait_until(lambda: state.exists() and json.loads(state.read_text())["step"] == 6)
         seen["page"], seen["state"] = (folder / "report.html").read_text(), json.loads(state.read_text())
@@ -87,7 +88,7 @@ def test_a_stopped_run_says_so_and_lives_again_with_the_same_command(
 
 
 def test_a_bug_leaves_its_traceback_in_the_page(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Monitor) -> None:
+    def fail(_: RunLog) -> None:
         raise RuntimeError("an odd thing with api_key=abcdefgh")
 
     at_step(monkeypatch, 2, fail)
@@ -135,7 +136,7 @@ def test_it_can_be_turned_off(every: str, shelf: Shelf, monkeypatch: pytest.Monk
     config = composed("+recipe=smoke", f"report.every={every}")
     check(config)
     backend = single.Single(config.backend)
-    with RunPage(config, tmp_path, "smoke", "", backend) as page:
+    with make_page(config, tmp_path, "smoke", "", backend) as page:
         page.begin(0, 0.0, 8)
         page.add({"step": 1, "seconds": 0.1})
         assert not page.on and not page._thread.is_alive()
@@ -164,7 +165,10 @@ def test_nothing_is_written_where_work_may_be_lost(tmp_path: Path) -> None:
 def test_preparation_shows_and_a_refusal_later_is_said(tmp_path: Path) -> None:
     """Before the folder belongs to the run the page is written where nothing can be lost, and says what ended it."""
     config = composed("+recipe=smoke", OFTEN)
-    with pytest.raises(SettingError), RunPage(config, tmp_path, "smoke", "the command", single.Single(config.backend)):
+    with (
+        pytest.raises(SettingError),
+        make_page(config, tmp_path, "smoke", "the command", single.Single(config.backend)),
+    ):
         log("corpus of books")
         wait_until(
             lambda: (tmp_path / "report.html").exists() and "corpus of books" in (tmp_path / "report.html").read_text()
@@ -178,13 +182,13 @@ def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> N
     config = composed("+recipe=smoke", "report.every=0.02")
     with (
         pytest.raises(SettingError),
-        RunPage(config, tmp_path, "smoke", "", single.Single(config.backend)) as page,
+        make_page(config, tmp_path, "smoke", "", single.Single(config.backend)) as page,
     ):
         page.begin(0, 0.0, 8)
         wait_until((tmp_path / "progress.json").exists)
         page.stop()
         (tmp_path / "report.html").write_text("the report")
-        page.published = True
+        page.publish()
         raise SettingError("another rank was lost at the very end")
     assert (tmp_path / "report.html").read_text() == "the report" and not (tmp_path / "progress.json").exists()
 
@@ -195,7 +199,7 @@ def test_exchanges_between_ranks_are_shares_of_the_time(tmp_path: Path) -> None:
     backend.size = 2
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank1.log").write_text("a warning of rank 1\n")
-    with RunPage(config, tmp_path, "smoke", "", backend) as page:
+    with make_page(config, tmp_path, "smoke", "", backend) as page:
         page.begin(0, 10.0, 8)
         backend.traffic.exchange_seconds = 0.5
         page.add({"step": 1, "seconds": 12.0})

@@ -23,6 +23,7 @@ from distill.models.export_folder import export
 from distill.onnx import load
 from distill.report.model_card import model_card, title_of_run
 from distill.runs.describe import origin_of
+from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 
 SQUAD = "87,599 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context"
@@ -67,27 +68,27 @@ SAVED = {"kind": "pretrained", "from": "runs/albert_pretrain"}
     ],
 )
 def test_it_is_titled_by_what_the_run_was(content: dict[str, Any], title: str) -> None:
-    assert title_of_run(content) == title
-    card = model_card(content)
+    assert title_of_run(Record.from_json(content)) == title
+    card = model_card(Record.from_json(content))
     assert yaml.safe_load(card.split("---\n")[1])["model_name"] == title
     assert f"\n# {title}\n" in card
 
 
 def test_only_measures_that_were_scored_are_named(results: dict[str, Any]) -> None:
-    assert yaml.safe_load(model_card(results).split("---\n")[1])["metrics"] == ["perplexity"]
+    assert yaml.safe_load(model_card(Record.from_json(results)).split("---\n")[1])["metrics"] == ["perplexity"]
     milestone = {**run("BertForMaskedLM"), "milestone": 2000}  # which is saved before it is scored
-    assert "metrics" not in yaml.safe_load(model_card(milestone).split("---\n")[1])
+    assert "metrics" not in yaml.safe_load(model_card(Record.from_json(milestone)).split("---\n")[1])
 
 
 def test_several_teachers_are_counted(results: dict[str, Any]) -> None:
     results["teacher"]["members"] = {"one": {}, "other": {}}
-    assert title_of_run(results).endswith(" distilled from 2 teachers")
+    assert title_of_run(Record.from_json(results)).endswith(" distilled from 2 teachers")
 
 
 def test_whose_licence_applies() -> None:
-    twin, own = (model_card(run("BertForMaskedLM", None, start)) for start in (LAYERS, None))
+    twin, own = (model_card(Record.from_json(run("BertForMaskedLM", None, start))) for start in (LAYERS, None))
     assert "weights of big, whose licence applies" in twin and "licence applies" not in own
-    distilled = model_card(run("BertForMaskedLM", "runs/big", {**LAYERS, "from": "runs/big"}))
+    distilled = model_card(Record.from_json(run("BertForMaskedLM", "runs/big", {**LAYERS, "from": "runs/big"})))
     assert "the teacher's licence applies to it" in distilled and "weights of" not in distilled
 
 
@@ -112,7 +113,7 @@ def test_its_lines_run_as_they_stand(
     folder, content = tmp_path / "student", run(type(model).__name__)
     made_by = "own_models.shifted_bert" if kind == "own" else None
     content["student"]["origin"] = vars(origin_of(model, made_by, kind in CAUSAL))
-    export(model, tokenizer, folder, model_card(content))
+    export(model, tokenizer, folder, model_card(Record.from_json(content)))
     sent: list[tuple[str, str]] = []
     for sender in (transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase):
         monkeypatch.setattr(sender, "push_to_hub", lambda self, name: sent.append((type(self).__name__, name)))

@@ -6,8 +6,9 @@ from typing import Any
 
 from sample import CONFIG, MEASURES, SETS, objective, parsed
 
-from distill.report import page, plots, report, summary
+from distill.report import report, run_figures, summary, words
 from distill.report.model_card import model_card
+from distill.runs.record import Record
 
 
 def test_page_is_well_formed_and_loads_nothing(written: Path) -> None:
@@ -38,12 +39,16 @@ def test_page_holds_every_number_of_the_tables(written: Path, results: dict) -> 
     expected = []
     for name in ("teacher", "student", "twin"):
         of = results[name]
-        expected += [page.number(of["parameters"]), page.short(of["bytes"], "B"), page.number(of["tokens_per_second"])]
-        expected += [page.number(of[measure][key]) for measure in MEASURES for key in SETS]
+        expected += [
+            words.number(of["parameters"]),
+            words.short(of["bytes"], "B"),
+            words.number(of["tokens_per_second"]),
+        ]
+        expected += [words.number(of[measure][key]) for measure in MEASURES for key in SETS]
     for line in results["history"] + results["twin"]["history"]:
-        expected += [page.number(line[measure][key]) for measure in MEASURES for key in SETS]
-    expected += [page.number(value) for line in results["history"] for value in line["loss"].values()]
-    expected += [page.number(line["loss"]["mlm"]) for line in results["twin"]["history"]]
+        expected += [words.number(line[measure][key]) for measure in MEASURES for key in SETS]
+    expected += [words.number(value) for line in results["history"] for value in line["loss"].values()]
+    expected += [words.number(line["loss"]["mlm"]) for line in results["twin"]["history"]]
     expected += ["63.1%", "55.2%", "0.412", "0.633", "+25.0%", "1.25×", "80%", "370,368", "17,233", "116,701"]  # noqa: RUF001
     assert [value for value in expected if value not in cells] == []
     assert [value for value in expected if value not in markdown] == []
@@ -53,7 +58,7 @@ def test_page_holds_every_number_of_the_tables(written: Path, results: dict) -> 
 
 
 def test_headline_says_what_happened_in_plain_words(results: dict) -> None:
-    words = summary.findings(results)
+    words = summary.findings(Record.from_json(results))
     assert "80% of its teacher's parameters (2.57 M of 3.21 M) and is 1.25 times as fast" in words
     assert "25.0% higher on heldout test (39.05, teacher 31.24)" in words
     assert "Learning from the teacher helped" in words and "for the same 123 steps" in words
@@ -73,7 +78,7 @@ def test_figures_are_small_linked_and_themed(written: Path) -> None:
 
 def test_skipped_steps_are_marked_in_every_loss_curve(tmp_path: Path, metrics: list) -> None:
     def marks(lines: list[dict[str, Any]]) -> int:
-        return plots.draw(tmp_path, {}, lines)["loss"].svg.count("stroke: var(--twin)")
+        return run_figures.draw(tmp_path, Record(), lines)["loss"].svg.count("stroke: var(--twin)")
 
     assert marks(metrics) == 4  # the running count grows once, at step 61
     assert marks([{**line, "skipped": 0} for line in metrics]) == 0
@@ -81,7 +86,7 @@ def test_skipped_steps_are_marked_in_every_loss_curve(tmp_path: Path, metrics: l
 
 def test_long_runs_make_no_heavier_page(tmp_path: Path, results: dict, metrics: list) -> None:
     long = [{**metrics[step % 123], "step": step, "seconds": float(step)} for step in range(1, 30_000)]
-    report.write(tmp_path, results, long, CONFIG)
+    report.write(tmp_path, Record.from_json(results), long, CONFIG)
     assert (tmp_path / "report.html").stat().st_size < 600_000
 
 
@@ -90,25 +95,25 @@ def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> Non
     results["history_by"] = "step"
     results["history"] = [{**results["history"][0], "step": 1000 * n, "epoch": n / 50} for n in range(1, 126)]
     results["twin"]["history"] = [{**results["twin"]["history"][0], "step": 1000 * n} for n in range(1, 126)]
-    report.write(tmp_path, results, metrics, CONFIG)
+    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     text = (tmp_path / "report.md").read_text()
     assert "## Step by step" in text and "after each epoch" not in text and "Perplexity and pseudo-" in text
     loss, *measures = (re.findall(r"^\| ([\d,]+) \|", table, re.M) for table in text.split("| Step |")[1:])
     assert len(loss) == 32 and loss[0] == "1,000" and loss[-1] == "125,000" and loss[1] == "5,000"
     assert [table[:32] for table in measures] == [loss, loss] and "32 of 125 points" in text
-    assert plots.draw(tmp_path, results, metrics)["history"].caption.endswith("by step.")
+    assert run_figures.draw(tmp_path, Record.from_json(results), metrics)["history"].caption.endswith("by step.")
 
 
 def test_scores_over_minutes(tmp_path: Path, results: dict, metrics: list) -> None:
     """Student, twin and the teacher's level; nothing where there is one point, or no time was kept."""
-    figure = plots.draw(tmp_path, results, metrics)["minutes"]
+    figure = run_figures.draw(tmp_path, Record.from_json(results), metrics)["minutes"]
     assert "minutes of training" in figure.svg and figure.caption.startswith("Perplexity over the minutes")
     for colour in ("var(--student)", "var(--twin)", "var(--teacher)"):
         assert colour in figure.svg
     results["history"], lines = results["history"][-1:], results["history"]
-    assert "minutes" not in plots.draw(tmp_path, results, metrics)
+    assert "minutes" not in run_figures.draw(tmp_path, Record.from_json(results), metrics)
     results["history"] = [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-    assert "minutes" not in plots.draw(tmp_path, results, metrics)
+    assert "minutes" not in run_figures.draw(tmp_path, Record.from_json(results), metrics)
 
 
 def test_report_without_teacher_twin_and_agreement(tmp_path: Path, results: dict, metrics: list) -> None:
@@ -118,13 +123,13 @@ def test_report_without_teacher_twin_and_agreement(tmp_path: Path, results: dict
         line["loss"] = {"total": line["loss"]["total"], "soft": None, "mlm": line["loss"]["mlm"], "cosine": None}
     for line in metrics:
         line.update({"loss/soft": None, "loss/cosine": None})
-    report.write(tmp_path, results, metrics, CONFIG)
+    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     text = "".join(parsed(tmp_path).find("body").itertext())
     assert "Half-bert has 2.57 M parameters" in text
     for absent in ("Twin", "twin", "KL divergence", "Against teacher", "None", "nan", "distillation"):
         assert absent not in text, absent
     assert "Masked words (MLM)" in text and "Soft targets" not in text
-    assert "masked-language-modeling" in model_card(results)
+    assert "masked-language-modeling" in model_card(Record.from_json(results))
 
 
 def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results: dict, metrics: list) -> None:
@@ -138,7 +143,7 @@ def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results
         line["accuracy"] = {"wikitext2": 0.7123 * line["epoch"] / 3}
     for line in metrics:
         line["loss/hidden_3"] = 0.5
-    report.write(tmp_path, results, metrics, CONFIG)
+    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     text = "".join(parsed(tmp_path).find("body").itertext())
     for present in ("Third hidden state", "0.457", "Accuracy", "0.876", "0.438", "higher is better", "0.712"):
         assert present in text, present
@@ -148,9 +153,9 @@ def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results
 def test_few_positions_of_pseudo_perplexity_are_said(tmp_path: Path, results: dict, metrics: list) -> None:
     for name, count in (("heldout", 156), ("wikitext2", 5000)):
         results["evaluation"][name]["pseudo_positions"] = count
-    report.write(tmp_path, results, metrics, CONFIG)
+    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     written = (tmp_path / "report.md").read_text()
     assert "few positions here (156 on heldout), so that" in written
     results["evaluation"]["heldout"]["pseudo_positions"] = 1000
-    report.write(tmp_path, results, metrics, CONFIG)
+    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     assert "few positions" not in (tmp_path / "report.md").read_text()

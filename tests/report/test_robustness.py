@@ -11,9 +11,10 @@ import pytest
 import yaml
 from sample import CONFIG, parsed, sample_metrics, sample_results
 
-from distill.report import page, plots, report
+from distill.report import figures, report, run_figures, words
 from distill.report.model_card import model_card
 from distill.runs.describe import data_wait
+from distill.runs.record import Record
 
 
 def without(value: Any, path: tuple[str, ...], replacement: Any) -> Any:
@@ -37,26 +38,26 @@ def paths(value: Any, so_far: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     # Words and tables for each; the figures, which are slow, are tried with fewer below.
-    monkeypatch.setattr(plots, "draw", lambda *_: {})
+    monkeypatch.setattr(run_figures, "draw", lambda *_: {})
     for path in paths(results):
         for replacement in (KeyError, None):
             broken = without(results, path, replacement)
-            report.write(tmp_path, broken, [], CONFIG)
+            report.write(tmp_path, Record.from_json(broken), [], CONFIG)
             parsed(tmp_path)
-            for text in (model_card(broken), (tmp_path / "report.md").read_text()):
+            for text in (model_card(Record.from_json(broken)), (tmp_path / "report.md").read_text()):
                 assert "None" not in text and "nan" not in text, path
 
 
 @pytest.mark.parametrize("path", [("teacher",), ("twin",), ("history",), ("student", "perplexity"), ("evaluation",)])
 def test_figures_survive_missing_parts(path: tuple[str, ...], tmp_path: Path, results: dict) -> None:
-    drawn = plots.draw(tmp_path, without(results, path, None), [])
+    drawn = run_figures.draw(tmp_path, Record.from_json(without(results, path, None)), [])
     assert set(drawn) <= {"comparison", "history", "minutes"}
 
 
 def test_empty_results_still_give_a_page(tmp_path: Path) -> None:
-    report.write(tmp_path, {}, [], "")
+    report.write(tmp_path, Record.from_json({}), [], "")
     assert "report" in "".join(parsed(tmp_path).itertext())
-    assert model_card({}).startswith("---\n")
+    assert model_card(Record.from_json({})).startswith("---\n")
 
 
 def test_odd_numbers_are_drawn_and_written(tmp_path: Path, results: dict) -> None:
@@ -70,7 +71,7 @@ def test_odd_numbers_are_drawn_and_written(tmp_path: Path, results: dict) -> Non
         "grad_norm": math.inf,
         "tokens_per_second": 5.0,
     }
-    report.write(tmp_path, results, [one], CONFIG)
+    report.write(tmp_path, Record.from_json(results), [one], CONFIG)
     text = "".join(parsed(tmp_path).itertext())
     assert "∞" in text and "3.2e+11" in text and "nan" not in text
 
@@ -80,10 +81,10 @@ def test_names_are_escaped(tmp_path: Path, results: dict, metrics: list) -> None
     results["teacher"]["name"] = results["student"]["name"] = results["corpus"]["name"] = evil
     results["evaluation"]["heldout"]["name"] = evil
     results["recipe"], results["command"], results["notes"] = evil, evil + "\n```\n# no", [evil]
-    report.write(tmp_path, results, metrics, "a: </pre>\n```\n")
+    report.write(tmp_path, Record.from_json(results), metrics, "a: </pre>\n```\n")
     text = "".join(parsed(tmp_path).itertext())
     assert evil in text and "<script" not in (tmp_path / "report.html").read_text()
-    card = model_card(results)
+    card = model_card(Record.from_json(results))
     assert yaml.safe_load(card.split("---\n")[1])["model_name"].startswith(f"{evil} distilled from ")
     for markdown in ((tmp_path / "report.md").read_text(), card.split("---\n", 2)[2]):
         outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
@@ -101,7 +102,7 @@ def test_tables_are_rectangular(written: Path) -> None:
 
 
 def test_model_card_has_front_matter_use_and_limits(results: dict) -> None:
-    card = model_card(results)
+    card = model_card(Record.from_json(results))
     front = yaml.safe_load(card.split("---\n")[1])
     assert front["library_name"] == "transformers" and front["pipeline_tag"] == "fill-mask"
     assert "distillation" in front["tags"] and front["metrics"] == ["perplexity"]
@@ -113,7 +114,7 @@ def test_model_card_has_front_matter_use_and_limits(results: dict) -> None:
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "Qwen2ForCausalLM", "BertForMaskedLM", "DistilBertForMaskedLM"])
 def test_a_model_card_loads_and_asks_the_students_own_kind(results: dict, name: str) -> None:
     results["student"]["name"] = name
-    card = model_card(results)
+    card = model_card(Record.from_json(results))
     causal = "Masked" not in name
     for part, expected in (
         ("AutoModelForCausalLM.from_pretrained", causal),
@@ -128,7 +129,7 @@ def test_a_model_card_loads_and_asks_the_students_own_kind(results: dict, name: 
 
 def test_results_from_json_give_the_same_report(written: Path, tmp_path: Path) -> None:
     results, metrics = json.loads(json.dumps([sample_results(), sample_metrics()]))
-    report.write(tmp_path, results, metrics, CONFIG)
+    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     for file in ("report.html", "report.md", "plots/loss.png"):
         assert (tmp_path / file).read_bytes() == (written / file).read_bytes()
 
@@ -136,9 +137,9 @@ def test_results_from_json_give_the_same_report(written: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, page.NONE),
-        (math.nan, page.NONE),
-        (True, page.NONE),
+        (None, words.NONE),
+        (math.nan, words.NONE),
+        (True, words.NONE),
         (math.inf, "∞"),
         (3_212_544, "3,212,544"),
         (0.14234, "0.142"),
@@ -152,15 +153,15 @@ def test_results_from_json_give_the_same_report(written: Path, tmp_path: Path) -
     ],
 )
 def test_numbers_have_sensible_digits(value: Any, text: str) -> None:
-    assert page.number(value) == text
+    assert words.number(value) == text
 
 
 def test_smoothing_is_the_centred_mean() -> None:
     values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
-    smooth = plots.smoothed(values, 2)
+    smooth = figures.smoothed(values, 2)
     assert smooth == pytest.approx([3.0, 8 / 3, 14 / 5, 20 / 5, 21 / 5, 16 / 3, 2.0])
-    assert plots.smoothed(values, 0) == pytest.approx(values)
-    assert plots.smoothed([], 5) == []
+    assert figures.smoothed(values, 0) == pytest.approx(values)
+    assert figures.smoothed([], 5) == []
 
 
 def test_the_share_of_waiting_is_weighted_by_time() -> None:

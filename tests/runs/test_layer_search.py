@@ -218,9 +218,9 @@ def test_models_that_are_divided_between_ranks_are_searched_before(
 def test_layers_are_all_alike_where_one_block_is_called_several_times() -> None:
     from families import make_family
 
-    from distill.runs.layer_search import find_layers
+    from distill.runs.layer_search import Prediction, find_layers
 
     settings = StudentConfig(kind="layers", layers="auto", num_layers=2)
     albert = make_family("albert", num_hidden_layers=4)
     nothing: Any = SimpleNamespace()
-    assert find_layers(settings, albert, MASKED, "mlm", nothing, 64, "fp32", nothing) == {"layers": [0, 2]}
+    assert find_layers(settings, albert, Prediction(MASKED, "mlm", 64, "fp32"), nothing, nothing) == {"layers": [0, 2]}

@@ -11,7 +11,7 @@ from tiny import Fit, new_student, only, weights_of
 
 from distill.config.settings import EvaluateConfig, TrainConfig
 from distill.evaluation.evaluator import Evaluator
-from distill.runs.points import Points
+from distill.runs.history import Points
 from distill.runtime.jsonl import read_lines
 
 

@@ -29,6 +29,10 @@ def test_results_of_a_release_without_versions_open_with_all_that_they_hold() ->
     record = read_results(EARLIER)
     content = json.loads(EARLIER.read_text())
     del content["sha256"]
+    profile = content["profile"]  # of which this release keeps less
+    rules = [finding["rule"] for finding in profile.pop("findings")]
+    del profile["energy"], profile["notes"], profile["step_seconds"]["typical"]
+    assert record.profile is not None and [finding.rule for finding in record.profile.findings] == rules
     assert is_within(content, record.to_json())
     assert record.version == VERSION and record.finished
     assert record.student is not None and record.student.score("perplexity", "heldout") == 60.84267084987823

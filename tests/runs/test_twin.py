@@ -17,8 +17,8 @@ from distill.runs.check import check
 from distill.runs.facts import Start, Student
 from distill.runs.identity import run_identity
 from distill.runs.record import Record
+from distill.runs.twin import BaselineRun, check_twin, settled_twin
 from distill.runtime.errors import SettingError
-from distill.twin import BaselineRun, check_twin, settled_twin
 
 MAIN, TWIN = "+recipe=distilbert_gutenberg", "+recipe=distilbert_gutenberg_twin"
 DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}

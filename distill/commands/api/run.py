@@ -66,7 +66,7 @@ def open_run(folder: str | Path) -> "RunResults":
     from distill.commands.api.run_results import RunResults
     from distill.runs.results_file import read_run
 
-    return RunResults(Path(folder).expanduser(), read_run(Path(folder), "folder").to_json())
+    return RunResults(Path(folder).expanduser(), read_run(Path(folder), "folder"))
 
 
 def _has_several_ranks(job: "ComposedRun") -> bool:
@@ -95,7 +95,7 @@ def _run_here(job: "ComposedRun") -> "RunResults":
     # A run that ends with its profile leaves no results.json.
     if (job.folder / "results.json").is_file():
         return open_run(job.folder)
-    return RunResults(job.folder, record.to_json())
+    return RunResults(job.folder, record)
 
 
 def _run_command(arguments: list[str]) -> None:

@@ -1,8 +1,7 @@
 """The results of a finished run as an object that shows itself: a table in a shell, the same as HTML in a notebook."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,13 @@ import yaml
 
 from distill.config.teacher import EMBEDDED
 from distill.models.teacher import embedded_folder
-from distill.report.lookup import measures_of, models_of, value_at
-from distill.report.page import Table
+from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
+from distill.runs.record import Record
 from distill.runtime.jsonl import read_lines
 
 if TYPE_CHECKING:
-    from distill.commands.api.chart import Chart
+    from distill.report.chart import Chart
 
 GAP = "  "  # between two columns of text
 
@@ -27,23 +26,24 @@ class RunResults:
 
     Attributes:
         folder: of the run.
-        content: all of results.json, as a dict.
+        record: all that it has recorded.
     """
 
     folder: Path
-    content: dict[str, Any] = field(default_factory=dict)
+    record: Record
 
     @property
-    def scores(self) -> dict[str, dict[str, dict[str, float]]]:
+    def scores(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """By model (teacher, student, twin), measure and evaluation set; `scores["student"]["perplexity"]["books"]`."""
         return {
-            model: {
-                measure: dict(self.content[model][measure])
-                for measure in measures_of(self.content)
-                if self.content[model].get(measure)
-            }
-            for model in models_of(self.content)
+            name: {measure: dict(model.scores[measure]) for measure in self.record.measures if measure in model.scores}
+            for name, model in self.record.models().items()
         }
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """All of results.json, as a dict."""
+        return self.record.to_json()
 
     @property
     def student(self) -> Path:
@@ -73,7 +73,7 @@ class RunResults:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One dict for each evaluation in the course of the training."""
-        return list(self.content.get("history") or [])
+        return list(self.content["history"])
 
     @property
     def report(self) -> Path:
@@ -82,27 +82,23 @@ class RunResults:
 
     def plot(self) -> "Chart":
         """Losses by step, and the first measure by evaluation beside its teacher's value, as a matplotlib figure."""
-        from distill.commands.api.chart import Chart, draw
+        from distill.report.chart import chart
 
-        return draw(Chart(), self.content, self.metrics)
+        return chart(self.record, self.metrics)
 
     def __repr__(self) -> str:
-        return "\n".join([self._title, *_as_text(comparison(self.content)), f"Report: {self.report}"])
+        return "\n".join([self._title, *_as_text(comparison(self.record)), f"Report: {self.report}"])
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        sentences = escape(findings(self.content)) if value_at(self.content, "student") else ""
-        table = _as_html(comparison(self.content))
-        return (
-            f"<div><p><b>{escape(self._title)}</b><br>{sentences}</p>{table}"
-            f"<p>Report: <code>{escape(str(self.report))}</code></p></div>"
-        )
+        table, sentences = comparison(self.record), findings(self.record) if self.record.student else ""
+        return render("results.html", title=self._title, findings=sentences, table=table, report=self.report)
 
     @property
     def _title(self) -> str:
-        steps = value_at(self.content, "training", "steps")
-        after = f" after {steps:,} steps" if isinstance(steps, int) else ""
-        return f"{self.content.get('recipe') or 'run'} in {self.folder}{after}"
+        steps = self.record.training.steps
+        after = "" if steps is None else f" after {steps:,} steps"
+        return f"{self.record.recipe or 'run'} in {self.folder}{after}"
 
 
 def _as_text(table: Table) -> list[str]:
@@ -118,16 +114,3 @@ def _as_text(table: Table) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-
-
-def _as_html(table: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
-    body = []
-    for row in table.rows:
-        if len(row) == 1 < len(table.head):  # a heading inside the table
-            body.append(f'<tr><th colspan="{len(table.head)}" style="text-align:left">{escape(row[0])}</th></tr>')
-        else:
-            first, *others = (escape(cell) for cell in row)
-            cells = "".join(f"<td>{cell}</td>" for cell in others)
-            body.append(f'<tr><td style="text-align:left">{first}</td>{cells}</tr>')
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"

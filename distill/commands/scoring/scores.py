@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from distill.evaluation.significance import Bootstrap
-from distill.report.page import number, percent
-from distill.report.significance import interval
+from distill.report.summary import interval
+from distill.report.words import number, percent
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, set_aside
 from distill.runtime.jsonl import without_nan
@@ -142,7 +142,12 @@ class Scores:
         for each in self.comparisons:
             found = each.bootstrap
             title = self.measures[each.measure]["title"]
-            cells = [f"{title}, {each.set}", f"{found.ratio:.3f}", interval(found.as_dict()), percent(found.better, 1)]
+            cells = [
+                f"{title}, {each.set}",
+                f"{found.ratio:.3f}",
+                interval(found.low, found.high),
+                percent(found.better, 1),
+            ]
             yield [each.model, each.against, *cells, f"{number(found.num_units)} {found.units}"]
 
     def _scored(self) -> Iterator[list[str]]:

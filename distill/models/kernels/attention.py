@@ -80,7 +80,7 @@ def attention(
     if attention_mask is None and getattr(module, "is_causal", False):
         attention_mask = causal_mask(query.shape[2], query)
     if (groups := query.shape[1] // key.shape[1]) > 1:
-        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     return products(query, key, value, attention_mask, scale, dropout).transpose(1, 2).contiguous(), None
 
 

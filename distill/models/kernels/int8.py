@@ -74,10 +74,10 @@ def quantize(teacher: Any) -> Any:
         SettingError: there is no linear layer in the encoder.
     """
     rounded = copy.deepcopy(teacher, {id(tensor): tensor for tensor in teacher.parameters()})
-    found = list(linear_layers(rounded.base_model))
-    if not found:
+    layers = list(linear_layers(rounded.base_model))
+    if not layers:
         raise SettingError("precision.teacher=int8: this teacher's encoder has no linear layers; set bf16 or fp32")
-    made = {id(layer): Int8Linear(linear) for _, _, layer, linear in found}
-    for parent, name, layer, _ in found:
+    made = {id(layer): Int8Linear(linear) for _, _, layer, linear in layers}
+    for parent, name, layer, _ in layers:
         setattr(parent, name, made[id(layer)])
     return rounded

@@ -1,18 +1,19 @@
-"""The numbers that runs are compared by, each with its name, where results.json has it, and which way is better."""
+"""The numbers that runs are compared by, each with its name, how a record gives it, and which way is better."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from distill.report.lookup import label_of, measures_of, sets_of, usable, value_at
-from distill.report.page import number, percent
+from distill.report.summary import AGREEMENT
+from distill.report.words import is_number, number
+from distill.runs.facts import Model
+from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
 # Measures that belong to one vocabulary: another one has other tokens to predict.
 OF_VOCABULARY = ("perplexity", "pseudo_perplexity")
-SAME_CHOICE = "Same first choice as the teacher"
-DIVERGENCE = "KL divergence from the teacher (nats)"
 
 
 @dataclass(frozen=True)
@@ -23,70 +24,87 @@ class Column:
         name: as `optimize` takes it: `heldout.perplexity`.
         group: what is measured, for the heading.
         label: on what, or the rest of the heading.
-        path: the keys of results.json.
-        measure: its name in results.json, or empty for what it cost.
+        read: gives it from a record.
+        measure: its name in the record, or empty for what it cost.
         data: the evaluation set, or empty.
+        scores_a_model: whether the teacher and the twin may have such a number, too.
     """
 
     name: str
     group: str
     label: str
-    path: tuple[str, ...]
+    read: Callable[[Record], Any] = field(compare=False)
     lower_is_better: bool
-    form: Callable[[Any], str] = number
+    form: Callable[[Any], str] = field(default=number, compare=False)
     measure: str = ""
     data: str = ""
+    scores_a_model: bool = False
 
     @property
     def title(self) -> str:
         """For a line of text or a panel of a figure."""
         return f"{self.group}, {self.label}" if self.label else self.group
 
-    def value(self, results: dict[str, Any]) -> float | None:
-        """None where the results have no such number."""
-        found = value_at(results, *self.path)
-        return found if usable(found) else None
+    def value(self, record: Record) -> float | None:
+        """None where the record has no such number."""
+        found = self.read(record)
+        return found if is_number(found) else None
+
+    def of_model(self, model: Model | None) -> float | None:
+        """The same of another model than the student; None where it has none."""
+        return model.score(self.measure, self.data) if model and self.scores_a_model else None
 
 
 COSTS = (
-    Column("parameters", "Parameters", "", ("student", "parameters"), True),
-    Column("tokens_per_second", "Student, tokens/s", "", ("student", "tokens_per_second"), False),
-    Column("training.tokens_per_second", "Training, tokens/s", "", ("training", "tokens_per_second"), False),
-    Column("training.seconds", "Training, seconds", "", ("training", "seconds"), True),
+    Column("parameters", "Parameters", "", lambda record: (record.student or Model()).parameters, True),
+    Column(
+        "tokens_per_second",
+        "Student, tokens/s",
+        "",
+        lambda record: (record.student or Model()).tokens_per_second,
+        False,
+    ),
+    Column(
+        "training.tokens_per_second", "Training, tokens/s", "", lambda record: record.training.tokens_per_second, False
+    ),
+    Column("training.seconds", "Training, seconds", "", lambda record: record.training.seconds, True),
 )
 
 
-def scores_of(results: dict[str, Any]) -> list[Column]:
+def scores_of(record: Record) -> list[Column]:
     """The student's scores: every measure on every set, then its agreement with the teacher."""
     found = []
-    for measure, described in measures_of(results).items():
-        title, lower = str(described["title"]), bool(described.get("lower_is_better", True))
-        for data in sets_of(results, measure):
-            path = ("student", measure, data)
-            found.append(
-                Column(f"{data}.{measure}", title, label_of(results, data), path, lower, measure=measure, data=data)
-            )
-    for key, title, lower, form in (("top1", SAME_CHOICE, False, _share), ("kl", DIVERGENCE, True, number)):
-        for data, values in (results.get("agreement") or {}).items():
-            if (values or {}).get(key) is not None:
-                path = ("agreement", data, key)
-                label = label_of(results, data)
-                found.append(Column(f"{data}.{key}", title, label, path, lower, form, measure=key, data=data))
+    for name, measure in record.measures.items():
+        for data in record.sets_of(name):
+            read = partial(_score, name, data)
+            label, lower = record.label_of(data), measure.lower_is_better
+            found.append(Column(f"{data}.{name}", measure.title, label, read, lower, number, name, data, True))
+    for key, (title, form) in AGREEMENT.items():
+        for data, agreement in (record.agreement or {}).items():
+            if getattr(agreement, key) is not None:
+                read = partial(_agreement, key, data)
+                found.append(Column(f"{data}.{key}", title, record.label_of(data), read, key == "kl", form, key, data))
     return found
 
 
-def _share(value: Any) -> str:
-    return percent(value, 1)
+def _score(measure: str, data: str, record: Record) -> float | None:
+    return record.student.score(measure, data) if record.student else None
 
 
-def columns_of(results: dict[str, Any]) -> list[Column]:
+def _agreement(key: str, data: str, record: Record) -> float | None:
+    return getattr((record.agreement or {}).get(data), key, None)
+
+
+def _loss(term: str, record: Record) -> float | None:
+    return record.training.final_loss.get(term)
+
+
+def columns_of(record: Record) -> list[Column]:
     """Every number of a run that has a name: scores, what it cost, and the final losses."""
-    losses = value_at(results, "training", "final_loss") or {}
-    return [
-        *scores_of(results),
-        *COSTS,
-        *(Column(f"loss.{term}", f"Loss {term}", "", ("training", "final_loss", term), True) for term in losses),
+    losses = [
+        Column(f"loss.{term}", f"Loss {term}", "", partial(_loss, term), True) for term in record.training.final_loss
     ]
+    return [*scores_of(record), *COSTS, *losses]
 
 
 def column_named(name: str, columns: list[Column], setting: str) -> Column:

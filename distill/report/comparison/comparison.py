@@ -9,7 +9,9 @@ from typing import Any
 from distill.report.comparison.columns import COSTS, OF_VOCABULARY, Column, column_named, columns_of, scores_of
 from distill.report.comparison.groups import Group, group_runs
 from distill.report.comparison.runs import Run
-from distill.report.lookup import value_at
+from distill.report.summary import AGREEMENT
+from distill.runs.facts import EvaluationSet
+from distill.runs.record import Record
 
 MARKS = (
     "",
@@ -18,7 +20,6 @@ MARKS = (
     "§",
     "¶",
 )  # of numbers that cannot be compared with those of another mark; the last: of any others
-OF_TEACHER = ("top1", "kl")
 
 
 @dataclass
@@ -41,15 +42,15 @@ class Comparison:
 
     @property
     def finished(self) -> list[Run]:
-        return [run for run in self.runs if run.results is not None]
+        return [run for run in self.runs if run.record is not None]
 
     def values(self, group: Group, column: Column, mark: str | None = "") -> list[float]:
         """The numbers of a group's runs, in the order of their seeds; of those with this mark alone (None: of all)."""
         marks = self.marks.get(column.name, {})
         found = [
-            column.value(run.results)
+            column.value(run.record)
             for run in group.runs
-            if run.results is not None and (mark is None or marks.get(str(run.folder), "") == mark)
+            if run.record is not None and (mark is None or marks.get(str(run.folder), "") == mark)
         ]
         return [value for value in found if value is not None]
 
@@ -74,20 +75,20 @@ def compare(runs: Sequence[Run], first: str | None = None, setting: str = "--by"
     Raises:
         SettingError: no number has that name.
     """
-    finished = [run for run in runs if run.results is not None]
+    records = [run.record for run in runs if run.record is not None]
     columns: dict[str, Column] = {}
-    for run in finished:
-        for column in scores_of(run.results or {}):
+    for record in records:
+        for column in scores_of(record):
             columns.setdefault(column.name, column)
     # Measures in the order of their first run, and the sets of each together.
     groups = list(dict.fromkeys(column.group for column in columns.values()))
     ordered = sorted(columns.values(), key=lambda column: groups.index(column.group))
-    costs = [column for column in COSTS if any(column.value(run.results or {}) is not None for run in finished)]
+    costs = [column for column in COSTS if any(column.value(record) is not None for record in records)]
     comparison = Comparison(list(runs), group_runs(runs), ordered, costs)
     for column in ordered:
         _mark(comparison, column)
-    if first is not None and finished:
-        known = {column.name: column for run in finished for column in columns_of(run.results or {})} | columns
+    if first is not None and records:
+        known = {column.name: column for record in records for column in columns_of(record)} | columns
         column = column_named(first, list(known.values()), setting)
         ordered.sort(key=lambda other: other.name != column.name)
         ranked = [group for group, _ in comparison.best(column)]
@@ -98,9 +99,9 @@ def compare(runs: Sequence[Run], first: str | None = None, setting: str = "--by"
 def _mark(comparison: Comparison, column: Column) -> None:
     """Give marks to the runs whose number of this column was measured on something else than most runs' was."""
     bases = {
-        str(run.folder): basis_of(run, column)
+        str(run.folder): basis_of(run.record, run.vocabulary, column)
         for run in comparison.finished
-        if column.value(run.results or {}) is not None
+        if run.record is not None and column.value(run.record) is not None
     }
     counts = Counter(bases.values())
     if len(counts) < 2:
@@ -114,21 +115,24 @@ def _mark(comparison: Comparison, column: Column) -> None:
             comparison.reasons.append(reason)
 
 
-def basis_of(run: Run, column: Column) -> tuple[str, str, str]:
-    """What a number rests on besides the model: vocabulary, scored text, and the teacher that it agrees with."""
-    results = run.results or {}
-    of_words = column.measure in (*OF_VOCABULARY, *OF_TEACHER)
-    vocabulary = str(run.vocabulary) if of_words else ""
-    teacher = str(value_at(results, "identity", "teacher.digest")) if column.measure in OF_TEACHER else ""
-    return vocabulary, repr(_scored(results, column, of_words)), teacher
+def basis_of(record: Record, vocabulary: str | None, column: Column) -> tuple[str, str, str]:
+    """What a number rests on besides the model: vocabulary, scored text, and the teacher that it agrees with.
+
+    Args:
+        vocabulary: a digest of the student's.
+    """
+    of_words = column.measure in (*OF_VOCABULARY, *AGREEMENT)
+    teacher = str(record.identity.get("teacher.digest")) if column.measure in AGREEMENT else ""
+    return str(vocabulary) if of_words else "", repr(_scored(record, column, of_words)), teacher
 
 
-def _scored(results: dict[str, Any], column: Column, of_words: bool) -> list[Any]:
+def _scored(record: Record, column: Column, of_words: bool) -> list[Any]:
     """What is known of the evaluation set; its tokens are those of one vocabulary."""
-    keys = ["description", "documents"]
+    data, corpus = record.evaluation.get(column.data) or EvaluationSet(), record.corpus
+    found: list[Any] = [data.description, data.documents]
     if of_words:
-        keys += ["rows", "tokens", "pseudo_positions" if column.measure == "pseudo_perplexity" else "positions"]
-    found = [value_at(results, "evaluation", column.data, key) for key in keys]
+        pseudo = column.measure == "pseudo_perplexity"
+        found += [data.sequences, data.tokens, data.pseudo_positions if pseudo else data.positions]
     if column.data == "heldout":  # documents of the corpus
-        found += [value_at(results, "corpus", key) for key in ("name", "documents", *["tokens"] * of_words)]
+        found += [corpus.name, corpus.documents, *[corpus.tokens] * of_words]
     return found

@@ -1,43 +1,39 @@
-"""The figures of a comparison: scores against the settings that differ, or, where that makes no axis, by rank."""
+"""What the figures of a comparison show: scores against settings that differ, or by rank where these make no axis."""
 
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from textwrap import shorten
-from typing import Any
 
 from distill.report.comparison.columns import Column
 from distill.report.comparison.comparison import Comparison
 from distill.report.comparison.groups import Group, is_number, shown
-from distill.report.plots import INK, MODELS, SERIES, STYLE, Picture, make_panels, save_figure
+from distill.report.figures import MODELS, SERIES, DotPanel, Line, Panel, Sheet, picture
+from distill.report.page import Picture
 
 MOST_SERIES = 6  # lines in a panel
 MOST_PANELS = 9
 MOST_RANKED = 24  # groups in a figure by rank
 FEWEST_DRAWN = 6  # groups of a search
-MOST_MARKS = 6  # on an axis
-WIDE = 20.0  # an axis whose ends have a larger ratio is logarithmic
 NAME = "compare"
 
 
 def draw(folder: Path, comparison: Comparison) -> list[Picture]:
     """Draw into `folder`/plots what there are numbers for; nothing where fewer than two groups have any."""
-    import matplotlib
-
     columns = [column for column in comparison.columns if len(comparison.best(column)) > 1][:MOST_PANELS]
     if not columns:
         return []
-    axis = axis_of(comparison)
-    scattered = scattered_settings(comparison)
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        if axis is not None:
-            figure, caption = _by_setting(comparison, columns, axis)
-        elif scattered:
-            figure, caption = _scattered(comparison, columns[0], scattered)
-        else:
-            figure, caption = _ranked(comparison, columns[:3])
-        return [Picture(f"plots/{NAME}.png", save_figure(figure, folder, NAME), caption)]
+    if (axis := axis_of(comparison)) is not None:
+        panels = _by_setting(comparison, columns, axis)
+        caption = f"Scores by {axis}{_spread(comparison)}."
+        return [picture(folder, NAME, Sheet(panels, caption, min(3, len(panels)), 2.4, "below"))]
+    if scattered := scattered_settings(comparison):
+        panels = _scattered(comparison, columns[0], scattered[:MOST_PANELS])
+        caption = f"{columns[0].title} of each run by the settings that differ; the diamond is the best."
+        return [picture(folder, NAME, Sheet(panels, caption, min(3, len(panels)), 2.2))]
+    ranked = _ranked(comparison, columns[:3])
+    caption = f"Scores, best {columns[0].title} first{_spread(comparison)}."
+    return [picture(folder, NAME, Sheet(ranked, caption, len(ranked), 0.9 + 0.22 * len(ranked[0].rows)))]
 
 
 def axis_of(comparison: Comparison) -> str | None:
@@ -78,12 +74,13 @@ def _series(group: Group, axis: str) -> str:
     return ", ".join(f"{short[name]}={shown(value)}" for name, value in others.items())
 
 
-def _by_setting(comparison: Comparison, columns: list[Column], axis: str) -> tuple[Any, str]:
+def _by_setting(comparison: Comparison, columns: list[Column], axis: str) -> list[Panel]:
+    """A panel for each score, with a line for each combination of the other settings."""
     names = list(dict.fromkeys(_series(group, axis) for group in comparison.groups))
     colours = dict(zip(names, cycle(SERIES), strict=False))
-    across = min(3, len(columns))
-    figure, panels = make_panels(len(columns), across, 2.4)
-    for panel, column in zip(panels, columns, strict=True):
+    panels = []
+    for column in columns:
+        lines = []
         for name in names:
             points = [
                 (group.values[axis], values)
@@ -91,48 +88,45 @@ def _by_setting(comparison: Comparison, columns: list[Column], axis: str) -> tup
                 if _series(group, axis) == name and (values := comparison.values(group, column))
             ]
             points.sort(key=lambda point: point[0])
-            x = [at for at, _ in points]
-            panel.vlines(x, [min(v) for _, v in points], [max(v) for _, v in points], color=colours[name], linewidth=1)
-            panel.plot(x, [fmean(v) for _, v in points], color=colours[name], marker="o", markersize=4, label=name)
-        _title(panel, column)
-        _stretch(panel, [group.values[axis] for group in comparison.groups])
-    for panel in panels[-across:]:
-        panel.set_xlabel(_plain(axis))
-    if len(names) > 1:
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(names)))
-    return figure, f"Scores by {axis}{_spread(comparison)}."
+            spread = [(min(values), max(values)) for _, values in points]
+            x, y = [at for at, _ in points], [fmean(values) for _, values in points]
+            label = name if len(names) > 1 else ""
+            lines += [Line(x, y, colours[name], label, marker="o", spread=spread)] if x else []
+        panels.append(Panel(_title(column), axis, lines, settings=_texts(comparison.groups, axis)))
+    return panels
 
 
-def _scattered(comparison: Comparison, column: Column, names: list[str]) -> tuple[Any, str]:
-    names = names[:MOST_PANELS]
-    across = min(3, len(names))
+def _scattered(comparison: Comparison, column: Column, names: list[str]) -> list[Panel]:
+    """A panel for each setting that a search has drawn, with a dot for each run and a diamond for the best."""
     ranked = comparison.best(column)
-    figure, panels = make_panels(len(names), across, 2.2)
-    for panel, name in zip(panels, names, strict=True):
-        x, y = [group.values[name] for group, _ in ranked], [fmean(values) for _, values in ranked]
-        panel.scatter(x[1:], y[1:], s=22, color=MODELS["student"])
-        panel.scatter(x[:1], y[:1], s=46, color=MODELS["twin"], marker="D")
-        panel.set_xlabel(_plain(name))
-        _stretch(panel, x)
-    _title(panels[0], column)
-    return figure, f"{column.title} of each run by the settings that differ; the diamond is the best."
+    y = [fmean(values) for _, values in ranked]
+    panels = []
+    for number, name in enumerate(names):
+        x = [group.values[name] for group, _ in ranked]
+        lines = [
+            Line(x[1:], y[1:], MODELS["student"], marker="o", joined=False),
+            Line(x[:1], y[:1], MODELS["twin"], marker="D", joined=False),
+        ]
+        texts = _texts([group for group, _ in ranked], name)
+        panels.append(Panel("" if number else _title(column), name, lines, settings=texts))
+    return panels
 
 
-def _ranked(comparison: Comparison, columns: list[Column]) -> tuple[Any, str]:
+def _texts(groups: list[Group], setting: str) -> dict[float, str]:
+    return {group.values[setting]: shown(group.values[setting]) for group in groups}
+
+
+def _ranked(comparison: Comparison, columns: list[Column]) -> list[DotPanel]:
+    """A panel for each score, with a row for each group, best first."""
     order = [group for group, _ in comparison.best(columns[0])][:MOST_RANKED]
-    figure, panels = make_panels(len(columns), len(columns), 0.9 + 0.22 * len(order))
-    for panel, column in zip(panels, columns, strict=True):
-        for row, group in enumerate(order):
-            if values := comparison.values(group, column):
-                panel.hlines(row, min(values), max(values), color=MODELS["student"], linewidth=1.5)
-                panel.scatter([fmean(values)], [row], s=26, color=MODELS["student"])
-        _title(panel, column)
-        panel.set_ylim(len(order) - 0.5, -0.5)
-        panel.set_yticks(range(len(order)), [_plain(shorten(group.label, 60, placeholder=" …")) for group in order])
-        panel.tick_params(axis="y", labelleft=panel is panels[0], colors=INK)
-        panel.grid(axis="y", visible=False)
-        panel.margins(x=0.08)
-    return figure, f"Scores, best {columns[0].title} first{_spread(comparison)}."
+    rows = [shorten(group.label, 60, placeholder=" …") for group in order]
+    panels = []
+    for column in columns:
+        values = {row: comparison.values(group, column) for row, group in enumerate(order)}
+        means = {row: fmean(of) for row, of in values.items() if of}
+        spans = {row: (min(of), max(of)) for row, of in values.items() if of}
+        panels.append(DotPanel(_title(column), rows, {"": (MODELS["student"], "o", means)}, spans))
+    return panels
 
 
 def _spread(comparison: Comparison) -> str:
@@ -141,23 +135,6 @@ def _spread(comparison: Comparison) -> str:
     return (": the mean of the seeds, and lines from the lowest to the highest" if several else "") + marked
 
 
-def _title(panel: Any, column: Column) -> None:
+def _title(column: Column) -> str:
     better = "lower" if column.lower_is_better else "higher"
-    panel.set_title(
-        _plain(f"{shorten(column.group, 40, placeholder=' …')}\n{column.label} ({better} is better)".strip())
-    )
-
-
-def _stretch(panel: Any, values: list[float]) -> None:
-    """Marks at the values where they are few; a logarithmic axis for those of very different sizes."""
-    if min(values) > 0 and max(values) / min(values) > WIDE:
-        panel.set_xscale("log")
-    if len(distinct := sorted(set(values))) <= MOST_MARKS:
-        panel.set_xticks(distinct, [shown(value) for value in distinct])
-        panel.set_xticks([], minor=True)
-    panel.margins(x=0.06, y=0.12)
-
-
-def _plain(text: str) -> str:
-    """A name as matplotlib should show it: dollar signs are no formulas."""
-    return text.replace("$", r"\$")
+    return f"{shorten(column.group, 40, placeholder=' …')}\n{column.label} ({better} is better)".strip()

@@ -1,12 +1,12 @@
 """Comparisons from scripts and notebooks: `distill.compare("runs/first", "runs/second")` shows itself."""
 
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from distill.report.comparison.comparison import compare
 from distill.report.comparison.runs import Run, find_runs
 from distill.report.comparison.write import HTML, header_of, records_of, text_of, write
+from distill.report.page import render
 
 
 class ComparedRuns:
@@ -35,7 +35,7 @@ class ComparedRuns:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return f"<pre>{escape(str(self))}</pre>"
+        return render("text.html", text=str(self))
 
 
 def compare_runs(*runs: str | Path, by: str | None = None) -> ComparedRuns:

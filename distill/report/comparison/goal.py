@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from distill.report.comparison.columns import Column, column_named, columns_of
+from distill.runs.facts import Agreement, Measure, Student, Training
+from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 
 
@@ -49,27 +51,26 @@ class Goal:
             SettingError: no number has that name, or the search goes the wrong way.
         """
         measures, sets = list(measures), list(sets)
-        agreement = {name: {"top1": 0.0, "kl": 0.0} for name in sets} if compares else {}
-        expected = {
-            "measures": {of.name: {"title": of.title, "lower_is_better": of.lower_is_better} for of in measures},
-            "student": {of.name: dict.fromkeys(sets, 0.0) for of in measures},
-            "agreement": agreement,
-            "training": {"final_loss": dict.fromkeys(["total", *terms], 0.0)},
-        }
+        expected = Record(
+            measures={of.name: Measure(of.title, "", of.lower_is_better) for of in measures},
+            student=Student(scores={of.name: dict.fromkeys(sets, 0.0) for of in measures}),
+            agreement={name: Agreement(0.0, 0.0) for name in sets} if compares else None,
+            training=Training(final_loss=dict.fromkeys(["total", *terms], 0.0)),
+        )
         self._column(expected)
 
-    def value(self, results: dict[str, Any]) -> float | None:
-        """The number in results.json; None where this run has none, as of a perplexity that is infinite.
+    def value(self, record: Record) -> float | None:
+        """The number in a record; None where this run has none, as of a perplexity that is infinite.
 
         A run that ended with its profile has no results yet.
 
         Raises:
             SettingError: no number has that name, or the search goes the wrong way.
         """
-        return self._column(results).value(results) if results.get("finished") else None
+        return self._column(record).value(record) if record.finished else None
 
-    def _column(self, results: dict[str, Any]) -> Column:
-        column = column_named(self.name, columns_of(results), "optimize")
+    def _column(self, record: Record) -> Column:
+        column = column_named(self.name, columns_of(record), "optimize")
         wanted = "minimize" if column.lower_is_better else "maximize"
         if self.direction not in (None, wanted):
             raise SettingError(

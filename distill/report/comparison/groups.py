@@ -11,7 +11,7 @@ OF_TRAIN = ("workers", "log_every", "keep", "save_every", "on_usr1")
 OF_CORPUS = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes", "compression")
 IGNORED = ["resume", "optimize", "tracker", "profile", "report", "trust", "evaluate.twin"]
 IGNORED += [*(f"train.{name}" for name in OF_TRAIN), *(f"corpus.{name}" for name in OF_CORPUS)]
-DIGESTS = ("corpus.digest", "teacher.digest")  # of results.json: two runs may name the same path and read other content
+DIGESTS = ("corpus.digest", "teacher.digest")  # of the identity: two runs may name the same path and read other content
 SEED = "seed"
 ABSENT = "\u2013"  # stands for a setting that a run does not have
 
@@ -29,7 +29,7 @@ class Group:
 
     @property
     def finished(self) -> list[Run]:
-        return [run for run in self.runs if run.results is not None]
+        return [run for run in self.runs if run.record is not None]
 
     @property
     def label(self) -> str:
@@ -69,7 +69,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.settings if name != SEED and not _is_ignored(name))
     found = [name for name in names if len({repr(value_of(run, name)) for run in runs}) > 1]
     found = [name for name in found if not any(_follows(name, other, runs) for other in found)]
-    finished = [run for run in runs if run.results is not None]
+    finished = [run for run in runs if run.record is not None]
     for digest in DIGESTS:
         by_settings: dict[tuple[str, ...], set[str]] = {}
         for run in finished:
@@ -91,7 +91,7 @@ def _follows(name: str, other: str, runs: Sequence[Run]) -> bool:
 def value_of(run: Run, name: str) -> Any:
     """A setting of a run, or one of `DIGESTS` in short; a dash where it has none."""
     if name in DIGESTS:
-        digest = ((run.results or {}).get("identity") or {}).get(name)
+        digest = run.record.identity.get(name) if run.record else None
         return ABSENT if digest is None else str(digest)[:8]
     return run.settings.get(name, ABSENT)
 

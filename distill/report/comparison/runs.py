@@ -13,6 +13,7 @@ import yaml
 
 from distill.config.flat_settings import flatten
 from distill.config.sweep.index import FAILED, INDEX, SweepIndex
+from distill.runs.record import Record
 from distill.runs.results_file import read_results
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.jsonl import read_lines
@@ -29,7 +30,7 @@ class Run:
         name: its folder, from the one that all compared runs lie in.
         status: `finished`, or what it is instead.
         settings: by their dotted names, as config.yaml has them; none of a run that did not begin.
-        results: results.json; None where the run is not finished.
+        record: None where the run is not finished.
         vocabulary: a digest of what its student's tokenizer does; None where that is not known.
     """
 
@@ -37,7 +38,7 @@ class Run:
     name: str = ""
     status: str = FINISHED
     settings: dict[str, Any] = field(default_factory=dict)
-    results: dict[str, Any] | None = None
+    record: Record | None = None
     vocabulary: str | None = None
 
     @property
@@ -121,8 +122,8 @@ def read_run(folder: Path, entry: dict[str, Any]) -> Run:
     """
     run = Run(folder, settings=_settings(folder))
     try:
-        run.results = read_results(folder / "results.json").to_json()
-        run.vocabulary = vocabulary_of(folder, run.results)
+        run.record = read_results(folder / "results.json")
+        run.vocabulary = vocabulary_of(folder, run.record)
     except FileNotFoundError:
         run.status = _progress(folder, entry)
     except Damaged as damage:
@@ -161,7 +162,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     return flatten(settings) if isinstance(settings, dict) else {}
 
 
-def vocabulary_of(folder: Path, results: dict[str, Any]) -> str | None:
+def vocabulary_of(folder: Path, record: Record) -> str | None:
     """A digest of how the student's tokenizer makes tokens; of its file where that has another form."""
     file = folder / "student" / "tokenizer.json"
     try:
@@ -169,8 +170,7 @@ def vocabulary_of(folder: Path, results: dict[str, Any]) -> str | None:
         parts = json.dumps([content[part] for part in READS_TEXT], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        recorded: str | None = (results.get("student_files") or {}).get(file.name)
-        return recorded
+        return record.student_files.get(file.name)
 
 
 def is_sweep(folder: Path) -> bool:

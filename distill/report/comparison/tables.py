@@ -8,8 +8,10 @@ from typing import Any
 from distill.report.comparison.columns import Column
 from distill.report.comparison.comparison import Comparison
 from distill.report.comparison.groups import Group, shown
-from distill.report.lookup import value_at
-from distill.report.page import NONE, Table
+from distill.report.page import Table
+from distill.report.words import NONE
+from distill.runs.facts import Model
+from distill.runs.record import Record
 
 MOST_SETTINGS = 5  # that are columns of the tables; more have a table of their own
 MOST_BEST = 8  # sentences on who is best
@@ -54,8 +56,12 @@ def scores_table(comparison: Comparison) -> Table:
     """A line for each group, then the teacher's and the twin's scores where they are the same for all."""
     table = _table(comparison, comparison.columns)
     width = len(table.head) - len(comparison.columns)
-    for model, title in (("teacher", "teacher"), ("twin", "twin without a teacher")):
-        cells = [_reference(comparison, column, model) for column in comparison.columns]
+    references: dict[str, Callable[[Record], Model | None]] = {
+        "teacher": lambda record: record.teacher,
+        "twin without a teacher": lambda record: record.baseline,
+    }
+    for title, model_of in references.items():
+        cells = [_reference(comparison, column, model_of) for column in comparison.columns]
         if set(cells) - {NONE}:
             table.rows.append([title, *[""] * (width - 1), *cells])
     notes = []
@@ -77,7 +83,7 @@ def scores_table(comparison: Comparison) -> Table:
 def costs_table(comparison: Comparison) -> Table:
     """Size, speed and time of each group."""
     table = _table(comparison, comparison.costs)
-    devices = {str(value_at(run.results, "environment", "device")) for run in comparison.finished}
+    devices = {str(run.record.environment.device) for run in comparison.finished if run.record}
     if len(devices) > 1:
         table.note = f"Speeds and times are of different devices ({'; '.join(sorted(devices))})."
     return table
@@ -144,15 +150,13 @@ def _like(values: list[float], mean: float) -> float:
     return values[0] if all(value == values[0] for value in values) else mean
 
 
-def _reference(comparison: Comparison, column: Column, model: str) -> str:
+def _reference(comparison: Comparison, column: Column, model_of: Callable[[Record], Model | None]) -> str:
     """The score of a model that is not the student, where it is the same in every run whose numbers can be compared."""
-    if column.path[0] != "student":
-        return NONE
     marks = comparison.marks.get(column.name, {})
-    found = [
-        value_at(run.results, model, *column.path[1:])
+    values = [
+        column.of_model(model_of(run.record))
         for run in comparison.finished
-        if not marks.get(str(run.folder), "")
+        if run.record is not None and not marks.get(str(run.folder), "")
     ]
-    texts = {column.form(value) for value in found if value is not None}
-    return texts.pop() if len(texts) == 1 and None not in found else NONE
+    texts = {column.form(value) for value in values if value is not None}
+    return texts.pop() if len(texts) == 1 and None not in values else NONE

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from distill.report import live, page
+from distill.report import page
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
 from distill.report.comparison.figures import draw
@@ -17,7 +17,7 @@ from distill.report.comparison.tables import (
     settings_table,
     summary,
 )
-from distill.report.page import Section, Table
+from distill.report.page import Renewal, Section, Table
 from distill.runtime.files import atomic
 
 HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
@@ -37,8 +37,7 @@ def write(folder: Path, runs: list[Run], title: str, first: str | None = None, r
     comparison = compare(runs, first)
     sections = sections_of(comparison, folder)
     # Nothing new comes while a run goes on, so the page says nothing about its absence.
-    renewed = {} if renew is None else {"head": live.head(renew, watched=False)}
-    html = page.html(title, sections, **renewed)
+    html = page.html(title, sections, None if renew is None else Renewal(renew, watched=False))
     for name, text in ((HTML, html), (MARKDOWN, page.markdown(title, sections))):
         with atomic(folder / name) as new:
             new.write_text(text, encoding="utf-8")
@@ -66,7 +65,7 @@ def text_of(comparison: Comparison) -> str:
     if comparison.columns:
         table = scores_table(comparison)
         parts += [aligned(table), table.note]
-    parts += [f"{run.name}: {run.status}" for run in comparison.runs if run.results is None]
+    parts += [f"{run.name}: {run.status}" for run in comparison.runs if run.record is None]
     return "\n".join(part for part in parts if part)
 
 
@@ -99,7 +98,9 @@ def _line(cells: list[str], widths: list[int]) -> str:
 
 def header_of(comparison: Comparison) -> list[str]:
     """The names of what `records_of` gives."""
-    numbers = dict.fromkeys(column.name for run in comparison.finished for column in columns_of(run.results or {}))
+    numbers = dict.fromkeys(
+        column.name for run in comparison.finished if run.record for column in columns_of(run.record)
+    )
     return ["run", "status", "seed", *_settings_of(comparison), *numbers]
 
 
@@ -110,10 +111,10 @@ def records_of(comparison: Comparison) -> list[list[Any]]:
     numbers = header_of(comparison)[3 + len(names) :]
     records = []
     for run in comparison.runs:
-        results, values = run.results or {}, settings.get(str(run.folder), {})
-        found = {column.name: column.value(results) for column in columns_of(results)}
-        record = [run.name, run.status, run.seed, *(values.get(name) for name in names)]
-        records.append([*record, *(found.get(name) for name in numbers)])
+        values, record = settings.get(str(run.folder), {}), run.record
+        found = {column.name: column.value(record) for column in columns_of(record)} if record else {}
+        about = [run.name, run.status, run.seed, *(values.get(name) for name in names)]
+        records.append([*about, *(found.get(name) for name in numbers)])
     return records
 
 

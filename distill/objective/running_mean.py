@@ -8,7 +8,7 @@ TOKENS = "tokens"  # beside the terms' own counts: non-padding positions
 
 
 @dataclass
-class Tally:
+class RunningMean:
     """Sums of the terms and of their counts over the steps that were taken; one is part of a checkpoint."""
 
     sums: dict[str, float] = field(default_factory=dict)

@@ -1,14 +1,25 @@
-"""Numbers that a run gives step by step, kept in bounded memory for curves."""
+"""What a run under way has logged, in bounded memory: numbers for curves, and the last lines of every rank's log."""
 
 import json
+import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distill.report.lookup import usable
+from distill.report.words import is_number
+from distill.runtime.errors import printable
+from distill.runtime.redaction import redact
 
 MOST = 500  # points of a curve; no screen shows more
+LINES = 30  # of each log
+BYTES = 16_384  # of each log that are read
+LONGEST = 2000  # characters of a line that is shown
+MOST_RANKS = 32  # those whose logs were written to last, where there are more
+NAME = re.compile(r"rank(\d+)\.log")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of terminals: colours, and how a progress line is drawn anew
 
 
 class Series:
@@ -65,16 +76,10 @@ def read_json(source: Path | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def curve(points: Iterable[dict[str, float]], x: str, y: str) -> tuple[list[float], list[float]]:
-    """The values of two names where there are both."""
-    pairs = [(point[x], point[y]) for point in points if x in point and y in point]
-    return [a for a, _ in pairs], [b for _, b in pairs]
-
-
 def _up_to(content: Iterable[bytes], step: int) -> Iterator[dict[str, Any]]:
     for text in content:
         line = read_json(text)  # empty for a torn last line, and for damage, which is the run folder's to report
-        if usable(line.get("step")) and line["step"] <= step:
+        if is_number(line.get("step")) and line["step"] <= step:
             yield line
 
 
@@ -85,5 +90,45 @@ def _halved(points: list[dict[str, float]]) -> Iterator[dict[str, float]]:
 def _mean(lines: list[dict[str, Any]]) -> dict[str, float]:
     """Of each name the mean of the values that are finite numbers; names without any are left out."""
     names = dict.fromkeys(name for line in lines for name in line)
-    values = {name: [line[name] for line in lines if usable(line.get(name))] for name in names}
+    values = {name: [line[name] for line in lines if is_number(line.get(name))] for name in names}
     return {name: sum(of) / len(of) for name, of in values.items() if of}
+
+
+def tails(folder: Path) -> tuple[dict[int, list[str]], int]:
+    """The last lines by rank of the logs in a run's folder `logs`, and how many logs there are in all."""
+    logs = [(int(match[1]), path) for path in folder.glob("*.log") if (match := NAME.fullmatch(path.name))]
+    newest = sorted(logs, key=lambda log: _changed(log[1]), reverse=True)[:MOST_RANKS]
+    return {rank: last_lines(path) for rank, path in sorted(newest)}, len(logs)
+
+
+def last_lines(path: Path) -> list[str]:
+    """The last lines of a log; none where it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - BYTES))
+            text = log.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    lines = text.split("\n")
+    return cleaned(lines[1:] if size > BYTES else lines)  # the first one may have lost its beginning
+
+
+def cleaned(lines: Iterable[str]) -> list[str]:
+    """The last ones of these lines that are not empty, fit to be shown; of one that was drawn anew its last state."""
+    kept = [line for each in lines if (line := ESCAPES.sub("", each.rstrip("\r").rpartition("\r")[2]).rstrip())]
+    return [_shown(line) for line in kept[-LINES:]]
+
+
+@lru_cache(maxsize=4096)  # most lines stand in the next page again, and looking for secrets takes its time
+def _shown(line: str) -> str:
+    if len(line) > LONGEST:  # not cut, because a part of a secret would not be known as one
+        return f"(a line of {len(line):,} characters)"
+    return printable(redact(line))
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

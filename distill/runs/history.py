@@ -1,0 +1,119 @@
+"""The history of a run: the points at which its losses are summed up and its student is scored."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from distill.config.settings import EvaluateConfig
+from distill.evaluation.evaluator import Evaluator, Scores
+from distill.evaluation.measures import Measure
+from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.significance import ModelLosses
+from distill.runs.checkpoint import State
+from distill.runs.run_folder import RunFolder
+from distill.runs.trackers import Tracker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Where the lines of history.jsonl stand; the end of a run is always one, whatever ends it.
+
+    Attributes:
+        every_steps: a point after every so many steps; None: none of these.
+        epochs: a point after every epoch.
+        scored: whether the student is scored at them, or at the end of the run alone.
+    """
+
+    every_steps: int | None = None
+    epochs: bool = True
+    scored: bool = True
+
+    @classmethod
+    def of(cls, settings: EvaluateConfig) -> "Points":
+        """With `every_steps` the epochs count only where `every_epoch` says so."""
+        if settings.every_steps is None:
+            return cls(None, True, settings.every_epoch is not False)
+        return cls(settings.every_steps, settings.every_epoch is True)
+
+    def after(self, step: int, steps_per_epoch: int) -> bool:
+        """Whether there is a point when this many steps are done."""
+        by_steps = self.every_steps is not None and step % self.every_steps == 0
+        return by_steps or (self.epochs and step % steps_per_epoch == 0)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What the student is scored on, and by what."""
+
+    evaluator: Evaluator
+    sets: list[EvaluationSet]
+    by_row: bool  # whether its losses are kept row by row, as its difference from a twin is tested by them
+
+    def score(self, model: Any, label: str, keep: str | None) -> tuple[Scores, ModelLosses | None]:
+        """The scores of a model, and its losses by row where they are kept; all ranks call it."""
+        if self.by_row:
+            return self.evaluator.score_by_row(model, label, self.sets, keep)
+        return self.evaluator.score(model, label, self.sets, keep), None
+
+
+class StudentHistory:
+    """Scores the student at the points of a run, and writes a line for each. Rank 0 writes; all ranks score."""
+
+    def __init__(
+        self,
+        points: Points,
+        examination: Examination,
+        student: Any,
+        steps: int,
+        steps_per_epoch: int,
+        folder: RunFolder,
+        tracker: Tracker,
+    ) -> None:
+        """`steps`: after which the run ends."""
+        self.points, self.examination, self.student, self.steps = points, examination, student, steps
+        self.steps_per_epoch, self.folder, self.tracker = steps_per_epoch, folder, tracker
+        # Of the student at the last point, where they are kept; None: an earlier process scored it.
+        self.row_losses: ModelLosses | None = None
+
+    def due(self, step: int) -> bool:
+        return self.points.after(step, self.steps_per_epoch)
+
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+        """Score the student, unless that was done before an interruption."""
+        self.row_losses, ends = None, state.step >= self.steps
+        backend = self.folder.backend
+        if backend.broadcast(any(line["step"] == state.step for line in self.lines())):
+            return
+        scores: Scores = {}
+        if self.points.scored or ends:
+            keep = "student" if ends else None  # its agreement with the teacher comes next
+            scores, self.row_losses = self.examination.score(self.student, "student", keep)
+        if not self.folder.writes:
+            return
+        line = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds, "loss": losses}
+        self.folder.history.append(line | scores)
+        logger.info(history_line(line | scores, self.examination.evaluator.measures))
+        flat = {f"{measure}/{name}": value for measure, values in scores.items() for name, value in values.items()}
+        self.tracker.log_metrics(flat, state.step)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return self.folder.history_lines()
+
+    def last_scores(self) -> Scores | None:
+        """The student's scores at the end of the run, where its last point has them; all ranks call it."""
+        last = self.folder.backend.broadcast(self.lines()[-1] if self.folder.writes else None)
+        names = [measure.name for measure in self.examination.evaluator.measures]
+        return {name: last[name] for name in names} if all(name in last for name in names) else None
+
+
+def history_line(line: dict[str, Any], measures: list[Measure]) -> str:
+    """One line of history in words."""
+    losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
+    scores = [
+        f"{measure.title.lower()} {name} {value:.2f}"
+        for measure in measures
+        for name, value in line.get(measure.name, {}).items()
+    ]
+    return "; ".join([f"epoch {line['epoch']:g}, step {line['step']:,}: loss {losses}", *scores])
