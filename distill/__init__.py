@@ -4,9 +4,7 @@ The names in `__all__` are what programs and notebooks may rely on; everything e
 release to the next. Each is imported when it is first used, so that `import distill` itself loads nothing heavy.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distill.runtime.version import __version__
@@ -75,18 +73,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """This package, in which a command of the same name does not hide a public function.
-
-    `python -m distill.predict` needs a module of that name, and Python sets every module that is imported as an
-    attribute of its package. `import distill.predict` therefore leaves `distill.predict` the function.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

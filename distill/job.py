@@ -129,7 +129,7 @@ def join_ranks(config: Config, held: ExitStack) -> Backend:
     ranks = held.enter_context(backends.build(config.backend))
     configure_logging(ranks.rank)
     transformers_logging.disable_progress_bar()  # its bars would garble the progress line
-    refuse_differing_settings(config.given, ranks)
+    refuse_differing_settings(config.compared, ranks)
     return ranks
 
 

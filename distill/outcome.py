@@ -233,6 +233,6 @@ def write_outputs(folder: RunFolder, record: Record, pair: Pair, resolved: str, 
         report.write(path, record, read_lines(folder.metrics_path), resolved)
     except Exception as error:  # the student is there, and the report can be made at any time
         failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
-        written = f"No report ({failure}): `python -m distill.report {path}` writes it."
+        written = f"No report ({failure}): `distill report run={path}` writes it."
     folder.write_results(record)
     logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")

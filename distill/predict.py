@@ -1,8 +1,5 @@
-"""The command `python -m distill.predict model=RUN text=...`; from Python it is the function `distill.predict`."""
+"""The command `distill predict` as `python -m distill.predict`."""
 
-import sys
+from distill.__main__ import door
 
-from distill.commands.prediction.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())
+door(__name__, "predict")

@@ -1,11 +1,14 @@
 """Models of a user's own, for tests: a transformers class that transformers does not know, and a plain torch module."""
 
+import logging
 from typing import Any
 
 import torch
 from tiny import HIDDEN, PAD, VOCAB
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
+
+KEY = "sk-4f9Qz81LmNo77"  # a secret
 
 
 class ShiftedBert(BertForMaskedLM):
@@ -73,3 +76,17 @@ class Blind(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         return input_ids.float()
+
+
+class Service(BertForMaskedLM):
+    """A student that takes a key, as one that is fetched from somewhere would."""
+
+    def __init__(self, vocab_size: int, pat: str) -> None:
+        assert pat == KEY
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        super().__init__(BertConfig(vocab_size=vocab_size, **sizes))
+
+
+def service(tokenizer: Any, pat: str) -> nn.Module:
+    logging.getLogger("distill").warning(f"connected with {pat}")  # what a careless library shows
+    return Service(len(tokenizer), pat)

@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 from job import book, distill, results
 
-from distill.config.command_line import MAIN_RECIPE, composed, with_recipe
+from distill.config.command_line import CommandLine, composed, composed_run
 from distill.runs.check import check
+from distill.runtime.errors import SettingError
 
-RECIPE = f"+recipe={MAIN_RECIPE}"
+MAIN_RECIPE = "distilbert_gutenberg"
 
 
 @pytest.mark.parametrize(
     "arguments", [[], ["corpus.path=x"], ["objective=distilbert", "seed=3"], ["teacher.path=runs/a"]]
 )
 def test_it_is_the_main_recipe(arguments: list[str]) -> None:
-    assert composed(arguments) == composed([RECIPE, *arguments])
-    assert with_recipe(arguments) == [RECIPE, *arguments]
+    run, same = composed_run(arguments), composed_run([f"+recipe={MAIN_RECIPE}", *arguments])
+    assert run.config == same.config and run.folder == same.folder == Path("runs") / MAIN_RECIPE
+    assert run.recipe == MAIN_RECIPE and run.resolved == same.resolved
 
 
 def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
@@ -31,25 +33,26 @@ def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "primary"),
     [
-        ["+recipe=smoke"],
-        ["scale=custom"],
-        ["-m", "scale=embedded,custom"],
-        ["+recipe=smoke", "seed=1,2", "--multirun"],
-        ["--config-name", "mine"],
-        ["-cp", "somewhere"],
-        ["--shell-completion"],
+        (["+recipe=smoke"], "config"),
+        (["scale=custom"], "config"),
+        (["-m", "scale=embedded,custom"], "config"),
+        (["--config-dir", ".", "+recipe=smoke", "seed=1,2", "--multirun"], "config"),
+        (["--cfg", "job", "seed=1"], "main"),
+        (["--config-dir", ".", "-m", "seed=1,2"], "main"),
+        (["--config-dir=."], "main"),
     ],
 )
-def test_a_command_line_that_says_what_to_run_stays_as_it_is(arguments: list[str]) -> None:
-    assert with_recipe(arguments) == arguments
+def test_a_command_line_that_says_what_to_run_is_no_main_job(arguments: list[str], primary: str) -> None:
+    assert CommandLine.of(arguments).primary == primary
 
 
-def test_flags_are_left_alone() -> None:
-    assert with_recipe(["--cfg", "job", "seed=1"]) == ["--cfg", "job", RECIPE, "seed=1"]
-    assert with_recipe(["--config-dir", "mine", "-m", "seed=1,2"]) == ["--config-dir", "mine", "-m", RECIPE, "seed=1,2"]
-    assert with_recipe(["--config-dir", "mine"]) == ["--config-dir", "mine", RECIPE]
+def test_options_and_overrides_may_stand_in_any_order() -> None:
+    line = CommandLine.of(["seed=1", "-cd", ".", "+recipe=smoke", "-m"])
+    assert line.overrides == ["seed=1", "+recipe=smoke"] and line.options == {"--config-dir": ".", "--multirun": ""}
+    with pytest.raises(SettingError, match=r"^--multrun is no option \(did you mean --multirun"):
+        CommandLine.of(["--multrun"])
 
 
 def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
@@ -73,7 +76,7 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sys.argv is before
     content = results(tmp_path / "runs" / MAIN_RECIPE)
     assert content["recipe"] == MAIN_RECIPE and list(content["evaluation"]) == ["heldout"]
-    assert content["command"].startswith(f"python -m distill {RECIPE} corpus.path=")
+    assert content["command"].startswith("python -m distill corpus.path=")
     start = content["student"]["start"]
     assert start.pop("search")["all_subsets"]
     assert start == {"kind": "layers", "from": "the embedded teacher", "layers": [0, 1]}

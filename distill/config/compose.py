@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
 from distill.config.errors import parse
+from distill.config.flat_settings import flatten
 from distill.config.meant_overrides import REPLACED, apply_overrides
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
@@ -34,10 +35,11 @@ from distill.config.settings import (
     TokensConfig,
 )
 from distill.config.unknown import explain
+from distill.config.written import without_environment, written_and_compared
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-from distill.runtime.redaction import masked
 
+WHOLE = ("given", "compared")  # of Config: all settings together
 # Settings whose entries have names of the user's, or of transformers: the command line needs no plus for them.
 NAMED = (*REPLACED, "evaluate.by_set", "evaluate.sources", "evaluate.measures", "objective", "teacher.members")
 GROUP = Settings | Component  # what a setting that is a group of settings becomes
@@ -54,9 +56,6 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    # Hydra copies its sources once for every group, and this store with them. All that it gives is a copy already; with
-    # the store itself uncopied, `--help` takes half the time.
-    ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
     store = ConfigStore.instance()
     store.store(name="schema", node=_schema())
     for file in sorted(RECIPES.glob("*.yaml")):
@@ -75,8 +74,9 @@ def _schema() -> Any:
     """The defaults of every setting, by the names of the command line."""
     from omegaconf import OmegaConf
 
-    schema = plain(Config().changed(given={}))
-    del schema["given"]
+    schema = plain(Config().changed(given={}, compared={}))
+    for name in WHOLE:
+        del schema[name]
     # null: the source's own default, which may be that of a user's own class.
     corpus = schema["corpus"]
     schema["corpus"] = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
@@ -116,8 +116,8 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         raise SettingError(explain(error)) from error
     assert isinstance(container, dict)
     given = {str(name): value for name, value in container.items()}
-    shown = masked(given)
-    names = [name for name in Config.model_fields if name != "given"]
+    shown, compared = written_and_compared(composed, given)
+    names = [name for name in Config.model_fields if name not in WHOLE]
     for name in given:
         if name not in names:
             raise SettingError(
@@ -126,7 +126,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
             )
     groups = {name: group_of(name, given.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
     made = {name: GROUPS[name](group) for name, group in groups.items() if name in GROUPS}
-    return parse(Config, given | groups | made | {"given": shown}, "")
+    return parse(Config, given | groups | made | {"given": shown, "compared": compared}, "")
 
 
 def group_of(name: str, given: Any) -> dict[str, Any]:
@@ -147,7 +147,6 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
     Raises:
         SettingError: settings besides those of the chain, which no stage would read.
     """
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     if composed.get("chain") is None:
@@ -159,11 +158,13 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
             "write it into chain.stages.NAME.settings"
         )
     try:
-        given = OmegaConf.to_container(composed["chain"], resolve=True, throw_on_missing=True)
+        # A variable's value would stand on the command line of the stage, for everybody on this machine to read.
+        given = group_of("chain", without_environment(composed)["chain"])
     except OmegaConfBaseException as error:
         raise SettingError(explain(error)) from error
-    assert isinstance(given, dict)
-    return parse(ChainConfig, {str(name): value for name, value in given.items() if name != "given"}, "chain")
+    if left_open := [name for name, value in flatten(given).items() if value == "???"]:
+        raise SettingError(f"chain.{left_open[0]} is missing: give it a value")
+    return parse(ChainConfig, {name: value for name, value in given.items() if name != "given"}, "chain")
 
 
 def _take(given: dict[str, Any], cls: type[Settings]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ DEFINITIONS = "#/$defs/{model}"
 TARGET = {"_target_": {"type": "string", "description": "Import path of a callable of yours, in place of kind."}}
 REFERENCE = {"type": "string", "pattern": r"^\$\{"}  # to another setting, whose value it takes
 PASSED = ("self", "params", "lr", "total_steps", "peak_lr")  # arguments that the run gives to what a kind names
-INTERNAL = ("custom", "make", "terms", "source", "weights", "given")
+INTERNAL = ("custom", "make", "terms", "source", "weights", "given", "compared")
 
 
 def settings_schema() -> dict[str, Any]:

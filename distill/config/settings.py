@@ -5,7 +5,6 @@ are those of the command line, except that `corpus` and `objective` are sorted i
 `corpus.source.path`, and `objective.soft.weight` is `objective.terms["soft"].weight`.
 """
 
-from pathlib import Path
 from typing import Any
 
 from distill.config.backend import BackendConfig as BackendConfig
@@ -27,6 +26,8 @@ from distill.config.evaluate import EvaluateConfig as EvaluateConfig
 from distill.config.evaluate import PseudoPerplexityConfig as PseudoPerplexityConfig
 from distill.config.evaluate import SetConfig as SetConfig
 from distill.config.evaluate import SetShare as SetShare
+from distill.config.folders import CONF as CONF
+from distill.config.folders import RECIPES as RECIPES
 from distill.config.model import SEEDS, Settings, setting
 from distill.config.objective import MaskingConfig as MaskingConfig
 from distill.config.objective import ObjectiveConfig as ObjectiveConfig
@@ -45,11 +46,6 @@ from distill.config.train import TrainConfig as TrainConfig
 from distill.config.watch import ProfileConfig as ProfileConfig
 from distill.config.watch import ReportConfig as ReportConfig
 from distill.config.watch import TrackerConfig as TrackerConfig
-
-HERE = Path(__file__).resolve().parent.parent
-# In a wheel conf/ and recipes/ lie inside the package, in a checkout beside it.
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
-RECIPES = HERE / "recipes" if (HERE / "recipes").is_dir() else HERE.parent / "recipes"
 
 
 class Config(Settings):
@@ -74,4 +70,5 @@ class Config(Settings):
     # A name, or that name with the direction of a search, `distill.report.comparison.goal.Goal`.
     optimize: Any = setting(None, "Of a sweep: the number of a run's results that matters, by its name.")
     # The same settings, nested by the names of the command line.
-    given: dict[str, Any] = setting(None, "The settings as they were written.", factory=dict)
+    given: dict[str, Any] = setting(None, "As they are written down, by the names of variables.", factory=dict)
+    compared: dict[str, Any] = setting(None, "As a resumed run compares them, by digests of those.", factory=dict)

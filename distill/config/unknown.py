@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
+NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
 # Settings that an earlier release had, and what to do without them.
 REMOVED = {
     "profile.interval": "leave it out: a profile samples the machine every half second",
@@ -19,10 +21,22 @@ REMOVED = {
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
 
 
+def setting_error(error: Exception) -> SettingError | None:
+    """An error of Hydra, of OmegaConf or of a search as one of a setting; None for any other."""
+    packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
+    if packages & {"hydra", "omegaconf"}:
+        return SettingError(explain(error))
+    if isinstance(error, ValueError) and str(error).startswith(NO_TRIAL):
+        return SettingError("no run of the search has given a number to optimize: the lines above and its page say why")
+    return None
+
+
 def explain(error: Exception) -> str:
     """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
     if (missing := getattr(error, "missing_cfg_file", None)) is not None:
         return _no_such_option(str(missing), list(getattr(error, "options", None) or []))
+    if isinstance(override := getattr(error, "override", None), str):
+        return f"{override} is not understood: write NAME=VALUE, and quotes around special signs, such as NAME='a, b'"
     chain: list[BaseException] = [error]
     while cause := chain[-1].__cause__:
         chain.append(cause)
@@ -40,6 +54,8 @@ def _first_sentence(error: Exception, inner: BaseException, key: Any) -> str:
     if inner is error:
         options = [line for line in lines[1:] if not any(word in line for word in ("full_key", "_type="))]
         what = " ".join([what, *options])
+    if variable := re.search(r"Environment variable '(\w+)' not found", what):
+        return f"{key}: the environment variable {variable[1]} is not set: set it, or give {key}=VALUE"
     if null := re.match(r"field '(\S+)' is not Optional", what):
         return f"{null[1]}=null is not possible: give it a value, or leave it out"
     return f"{key}: {what}" if key and str(key) not in what else what

@@ -4,7 +4,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import HERE, TeacherConfig
+from distill.config.folders import HERE
+from distill.config.settings import TeacherConfig
 from distill.config.teacher import EMBEDDED
 from distill.models.check import check_model
 from distill.models.custom import custom_model

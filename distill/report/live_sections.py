@@ -98,7 +98,7 @@ def _headline(run: Snapshot) -> list[Block]:
 
 def _ending(run: Snapshot, ending: Ending) -> list[Block]:
     if ending.status == 0:
-        report = f"python -m distill.report {run.folder}"
+        report = f"distill report run={run.folder}"
         return ["The run is finished, but its report could not be written. This command writes it:", Code(report)]
     after = AFTER.get(ending.status, f"What is done so far is kept. {AGAIN}")
     blocks: list[Block] = [

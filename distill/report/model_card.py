@@ -165,5 +165,5 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
     if use in (MASKED, CAUSAL):
-        blocks += [ONNX, Code("pip install 'distill[onnx]'\npython -m distill.onnx .", language="bash")]
+        blocks += [ONNX, Code("pip install 'distill[onnx]'\ndistill export model=.", language="bash")]
     return blocks

@@ -57,6 +57,6 @@ def _check_twin(config: Config, terms: dict[str, Term]) -> None:
     if not any(term.needs_teacher for term in terms.values()):
         raise SettingError(
             f"evaluate.twin={path} is to show what a teacher was worth, but no term of this objective learns from one: "
-            "leave it out (python -m distill.compare lays any runs beside each other)"
+            "leave it out (`distill compare` lays any runs beside each other)"
         )
     read_run(Path(path), "evaluate.twin")

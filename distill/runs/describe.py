@@ -12,8 +12,9 @@ import torch
 import transformers
 
 from distill.config.component import Component
+from distill.config.folders import HERE
 from distill.config.ramp import Ramp
-from distill.config.settings import HERE, Config
+from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
 from distill.data.tokens import Tokens

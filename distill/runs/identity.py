@@ -64,7 +64,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
     ramps = any(isinstance(each, Ramp) for each in numbers)
     kept = {
         name: value
-        for name, value in flatten(config.given).items()
+        for name, value in flatten(config.compared).items()
         if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
         if value or name != FROZEN  # a run that freezes nothing is one of before there was that setting
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)

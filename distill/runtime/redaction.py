@@ -1,79 +1,85 @@
-"""Keeps passwords and keys out of everything that a run writes: settings by their names, texts by what they contain.
+"""Keeps passwords and keys out of what a run writes and prints.
 
-There are two kinds of names. A credential (`db_password`, `api_key`) opens something and has no part in the
-student: it becomes `***`, and a run with another one is still the same run. Other names may hold a secret or not
-(`acme_key`, but also `feature_key` and `auth_mode`): they become `***` and a digest of their value, so that runs that
-differ in them are different runs.
+Settings are written as they were given, with `${oc.env:NAME}` unresolved, so a secret that comes from the environment
+reaches no file. The command line may hold none, because everybody on the machine can read it. One in a recipe is
+written as `***`. A setting holds a secret by its name; `SECRET` has the names.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 MASK = "***"
-# Words that make a name that of a credential at its end, and one that may hold a secret elsewhere.
-CREDENTIAL = {"password", "passwords", "passwd", "pwd", "passphrase", "secret", "secrets", "credential", "credentials"}
-CREDENTIAL |= {"apikey", "apikeys", "auth", "authorization", "bearer"}
-# Words that make a key or a token a credential: api_key, hf_token.
-OPENS = {"api", "access", "private", "secret", "account", "signing", "encryption", "auth"}
-OPENS |= {"hf", "hub", "huggingface", "wandb", "openai", "github", "aws", "azure"}
-KEYS, TOKENS = ("key", "keys"), ("token", "tokens")
-# Keys that are none of a lock: those of records and tables, of orders, and those of attention.
-BEFORE_KEY = {"sort", "order", "group", "join", "primary", "foreign", "unique", "index", "row", "column", "field"}
-BEFORE_KEY |= {"record", "dict", "map", "cache", "partition", "text", "label", "id", "public", "query", "cross", "num"}
-# Tokens that are pieces of text.
-BEFORE_TOKEN = {"mask", "pad", "sep", "cls", "bos", "eos", "unk", "eot", "special", "image", "start", "end", "per"}
-BEFORE_TOKEN |= {"stop", "added", "additional", "extra", "new", "num", "max", "min", "first", "last"}
 SHORTEST = 4  # characters of a secret that is looked for in texts: a shorter one would be found everywhere
-
-WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-# name=value and name: value, in overrides, YAML, JSON and dicts as Python prints them.
-NAME = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*""")
-VALUE = re.compile(
-    r"""\$\{oc\.env:\w+\}|"[^"]*"|'[^']*'|(?:(?:Bearer|Basic|Token|Digest)\s+)?[^\s,;&}\])"'{\[]+""", re.IGNORECASE
+# What a setting that holds a secret is called, or what its name ends with: db_password, hf_token, api_key_2.
+SECRET = re.compile(
+    r"""(?:^|_)(?:passwords?|passwd|pwd|passphrase|pin|otp|secrets?|credentials?|auth|authorization|bearer|cookies?|token
+    |jwt|pat|sas|dsn|webhook|signature|(?:connection_|conn_)str(?:ing)?|apikeys?
+    |(?:api|access|account|private|secret|signing|encryption|auth|hf|wandb|openai)_keys?)(?:_\d+)?$""",
+    re.VERBOSE,
 )
+PIECE_OF_TEXT = re.compile(r"(?:^|_)(?:mask|pad|sep|cls|bos|eos|unk|eot|start|end|stop|image|per|new|max)_token$")
+# NAME=VALUE and NAME: VALUE in an override, whose VALUE is neither null nor the name of an environment variable.
+LITERAL = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*+(?!["']?\$\{|["']?\s*(?:[,}\])]|$)|(?:null|true|false)\b)""", re.I)
 SIGNATURE = re.compile(r"(?i)(?<=[?&])((?:X-Amz-|X-Goog-)?Signature|sig)=[^&\s]+")  # of a URL that opens a file
 BEARER = re.compile(r"\b(?<=[Bb]earer) +[\w.~+/=-]{8,}")
 LOGIN = re.compile(r"""(?<=://)[^/\s?#"'<>]+(?=@)""")  # user:password of an address, or a token alone
-NUMBER = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
-NOTHING = ("null", "None", "true", "false", "True", "False")
-FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:\w+\}")  # names where a secret is, and is none
-MARK = re.compile(rf"{re.escape(MASK)}(?: [0-9a-f]{{12}})?")  # what `masked` has left
+FROM_ENVIRONMENT = "${oc.env:"
 
-_known: dict[str, str] = {}  # secrets of this process's settings, and the marks that stand for them
-
-
-def is_credential(name: str) -> bool:
-    """Whether a setting of that name, or one that it lies in, opens something."""
-    return any(_opens(part) for part in map(_words, name.split(".")))
+_secrets: set[str] = set()  # those of this process's settings, which `redact` looks for
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting of that name is masked where it is a text."""
-    if not CREDENTIAL.isdisjoint(_words(name)) or is_credential(name):
-        return True
-    *before, last = _words(name.rpartition(".")[2]) or [""]
-    if last in TOKENS:
-        return last == "token" if not before else before[-1] not in BEFORE_TOKEN
-    return last in KEYS and bool(before) and before[-1] not in BEFORE_KEY
+    """Whether a setting of that dotted name, or one that it lies in, holds a secret."""
+    return any(_is_name(part) for part in name.split("."))
+
+
+def _is_name(part: str) -> bool:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", part).lower()  # apiKey, api-key
+    return SECRET.search(words) is not None and PIECE_OF_TEXT.search(words) is None
+
+
+def secrets_in(settings: Any, name: str = "") -> Iterator[str]:
+    """The dotted names of the settings that hold a secret itself, not the name of the variable that it is in."""
+    if isinstance(settings, dict):
+        for key, inner in settings.items():
+            yield from secrets_in(inner, f"{name}.{key}".lstrip("."))
+    elif isinstance(settings, list | tuple):
+        for inner in settings:
+            yield from secrets_in(inner, name)
+    elif _holds_secret(name, settings):
+        yield name
+
+
+def _holds_secret(name: str, value: Any) -> bool:
+    """Whether a value is a secret by the name of its setting. Numbers are weights and counts, but for passwords."""
+    if value is None or isinstance(value, bool) or not str(value) or FROM_ENVIRONMENT in str(value):
+        return False
+    return is_secret(name) and (isinstance(value, str) or "token" not in name)
 
 
 def masked(settings: Any, name: str = "") -> Any:
-    """`settings` with every secret in them replaced, and remembered so that `redact` finds it in texts.
+    """`settings`, nested, with `***` in place of every secret in them."""
+    if isinstance(settings, dict):
+        return {key: masked(inner, f"{name}.{key}".lstrip(".")) for key, inner in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [masked(inner, name) for inner in settings]
+    return MASK if _holds_secret(name, settings) else settings
 
-    All below a credential is one. Of numbers only credentials are masked, and not tokens, so that weights and counts
-    stay, on which a student depends. Booleans and null stay.
 
-    Args:
-        settings: nested, of this process: what is remembered is never forgotten.
-        name: of the setting.
-    """
-    return redacted(_by_names(settings, name))
+def remember(secret: str) -> None:
+    """Let `redact` mask this text from here on, wherever it comes from: an error of a user's own code may show it."""
+    if len(secret) >= SHORTEST:
+        _secrets.add(secret)
+
+
+def secret_given(override: str) -> str | None:
+    """The name under which an override of the command line holds a secret itself; None where it holds none."""
+    return next((match[1].lstrip("+~") for match in LITERAL.finditer(override) if is_secret(match[1])), None)
 
 
 def redacted(value: Any) -> Any:
-    """`value` with all the texts in it redacted; nothing is learned from them."""
+    """`value`, nested, with all texts in it redacted."""
     if isinstance(value, dict):
         return {key: redacted(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -82,72 +88,7 @@ def redacted(value: Any) -> Any:
 
 
 def redact(text: str) -> str:
-    """`text` without this run's secrets, what a secret's name precedes, logins, and signatures of URLs."""
-    for secret in sorted(_known, key=len, reverse=True):
-        text = text.replace(secret, _known[secret])
-    text = SIGNATURE.sub(rf"\1={MASK}", _mask_named(text))
-    return LOGIN.sub(MASK, BEARER.sub(f" {MASK}", text))
-
-
-def redact_override(override: str) -> str:
-    """The same of NAME=VALUE, where all the rest is the value."""
-    name, _, value = override.partition("=")
-    mark = _mark(name.lstrip("+~"), _read(value))
-    return redact(override) if mark is None else f"{name}={mark}"
-
-
-def secrets_in(settings: Any, name: str = "") -> Iterator[str]:
-    """The names of the settings that hold a secret itself, not only the name of the variable that it is in."""
-    if isinstance(settings, dict | list | tuple):
-        pairs = settings.items() if isinstance(settings, dict) else ((None, each) for each in settings)
-        for key, inner in pairs:
-            yield from secrets_in(inner, name if key is None else f"{name}.{key}".lstrip("."))
-    elif _mark(name, settings) is not None:
-        yield name
-
-
-def _by_names(value: Any, name: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _by_names(inner, f"{name}.{key}") for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_by_names(inner, name) for inner in value]
-    mark = _mark(name, value)
-    if mark is not None and len(str(value)) >= SHORTEST:
-        _known[str(value)] = mark
-    return value if mark is None else mark
-
-
-def _mark(name: str, value: Any) -> str | None:
-    """What stands in place of the value of a setting; None where it is no secret."""
-    if value is None or isinstance(value, bool) or not is_secret(name) or not str(value):
-        return None
-    if isinstance(value, str):
-        if MARK.fullmatch(value) or FROM_ENVIRONMENT.fullmatch(value):
-            return None
-        return MASK if is_credential(name) else f"{MASK} {hashlib.sha256(value.encode()).hexdigest()[:12]}"
-    return MASK if any(_opens(part) and part[-1] not in TOKENS for part in map(_words, name.split("."))) else None
-
-
-def _mask_named(text: str) -> str:
-    pieces, end = [], 0
-    for name in NAME.finditer(text):
-        value = VALUE.match(text, name.end()) if name.start() >= end and is_secret(name[1]) else None
-        if value is not None and (mark := _mark(name[1], _read(value[0]))) is not None:
-            pieces += [text[end : value.start()], mark]
-            end = value.end()
-    return "".join([*pieces, text[end:]])
-
-
-def _read(text: str) -> Any:
-    """A value as it is written: a number stands for any, and other things than texts for null."""
-    return float("nan") if NUMBER.fullmatch(text) else None if text in NOTHING else text.strip("\"'")
-
-
-def _words(name: str) -> list[str]:
-    """Those of a name, which are divided by dashes, digits and capitals."""
-    return [word.lower() for word in WORD.findall(name)]
-
-
-def _opens(words: list[str]) -> bool:
-    before, last = ["", "", *words][-2:]
-    return last in CREDENTIAL or (last in (*KEYS, *TOKENS) and before in OPENS)
+    """`text` without the secrets of this process's settings, logins and signatures of URLs, and bearers' tokens."""
+    for secret in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return LOGIN.sub(MASK, BEARER.sub(f" {MASK}", SIGNATURE.sub(rf"\1={MASK}", text)))

@@ -13,8 +13,8 @@ from job import Shelf, distill, environment, results, wait_for
 from PIL import Image
 from test_fine_tuning import table
 
-from distill import chain as chain_module
-from distill.chain import STAGE, Run, _inputs, _is_finished, check_chain, run_chain, runs_of
+from distill.commands import chain as chain_module
+from distill.commands.chain import STAGE, Run, _inputs, _is_finished, check_chain, run_chain, runs_of
 from distill.config.compose import chain_config, register
 from distill.config.settings import CONF, ChainConfig, StageConfig
 from distill.report.words import NONE, number
@@ -219,7 +219,7 @@ def test_a_run_from_a_milestone_refers_to_those_from_the_same_one(tmp_path: Path
 def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -> None:
     slow = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1), open('done', 'w').close(), "
     slow += "sys.exit(143))); open('ready', 'w').close(); time.sleep(60)"
-    parent = "import sys; from distill.chain import _run; sys.exit(_run([sys.executable, '-c', sys.argv[1]]))"
+    parent = "import sys; from distill.commands.chain import _run; sys.exit(_run([sys.executable, '-c', sys.argv[1]]))"
     process = subprocess.Popen([sys.executable, "-c", parent, slow], cwd=tmp_path, env=environment())
     wait_for(lambda: (tmp_path / "ready").exists(), process)
     process.send_signal(signal.SIGTERM)

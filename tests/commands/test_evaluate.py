@@ -1,10 +1,9 @@
-"""`python -m distill.evaluate`: the scores of a run again, models side by side, other tasks, and what is refused."""
+"""`distill evaluate`: the scores of a run again, models side by side, other tasks, and what is refused."""
 
 import json
 import math
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,14 @@ from test_fine_tuning import squad, table
 from transformers import BloomConfig, BloomForCausalLM
 from vocabularies import vocabulary_of
 
+from distill.__main__ import main
 from distill.commands.scoring import evaluate_models
-from distill.evaluate import main
 from distill.runtime.errors import SettingError
 
 
 def evaluate(*arguments: str) -> int:
-    """`python -m distill.evaluate ARGUMENTS` in this process; gives the exit status."""
-    before = sys.argv
-    sys.argv = ["evaluate", *arguments]
-    try:
-        return main()
-    finally:
-        sys.argv = before
+    """`distill evaluate ARGUMENTS` in this process; gives the exit status."""
+    return main(["evaluate", *arguments])
 
 
 def refused(models: list[str], *settings: str) -> str:
@@ -75,9 +69,9 @@ def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: p
     assert compared["bootstrap"]["ratio"] == pytest.approx(ratio, rel=1e-6) and compared["against"] == own["name"]
     assert compared["bootstrap"]["low"] < compared["bootstrap"]["ratio"] < compared["bootstrap"]["high"]
     page = (folder / "scores.md").read_text()
-    assert "python -m distill.evaluate model=" in page and "Koehn" in page
+    assert "distill evaluate model=" in page and "Koehn" in page
     command = shlex.split(content["command"])  # as a shell reads it, whatever the settings hold
-    assert command == ["python", "-m", "distill.evaluate", *models, f"output={folder}", *settings]
+    assert command == ["distill", "evaluate", *models, f"output={folder}", *settings]
 
 
 def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
@@ -223,7 +217,7 @@ def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> 
 
 
 def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate("--help") == 0 and "model=FOLDER" in capsys.readouterr().out
+    assert evaluate("--help") == 0 and "model=MODEL" in capsys.readouterr().out
 
 
 def test_a_page_without_comparisons_shows_itself(done: Path) -> None:

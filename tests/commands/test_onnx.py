@@ -12,8 +12,9 @@ import torch
 from families import CAUSAL, FAMILIES, make_family, tokenizer_of
 from tiny import CLS, MASK, PAD, SEP, SPECIAL, UNK, VOCAB, WORDS
 
-from distill import onnx as command
+from distill.__main__ import main
 from distill.commands.export import convert, measure
+from distill.commands.export import onnx as command
 from distill.models.export_folder import export
 from distill.runtime.errors import SettingError
 
@@ -96,9 +97,9 @@ def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Pat
 
 def test_without_a_text_no_score_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = saved(tmp_path / "run", "distilbert")
-    assert command.main([str(root / "student")]) == 0
+    assert main(["export", f"model={root / 'student'}"]) == 0
     shown = capsys.readouterr().out
-    assert "not computed; --text FILE" in shown and "DistilBertForMaskedLM" in shown
+    assert "not computed; input=FILE" in shown and "DistilBertForMaskedLM" in shown
 
 
 def test_perplexity_is_that_of_the_targets() -> None:
@@ -143,23 +144,25 @@ def test_rows_come_from_the_whole_text(text: Path) -> None:
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line with which the command refuses."""
-    assert command.main(list(arguments)) == 2
+    assert main(["export", *arguments]) == 2
     line = capsys.readouterr().err.strip()
     assert "\n" not in line and line.startswith("distill: ")
     return line
 
 
 def test_what_is_refused(run: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "config.json is missing" in refused(capsys, str(tmp_path))
-    assert "--rows 0" in refused(capsys, str(run), "--rows", "0")
-    assert "is no file" in refused(capsys, str(run), "--text", str(tmp_path / "none.txt"))
+    assert "config.json is missing" in refused(capsys, f"model={tmp_path}")
+    assert "max_sequences=0" in refused(capsys, f"model={run}", "max_sequences=0")
+    assert "is no file" in refused(capsys, f"model={run}", f"input={tmp_path / 'none.txt'}")
     (tmp_path / "short.txt").write_text("the of and")
-    assert "fewer than 64 tokens" in refused(capsys, str(run), "--text", str(tmp_path / "short.txt"))
+    assert "fewer than 64 tokens" in refused(capsys, f"model={run}", f"input={tmp_path / 'short.txt'}")
     (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xfa" * 99)
-    assert "not UTF-8" in refused(capsys, str(run), "--text", str(tmp_path / "no.txt"))
+    assert "not UTF-8" in refused(capsys, f"model={run}", f"input={tmp_path / 'no.txt'}")
+    assert "write input=FILE" in refused(capsys, f"model={run}", "--text", "a.txt")
+    assert "choose one of onnx" in refused(capsys, f"model={run}", "format=tflite")
     broken = saved(tmp_path / "broken", "distilbert") / "student" / "model.safetensors"
     broken.write_bytes(broken.read_bytes()[:999])
-    assert "does not load" in refused(capsys, str(tmp_path / "broken"))
+    assert "does not load" in refused(capsys, f"model={tmp_path / 'broken'}")
     assert not (tmp_path / "broken" / "student" / "onnx").exists()
 
 
@@ -167,7 +170,7 @@ def test_a_missing_package_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert "onnxruntime" in (line := refused(capsys, str(run))) and "pip install 'distill[onnx]'" in line
+    assert "onnxruntime" in (line := refused(capsys, f"model={run}")) and "pip install 'distill[onnx]'" in line
 
 
 def test_a_file_that_computes_something_else_is_refused() -> None:

@@ -13,8 +13,13 @@ from job import Shelf
 from prediction_models import save_fine_tuned
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from distill.commands.prediction.command import main
+from distill.__main__ import main as distill_command
 from distill.commands.prediction.predict import predict
+
+
+def main(arguments: list[str]) -> int:
+    """`distill predict` in this process; gives the exit status."""
+    return distill_command(["predict", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +139,8 @@ def test_words_values_and_several_test_sets(tmp_path: Path, capsys: pytest.Captu
     ("arguments", "line"),
     [
         (["text=a"], "model is missing"),
-        (["model=m", "--fast"], "--fast: this command takes NAME=VALUE"),
-        (["model=m", "topk=5"], "topk is no setting of this command (did you mean top_k"),
+        (["model=m", "--fast"], "--fast is no argument of `distill predict`"),
+        (["model=m", "topk=5"], "topk is no argument of `distill predict` (did you mean top_k"),
         (["model=m", "top_k=many"], "top_k=many: give a whole number"),
         (["model=m", "sample=maybe"], "sample=maybe: give true or false"),
         (["model=m", "text=a", "input=b"], "text and input are both given"),

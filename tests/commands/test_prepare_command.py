@@ -7,18 +7,13 @@ from pathlib import Path
 import pytest
 from job import Shelf
 
-from distill import prepare
+from distill.__main__ import main
 from distill.config.settings import Config
 
 
 def run(*arguments: str) -> int:
     """The command in this process; gives the exit status."""
-    before = sys.argv
-    sys.argv = ["distill.prepare", *arguments]
-    try:
-        return prepare.main()
-    finally:
-        sys.argv = before
+    return main(["prepare", *arguments])
 
 
 def test_a_run_finds_what_was_prepared(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +61,7 @@ def test_compression_and_shards_are_said_and_change_no_run(
         (["corpus.tokens=nowhere://a"], "corpus.tokens=nowhere://a"),
         (["corpus.shard_byte=1"], "corpus.shard_byte"),
         (["corpus.heldout=0.1,0.2"], "this command is about one run"),
-        (["corpus.heldout"], "missing EQUAL"),
+        (["corpus.heldout"], "corpus.heldout is not understood: write NAME=VALUE"),
         (["--multirun"], "this command is about one run"),
     ],
 )
@@ -103,7 +98,7 @@ def test_a_recipe_of_a_sweep_is_refused(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_help_says_what_it_does(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
-    assert "python -m distill.prepare +recipe=" in capfd.readouterr().out
+    assert "distill prepare +recipe=" in capfd.readouterr().out
 
 
 def test_shards_are_of_a_gibibyte_unless_said() -> None:

@@ -11,12 +11,14 @@ import pytest
 from job import ROOT, environment
 
 import distill
+from distill.__main__ import COMMANDS, main
+from distill.config.folders import CONF, RECIPES
 
 PROGRAM = """
 import sys, distill
 heavy = {"torch", "transformers", "hydra", "omegaconf", "matplotlib", "numpy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-import distill.predict
+import distill.commands.predict
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 
@@ -36,10 +38,41 @@ def test_every_public_name_is_there_and_described(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in distill.__all__ if (ROOT / "distill" / f"{name}.py").is_file()])
 def test_commands_do_not_hide_functions(name: str) -> None:
-    module = importlib.import_module(f"distill.{name}")
-    assert isinstance(module, ModuleType) and callable(module.main)
-    assert getattr(distill, name) is not module and callable(getattr(distill, name))
-    assert sys.modules[f"distill.{name}"] is module
+    """`python -m distill.predict` needs a module of that name, which nothing else may import."""
+    with pytest.raises(ImportError, match=rf"distill\.{name} is a command: run `python -m distill\.{name}`"):
+        importlib.import_module(f"distill.{name}")
+    assert callable(getattr(distill, name)) and not isinstance(getattr(distill, name), ModuleType)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_in_no_time(name: str) -> None:
+    """Whichever way it is started; nothing heavy is loaded for it, which takes a second."""
+    code = f"import sys; from distill.__main__ import main; assert not main([{name!r}, '--help'])\n"
+    code += "assert not {'torch', 'hydra', 'transformers'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: distill {name} "), done
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_the_help_names_commands_recipes_and_groups() -> None:
+    code = "import sys; from distill.__main__ import main; assert not main(['--help'])\n"
+    code += "assert not {'torch', 'hydra', 'transformers'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    words = set(done.stdout.split())
+    assert {*COMMANDS, *(file.stem for file in RECIPES.glob("*.yaml"))} <= words
+    assert {folder.name for folder in CONF.iterdir() if folder.is_dir()} <= words
+
+
+@pytest.mark.parametrize("door", [["distill", "evaluate"], ["distill.evaluate"], ["distill.export"]])
+def test_doors(door: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *door, "--help"], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: distill {door[-1].rpartition('.')[2]} "), done
+
+
+def test_a_command_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evalute", "model=x"]) == 2
+    assert capsys.readouterr().err.startswith("distill: evalute is no command (did you mean evaluate?): ")
 
 
 def test_an_unknown_name() -> None:

@@ -20,8 +20,8 @@ from transformers.utils import logging as transformers_logging
 import distill
 from distill.commands.api import run as module
 from distill.commands.api.run_results import RunResults
+from distill.config.command_line import composed_run, run_dir
 from distill.config.compose import register
-from distill.config.composed_run import composed_run, run_dir
 from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
 from distill.runtime.signals import SAME_REQUEST, Signals
 
@@ -109,10 +109,10 @@ def test_a_finished_run_is_given_again_and_opened(ran: RunResults, shelf: Shelf)
         (["+recipe=smok"], "smok"),
         (["+recipe=smoke", "optimizer.lr=fast"], r"^optimizer\.lr"),
         (["+recipe=smoke", "seed=1,2"], r"about one run: leave --multirun"),
-        (["--multirun", "+recipe=smoke"], r"^--multirun is an option of the command"),
+        (["--multirun", "+recipe=smoke"], r"^this command is about one run: leave --multirun"),
         (
             ["+recipe=smoke", "hydra.job.chdir=true"],
-            r"^hydra\.job\.chdir: of Hydra's own settings only hydra\.run\.dir",
+            r"^hydra\.job\.chdir: of Hydra's own settings one run reads hydra\.run\.dir",
         ),
         (["+recipe=albert_chain"], "chain"),
         (["--config-dir", "no/such/folder", "+recipe=mine"], r"no such folder"),

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from distill.config.command_line import check_overrides
+from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
 from distill.config.unknown import REMOVED, explain
@@ -272,7 +272,7 @@ def hydra() -> Iterator[None]:
 
 def checked(overrides: list[str]) -> Config:
     """The settings of a command line as `python -m distill` reads and checks them, errors of Hydra in one line."""
-    check_overrides(overrides)
+    check_overrides(CommandLine.of(overrides))
     try:
         config = build(compose("config", overrides), overrides)
     except (HydraException, OmegaConfBaseException) as error:

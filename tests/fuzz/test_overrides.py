@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill.config.command_line import check_overrides
+from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
 from distill.config.flat_settings import flatten
 from distill.config.settings import CONF
@@ -80,7 +80,7 @@ VALUES = st.sampled_from(WORDS) | st.text(max_size=12) | st.integers().map(str) 
 def test_any_value_is_taken_or_refused(settings: list[tuple[str, str, str]]) -> None:
     overrides = [f"{sign}{name}" if sign == "~" else f"{sign}{name}={value}" for name, sign, value in settings]
     try:
-        check_overrides(overrides)
+        check_overrides(CommandLine.of(overrides))
         check(build(compose("config", overrides), overrides))
     except SettingError as error:
         assert len(str(error).splitlines()) == 1, overrides

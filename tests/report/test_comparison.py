@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from made_runs import make_run, results_of, settings_of
 
-from distill.compare import main
+from distill.__main__ import main as distill_command
+from distill.commands import compare as command
 from distill.config.sweep.index import FAILED, SweepIndex
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
@@ -22,6 +23,11 @@ from distill.report.comparison.tables import best_lines, runs_table, scores_tabl
 from distill.report.comparison.write import aligned, write
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
+
+
+def main(arguments: list[str]) -> int:
+    """`distill compare` in this process; gives the exit status."""
+    return distill_command(["compare", *arguments])
 
 
 def laid_out(*folders: Path, first: str | None = None) -> Comparison:
@@ -153,7 +159,7 @@ def test_ordered_by_a_number(tmp_path: Path) -> None:
     comparison = laid_out(tmp_path, first="heldout.perplexity")
     assert [row[0] for row in rows_of(comparison)] == ["2", "3", "1", "teacher"]
     assert [column.data for column in comparison.columns] == ["heldout", "wikitext2"]
-    with pytest.raises(SettingError, match=r"--by=perplexty is no number .*did you mean perplexity"):
+    with pytest.raises(SettingError, match=r"by=perplexty is no number .*did you mean perplexity"):
         laid_out(tmp_path, first="perplexty")
 
 
@@ -184,7 +190,7 @@ def test_files_of_the_command(
         make_run(tmp_path / f"run{number}", given, results_of({"heldout": 4.0 + number}))
     make_run(tmp_path / "run9", settings_of(9, optimizer={"kind": "lamb|b"}))
     monkeypatch.chdir(tmp_path)
-    assert main(["run*", "--output", "out"]) == 0
+    assert main(["run=run*", "output=out"]) == 0
     printed = capsys.readouterr().out
     assert "optimizer.kind" in printed and "run9: not finished: it stopped after step 4" in printed
     assert printed.splitlines()[-1] == "Comparison: out/compare.html"
@@ -216,15 +222,26 @@ def test_from_python(tmp_path: Path) -> None:
         compare_runs(tmp_path / "run0", by="perplexty")
 
 
+@pytest.mark.parametrize(
+    ("argument", "cure"),
+    [("--by", "write by=NAME"), ("--output", "write output=FOLDER"), ("runs/a", "such as run=runs/a")],
+)
+def test_arguments_of_an_earlier_release_are_refused(
+    argument: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([argument, "x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"distill: {argument}") and cure in line
+
+
 def test_the_command_ends_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "run", settings_of(0), results_of({"heldout": 3.0}))
-    assert main([str(tmp_path / "run"), "--by", "perplexty"]) == 2
-    assert capsys.readouterr().err.startswith("distill: --by=perplexty is no number")
-    module = sys.modules[main.__module__]  # the name in the package is the function
-    monkeypatch.setattr(module, "find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
-    assert main([str(tmp_path / "run")]) == 143
+    assert main([f"run={tmp_path / 'run'}", "by=perplexty"]) == 2
+    assert capsys.readouterr().err.startswith("distill: by=perplexty is no number")
+    monkeypatch.setattr(command, "find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
+    assert main([f"run={tmp_path / 'run'}"]) == 143
     (line,) = capsys.readouterr().err.splitlines()
     assert "stopped by SIGTERM" in line
 
@@ -232,7 +249,7 @@ def test_the_command_ends_in_one_line(
 def test_a_sweep_is_compared_in_its_own_folder(tmp_path: Path) -> None:
     make_run(tmp_path / "seed=0", settings_of(0), results_of({"heldout": 3.0}))
     SweepIndex(tmp_path).record("seed=0", ["seed=0"], "finished")
-    assert main([str(tmp_path)]) == 0
+    assert main([f"run={tmp_path}"]) == 0
     assert (tmp_path / "compare.html").is_file()
 
 
@@ -244,9 +261,9 @@ def test_refusals(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert main([argument]) == 2
+    assert main([f"run={argument}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert says in line and line.startswith("distill: RUNS: ")
+    assert says in line and line.startswith("distill: run=")
     assert not (tmp_path / "compare").exists()
 
 
@@ -269,7 +286,7 @@ def test_tables_for_a_terminal_line_up(tmp_path: Path) -> None:
 def test_the_command_starts_without_torch() -> None:
     import subprocess
 
-    code = "import distill.compare, sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import distill.commands.compare, sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

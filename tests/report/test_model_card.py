@@ -19,8 +19,8 @@ from transformers import (
     BertForSequenceClassification,
 )
 
+from distill.commands.export.onnx import load
 from distill.models.export_folder import export
-from distill.onnx import load
 from distill.report.model_card import model_card, title_of_run
 from distill.runs.describe import origin_of
 from distill.runs.record import Record
@@ -128,7 +128,7 @@ def test_its_lines_run_as_they_stand(
     assert type(found["model"]).__name__ == loaded
     assert [name for _, name in sent] == ["YOUR_NAME/mine"] * 2 and sent[0][0] == loaded
     assert "hf upload YOUR_NAME/mine ." in card
-    assert ("python -m distill.onnx ." in card) == (kind not in ("spans", "classes", "own"))
+    assert ("distill export model=." in card) == (kind not in ("spans", "classes", "own"))
     if kind in ("spans", "classes"):
         with pytest.raises(SettingError):
             load(".")

@@ -1,6 +1,6 @@
-"""Secrets: which names hold them, and that a run with one writes it nowhere."""
+"""Secrets: which names hold them, that the command line may have none, and that a run writes and shows none."""
 
-import hashlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,63 +8,56 @@ from typing import Any
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from job import Shelf, command
+from job import Shelf, command, distill, program, results
 from omegaconf import OmegaConf
-from torch import nn
-from transformers import BertConfig, BertForMaskedLM
+from own_models import KEY
 
-from distill.config.command_line import check_overrides, check_secrets
-from distill.config.compose import build, register
+from distill.config.command_line import CommandLine, check_overrides, composed_run
+from distill.config.compose import build, chain_config, register
 from distill.config.flat_settings import flatten
-from distill.config.settings import CONF, RECIPES
+from distill.config.settings import CONF, RECIPES, Config
 from distill.runtime import redaction
 from distill.runtime.errors import SettingError
-from distill.runtime.redaction import MASK, is_credential, is_secret, masked, redact, redact_override, redacted
-
-KEY = "sk-4f9Qz81LmNo77"
+from distill.runtime.redaction import MASK, is_secret, masked, redact, redacted, remember, secret_given
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What one test makes known stays out of the others."""
-    monkeypatch.setattr(redaction, "_known", {})
+    monkeypatch.setattr(redaction, "_secrets", set())
     yield
-
-
-def digest_of(value: str) -> str:
-    return f"{MASK} {hashlib.sha256(value.encode()).hexdigest()[:12]}"
 
 
 @pytest.mark.parametrize(
     "name",
     ["api_key", "student.arguments.apiKey", "HF_TOKEN", "token", "access_token", "aws-secret-access-key", "password",
-     "dbPassword", "auth", "client_secret", "credentials", "api_token", "hf_tokens", "openai_key", "WANDB_KEY",
-     "acme_key", "openaiKeys", "api_key_2", "auth_header", "credentials.user", "student.password.value"],
+     "dbPassword", "auth", "client_secret", "credentials", "api_token", "openai_key", "WANDB_KEY", "api_keys",
+     "api_key_2", "credentials.user", "student.password.value", "pat", "githubPat", "jwt", "dsn", "cookie",
+     "session_cookie", "sas", "pin", "otp", "bearer", "passphrase", "webhook", "connection_string", "oauth_token"],
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
     assert is_secret(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["password", "api_key", "hf_token", "x.credentials.user", "OPENAI_API_KEY", "accessKey"]
-)
-def test_names_of_credentials(name: str) -> None:
-    assert is_credential(name)
-
-
-@pytest.mark.parametrize("name", ["acme_key", "feature_key", "token", "my_token", "auth_mode", "secret_weight"])
-def test_names_that_may_be_something_else(name: str) -> None:
-    assert is_secret(name) and not is_credential(name)
-
-
-@pytest.mark.parametrize(
     "name",
     ["tokenizer", "tokens", "mask_token", "pad_token", "key", "keys", "author", "row_key", "tokens_per_second",
-     "secretary", "vocab_size", "corpus.token.path", "token_weight", "corpus.token_column", "sort_key", "primary_key",
-     "foreign_key", "key_field", "label_key", "stop_tokens", "monkey", "num_keys"],
+     "secretary", "vocab_size", "token_weight", "corpus.token_column", "sort_key", "primary_key", "foreign_key",
+     "key_field", "label_key", "stop_tokens", "monkey", "num_keys", "pin_memory", "spin", "pattern", "path",
+     "auth_mode", "feature_key", "corpus.tokens"],
 )  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret(name)
+
+
+def test_no_setting_of_the_package_is_one_of_a_secret() -> None:
+    register()
+    names = [f"+recipe={file.stem}" for file in RECIPES.glob("*.yaml")]
+    names += [f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml")]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for name in names:
+            found = flatten({"composed": OmegaConf.to_container(compose("config", [name]))})
+            assert not [each for each in found if is_secret(each)], name
 
 
 def test_settings_are_masked_wherever_they_stand() -> None:
@@ -72,208 +65,186 @@ def test_settings_are_masked_wherever_they_stand() -> None:
     assert masked(settings) == {
         "a": {"api_key": MASK, "size": 3}, "list": [{"password": MASK}], "token": None, "auth": True,
     }  # fmt: skip
-
-
-def test_all_below_a_credential_is_masked() -> None:
-    settings = {"credentials": {"user": "bob", "ports": [5432], "tls": True, "more": {"value": "hunter22"}}}
-    assert masked({"student": settings}) == {
-        "student": {"credentials": {"user": MASK, "ports": [MASK], "tls": True, "more": {"value": MASK}}}
+    below = {"credentials": {"user": "bob", "ports": [5432], "tls": True, "more": {"value": "hunter22"}}}
+    assert masked({"student": below})["student"] == {
+        "credentials": {"user": MASK, "ports": [MASK], "tls": True, "more": {"value": MASK}}
     }
-
-
-def test_numbers_are_masked_only_as_credentials() -> None:
-    numbers = {"token": 0.25, "hf_tokens": 500, "secret_weight": 0.5, "feature_key": 3, "max_token": 7}
-    assert masked(numbers) == numbers
-    assert masked({"password": 12345, "api_key": 678901}) == {"password": MASK, "api_key": MASK}
-
-
-def test_what_may_be_no_secret_is_masked_by_its_digest() -> None:
-    settings = {"feature_key": "pooled", "auth_mode": "basic", "password": "pa55word"}
-    once = masked(settings)
-    assert once == {"feature_key": digest_of("pooled"), "auth_mode": digest_of("basic"), "password": MASK}
-    assert masked(once) == once and redacted(once) == once
-    assert masked({"path": "rows/pooled"}) == {"path": f"rows/{digest_of('pooled')}"}
-    assert redact("+x={feature_key: other}") == f"+x={{feature_key: {digest_of('other')}}}"
-
-
-def test_no_setting_of_the_package_is_masked() -> None:
-    register()
-    names = [f"+recipe={file.stem}" for file in RECIPES.glob("*.yaml")]
-    names += [f"{file.parent.name}={file.stem}" for file in CONF.glob("*/*.yaml")]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for name in names:
-            composed = compose("config", [name])
-            found = flatten({"composed": OmegaConf.to_container(composed)})
-            assert not [each for each in found if is_secret(each)], name
-
-
-def test_settings_that_change_the_student_change_its_identity() -> None:
-    register()
-
-    def given(*overrides: str) -> dict[str, Any]:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            own = ["+recipe=smoke", "+objective.mine._target_=lab.Term", *overrides]
-            return flatten(build(compose("config", own), own).given)
-
-    for name, one, another in [("token_weight", "0.25", "0.75"), ("token", "a", "b"), ("feature_key", "x", "yy"),
-                               ("auth_mode", "soft", "hard"), ("secret_weight", "1", "2")]:  # fmt: skip
-        assert given(f"+objective.mine.{name}={one}") != given(f"+objective.mine.{name}={another}")
-    # A run goes on with a new key, where the old one has run out.
-    assert given("+objective.mine.api_key=abcdef") == given("+objective.mine.api_key=ghijkl")
-
-
-def test_nothing_is_learned_from_texts() -> None:
-    for number in range(50):
-        redact(f"password=distill{number} unexpected token: distill")
-        redacted({"note": f"api_key: {number}abcdef"})
-    assert redact("distill: hello distill7") == "distill: hello distill7" and not redaction._known
-
-
-def test_the_command_line_is_learned_from() -> None:
-    check_overrides(
-        ["+student.password='a, b}c'", f"+student.arguments={{api_key: {KEY}}}", "+x.secret=wrong{", "seed=1"]
-    )
-    assert redact(f"no such thing: a, b}}c, {KEY}, wrong{{") == "no such thing: ***, ***, ***"
+    numbers = {"token": 0.25, "token_weight": 3, "feature_key": 3, "max_token": 7}
+    assert masked(numbers) == numbers and masked(masked(settings)) == masked(settings)
+    assert masked({"api_key": "${oc.env:KEY}"}) == {"api_key": "${oc.env:KEY}"}
 
 
 @pytest.mark.parametrize(
-    ("override", "expected"),
-    [("+a.password=correct horse battery", "+a.password=***"), ("a.password='it\\'s, b'", "a.password=***"),
-     ("+a.credentials={user: b}", "+a.credentials=***"), ("a.api_key=${oc.env:KEY}", "a.api_key=${oc.env:KEY}"),
-     ("+a={api_key: x1y2, n: 3}", "+a={api_key: ***, n: 3}"), ("seed=3", "seed=3"), ("--config-dir", "--config-dir")],
+    ("override", "name"),
+    [("+a.password=correct horse battery", "a.password"), ("a.password='it\\'s, b'", "a.password"),
+     ("+a.credentials={user: b}", "a.credentials"), ("+a={api_key: x1y2, n: 3}", "api_key"), ("a.pin=1234", "a.pin"),
+     ("+a.api_key=a,b", "a.api_key"), ("+a={n: 1},{hf_token: x}", "hf_token"), ("+a.secret=wrong{", "a.secret"),
+     ("corpus.path=https://host/x?api_key=abcdef&rows=5", "api_key"), ("+a.jwt=eyJ", "a.jwt"),
+     ("a.api_key=${oc.env:KEY}", None), ("+a={api_key: '${oc.env:KEY}'}", None), ("a.password=null", None),
+     ("a.auth=false", None), ("seed=3", None), ("a.mask_token=[MASK]", None), ("corpus.tokens=s3://b/t", None),
+     ("a.password=", None)],
 )  # fmt: skip
-def test_overrides_are_redacted(override: str, expected: str) -> None:
-    assert redact_override(override) == expected
+def test_secrets_on_the_command_line_are_found(override: str, name: str | None) -> None:
+    assert secret_given(override) == name
+    if name is not None:
+        with pytest.raises(SettingError, match=rf"^{name} is named like a secret, .* give {name}='\$\{{oc\.env:NAME"):
+            check_overrides(CommandLine.of([override]))
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("+student.arguments={api_key: abc-def, size: 3}", "+student.arguments={api_key: ***, size: 3}"),
-        ("a.password=abcdef b=2", "a.password=*** b=2"),
-        ("""{"api_token": "ab cd", "x": 1}""", """{"api_token": ***, "x": 1}"""),
-        ("Authorization: Bearer sk-123456 failed", "Authorization: *** failed"),
         ("sent Bearer sk-123456, failed", "sent Bearer ***, failed"),
         ("redis://:s3cretpw@host/0", "redis://***@host/0"),
         ("git+https://ghp_abcdef123456@github.com/x@v1", "git+https://***@github.com/x@v1"),
-        ("https://host/x?api_key=abcdef&rows=5", "https://host/x?api_key=***&rows=5"),
         ("https://host/x?mail=a@b.c", "https://host/x?mail=a@b.c"),
-        ("token: 0.25, token_weight: 3, api_token=true", "token: 0.25, token_weight: 3, api_token=true"),
+        ("https://host/x?X-Amz-Signature=abc&rows=5", "https://host/x?X-Amz-Signature=***&rows=5"),
         ("from https://me:pa55word@host/x", "from https://***@host/x"),
         ("mask_token: [MASK], loss: 3.2, api_key: null", "mask_token: [MASK], loss: 3.2, api_key: null"),
     ],
 )
 def test_texts_are_redacted(text: str, expected: str) -> None:
-    assert redact(text) == expected
+    assert redact(text) == expected and redacted({"a": [text]}) == {"a": [expected]}
 
 
-def test_a_known_secret_is_found_without_its_name() -> None:
-    masked({"api_key": KEY})
-    assert redact(f"could not open {KEY}.") == "could not open ***."
-    masked({"a": {"password": "correct horse battery"}})
-    assert redact("a.password=correct horse battery seed=1") == "a.password=*** seed=1"
+def test_what_is_remembered_is_found_without_its_name() -> None:
+    for secret in (KEY, "correct horse battery", "abc"):
+        remember(secret)
+    assert redact(f"could not open {KEY} with correct horse battery: abc") == "could not open *** with ***: abc"
 
 
-class Service(BertForMaskedLM):
-    """A student that takes a key, as one that is fetched from somewhere would."""
-
-    def __init__(self, vocab_size: int, api_key: str) -> None:
-        assert api_key == KEY
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-        super().__init__(BertConfig(vocab_size=vocab_size, **sizes))
+def settings_of(*overrides: str) -> Config:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        own = ["+recipe=smoke", "+objective.mine._target_=lab.Term", *overrides]
+        return build(compose("config", own), own)
 
 
-def service(tokenizer: Any, api_key: str) -> nn.Module:
-    return Service(len(tokenizer), api_key)
+def test_what_is_written_has_the_names_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where other settings refer to one of them; numbers too, and whatever is made of them."""
+    monkeypatch.setenv("MY_KEY", KEY)
+    monkeypatch.setenv("MY_SEED", "17")
+    config = settings_of(
+        "+objective.mine.thing=${oc.env:MY_KEY}", "+objective.mine.same=${objective.mine.thing}",
+        "+objective.mine.url='s3://${oc.env:MY_KEY}@${seed}'", "seed='${oc.decode:${oc.env:MY_SEED}}'",
+        "+objective.mine.other=${train.keep}",
+    )  # fmt: skip
+    assert config.seed == 17 and config.objective.terms["mine"].make.arguments["same"] == KEY
+    mine = config.given["objective"]["mine"]
+    assert mine["thing"] == mine["same"] == "${oc.env:MY_KEY}" and mine["other"] == config.train.keep
+    assert mine["url"] == "s3://***@${seed}" and config.given["seed"] == "${oc.decode:${oc.env:MY_SEED}}"
+    assert KEY not in str(config.given) and KEY not in str(config.compared)
+
+
+def test_settings_from_the_environment_are_compared_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compared(value: str, setting: str) -> dict[str, Any]:
+        monkeypatch.setenv("MINE", value)
+        return flatten(settings_of(f"{setting}=${{oc.env:MINE}}").compared)
+
+    for setting in ("+objective.mine.feature", "seed"):
+        assert compared("1", setting) == compared("1", setting) != compared("2", setting)
+        assert compared("1", setting)[setting.lstrip("+")].startswith("sha256 ")
+    # A run goes on with a new key, where the old one has run out.
+    assert compared("abcdef", "+objective.mine.api_key") == compared("ghijkl", "+objective.mine.api_key")
+
+
+def test_the_command_line_of_a_stage_has_the_names_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    register()
+    settings = "chain.given.settings=['student.api_key=${oc.env:MY_KEY}']"
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        chain = chain_config(compose("config", ["+recipe=seeds", settings]), [settings])
+    assert chain is not None and chain.stages["run"].settings == ["student.api_key=${oc.env:MY_KEY}"]
+
+
+OWN = ["student=custom", "student._target_=own_models.service", "objective=mlm"]
+FROM_ENVIRONMENT = "+student.pat=${oc.env:MY_SECRET}"
+
+
+def holding(folder: Path) -> list[Path]:
+    """The files of a folder that hold the secret, or have it in their names."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    assert found
+    return [path for path in found if KEY.encode() in path.read_bytes() or KEY in str(path)]
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
-def test_a_run_writes_its_secret_nowhere(shelf: Shelf, tracker: str) -> None:
+def test_a_run_writes_its_secret_nowhere(shelf: Shelf, tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(tracker)
+    monkeypatch.setenv("MY_SECRET", KEY)
     folder = shelf.root / f"secret_{tracker}"
-    own = ["student=custom", "student._target_=test_redaction.service", f"+student.api_key={KEY}", "objective=mlm"]
-    process = command(
-        *shelf.arguments(folder, *own, f"tracker={tracker}", "train.milestones=[2]"), path=Path(__file__).parent.parent
-    )
+    own = [*OWN, FROM_ENVIRONMENT, f"tracker={tracker}", "train.milestones=[2]"]
+    process = command(*shelf.arguments(folder, *own), path=Path(__file__).parent.parent)
     output = "".join(process.communicate(timeout=300))
     assert process.returncode == 0, output
-    assert KEY not in output
-    holding = [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
-    assert not holding
-    text = (folder / "config.yaml").read_text()
-    assert f"api_key: '{MASK}'" in text and f"+student.api_key={MASK}" in (folder / "report.md").read_text()
+    assert "connected with ***" in output and KEY not in output
+    assert not holding(folder)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["student"]["pat"] == "${oc.env:MY_SECRET}"
+    assert FROM_ENVIRONMENT in results(folder)["command"]
+    assert (
+        f"{FROM_ENVIRONMENT.lstrip('+').partition('=')[0].rpartition('.')[2]}: " in (folder / "report.md").read_text()
+    )
 
 
-def test_an_error_line_holds_no_secret(shelf: Shelf) -> None:
-    wrong: list[Any] = ["student=custom", "student._target_=test_redaction.service", f"+student.api_keys={KEY}"]
-    process = command(*shelf.arguments(shelf.root / "wrong", *wrong), path=Path(__file__).parent.parent)
+def test_no_rank_has_a_secret_on_its_command_line(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at as any user of the machine can, while the ranks run."""
+    monkeypatch.setenv("MY_SECRET", KEY)
+    ranks = [*OWN, FROM_ENVIRONMENT, "backend=ddp", "backend.processes=2"]
+    process = program(*shelf.arguments(tmp_path / "run", *ranks), path=Path(__file__).parent.parent)
+    seen: set[str] = set()
+    while process.poll() is None:
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                seen.add(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            except OSError:  # it has ended
+                continue
+        time.sleep(0.1)
     output = "".join(process.communicate(timeout=300))
-    assert process.returncode == 2 and KEY not in output, output
+    assert process.returncode == 0, output
+    assert any(FROM_ENVIRONMENT in line for line in seen) and not any(KEY in line for line in seen)
+    assert not holding(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[f"+student.api_key={KEY}", "seed=0,1", "--multirun"], [f"+student.api_key={KEY},b", "-m"],
-     [f"+student.arguments={{hf_token: {KEY}}}", "-m"], [f"+student.arguments={{a: 1}},{{hf_token: {KEY}}}", "-m"],
-     [f"+student.api_key={KEY}", "student=glob(*)", "optimizer.lr=interval(0,1)", "-m"],
-     ["+student.api_key=${oc.env:KEY}", "-m"], [f"+student.api_key={KEY}", "hydra.mode=MULTIRUN"],
-     [f"+student.api_key={KEY}", "hydra.output_subdir=.hydra"],
-     [f"+student.api_key={KEY}", "hydra.run.dir=${hydra.job.override_dirname}"],
-     ["--config-dir", "FOLDER", "+recipe=mine", "-m"]],
-)  # fmt: skip
-def test_secrets_that_hydra_would_write_are_refused(arguments: list[str], tmp_path: Path) -> None:
-    register()
+def test_a_secret_of_a_recipe_is_masked(tmp_path: Path) -> None:
     write_recipe(tmp_path, KEY)
-    given = [str(tmp_path) if each == "FOLDER" else each for each in arguments]
-    with pytest.raises(SettingError, match=r"(api_key|hf_token).* is named like a secret, .* into a recipe") as raised:
-        check_secrets(given)
-    assert KEY not in str(raised.value)
-    check_secrets([f"+student.api_key={KEY}", "seed=0"])  # a single run, of which Hydra writes nothing
-
-
-@pytest.mark.parametrize(
-    "defaults", ["[base, _self_]", "[sub/base, _self_]", "\n  - my-sweep\n  - _self_", "\n  - /recipe/base@_global_"]
-)
-@pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
-def test_recipes_that_sweep_are_found_however_they_are_named(defaults: str, way: str, tmp_path: Path) -> None:
-    register()
-    (tmp_path / "recipe" / "sub").mkdir(parents=True)
-    base = f"# @package _global_\nhydra: {{mode: MULTIRUN}}\nstudent: {{config: {{api_key: '{KEY}'}}}}\n"
-    for name in ("base", "sub/base", "my-sweep"):
-        (tmp_path / "recipe" / f"{name}.yaml").write_text(base)
-    (tmp_path / "recipe" / "mine.yaml").write_text(f"# @package _global_\ndefaults: {defaults}\n")
-    path = ["--config-dir", str(tmp_path)] if way == "--config-dir" else [f"hydra.searchpath=[file://{tmp_path}]"]
-    with pytest.raises(SettingError, match=r"api_key is named like a secret"):
-        check_secrets([*path, "+recipe=mine"])
-
-
-def test_packaged_recipes_that_sweep_say_so_themselves() -> None:
-    """Those that do not are not composed to find out."""
-    named = {file.stem: yaml.safe_load(file.read_text()).get("defaults") or [] for file in RECIPES.glob("*.yaml")}
-    sweeps = {file.stem for file in RECIPES.glob("*.yaml") if "MULTIRUN" in file.read_text()}
-    assert "search" in sweeps
-    assert {name for name, others in named.items() if any(each in str(others) for each in sweeps)} <= sweeps
+    run = composed_run(["--config-dir", str(tmp_path), "+recipe=mine"])
+    assert yaml.safe_load(run.resolved)["objective"]["mine"]["api_key"] == MASK and KEY not in str(run.config.given)
+    assert redact(f"no such key: {KEY}") == "no such key: ***"
 
 
 def write_recipe(folder: Path, key: str) -> None:
     (folder / "recipe").mkdir()
-    recipe = f"# @package _global_\ndefaults: [/recipe/smoke, _self_]\nstudent: {{api_key: '{key}'}}\n"
+    recipe = "# @package _global_\ndefaults: [/recipe/smoke, _self_]\n"
+    recipe += f"objective: {{mine: {{_target_: lab.Term, api_key: '{key}'}}}}\n"
     (folder / "recipe" / "mine.yaml").write_text(recipe)
+
+
+@pytest.mark.parametrize("mode", ["-m", "hydra.mode=MULTIRUN"])
+def test_a_sweep_of_a_recipe_with_a_secret_is_refused(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra would write it into a file of its own."""
+    write_recipe(tmp_path, KEY)
+    assert distill("--config-dir", str(tmp_path), "+recipe=mine", mode, f"hydra.sweep.dir={tmp_path / 'sweep'}") == 2
+    line = capsys.readouterr().err
+    assert "objective.mine.api_key is named like a secret" in line and "api_key: ${oc.env:NAME}" in line
+    assert KEY not in line
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_a_sweep_takes_its_secret_from_the_environment(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_recipe(tmp_path, "${oc.env:MY_KEY}")
-    monkeypatch.setenv("MY_KEY", KEY)
-    own = ["student=custom", "student._target_=test_redaction.service", "objective=mlm"]
-    arguments = [each for each in shelf.arguments(tmp_path / "run", *own) if not each.startswith("+recipe")]
+    monkeypatch.setenv("MY_SECRET", KEY)
+    arguments = [each for each in shelf.arguments(tmp_path / "run", *OWN) if not each.startswith("hydra.run.dir")]
     process = command(
-        "--config-dir", str(tmp_path), "+recipe=mine", *arguments, f"hydra.sweep.dir={tmp_path / 'sweep'}",
-        "hydra.sweep.subdir=${hydra:job.num}", "seed=0,1", "-m", path=Path(__file__).parent.parent,
+        *arguments, FROM_ENVIRONMENT, f"hydra.sweep.dir={tmp_path / 'sweep'}", "seed=0,1", "-m",
+        path=Path(__file__).parent.parent,
     )  # fmt: skip
     output = "".join(process.communicate(timeout=300))
-    assert process.returncode == 0 and KEY not in output, output
-    written = [path for path in (tmp_path / "sweep").rglob("*") if path.is_file()]
-    assert {"multirun.yaml", "report.html"} <= {path.name for path in written}
-    assert not [path for path in written if KEY.encode() in path.read_bytes() or KEY in str(path)]
+    assert process.returncode == 0, output
+    assert "connected with ***" in output and KEY not in output
+    assert {"multirun.yaml", "sweep.yaml"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert not holding(tmp_path / "sweep")

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from job import Shelf, assert_same, results
+from job import Shelf, assert_same, distill, results
 from safetensors.torch import save_file
 from tiny import Fit, new_student, only, weights_of
 
 from distill.config.settings import TrackerConfig, TrainConfig
 from distill.report import report
-from distill.report.__main__ import main as report_main
 from distill.runs import trackers
 from distill.runtime.errors import StorageFailed
 from distill.runtime.files import atomic
@@ -239,9 +238,8 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(
         assert shelf.run(folder) == 0
     assert_same(folder, done)
     said = capfd.readouterr().err
-    assert "loss.png: No space left on device" in said and f"python -m distill.report {folder}" in said
+    assert "loss.png: No space left on device" in said and f"distill report run={folder}" in said
     assert results(folder)["finished"] and not (folder / "report.html").exists()
-    monkeypatch.setattr("sys.argv", ["report", str(folder)])
-    assert report_main() == 0
+    assert distill("report", f"run={folder}") == 0
     assert capfd.readouterr().out.strip() == str(folder / "report.html")
     assert (folder / "report.html").is_file() and (folder / "report.md").is_file()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output: str | Path | None = None) -> "Scores":
-    """Score models on evaluation sets, as `python -m distill.evaluate` does; the process is as before afterwards.
+    """Score models on evaluation sets, as `distill evaluate` does; the process is as before afterwards.
 
     Args:
         models: run folders, students, milestones or other model folders, names on the Hub, `embedded` or
@@ -29,7 +29,7 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
         Interrupted: a signal ended it, which is a KeyboardInterrupt.
     """
     from distill.commands.scoring import evaluate_models
-    from distill.config.composed_run import hydra_as_before
+    from distill.config.command_line import hydra_as_before
     from distill.runtime.signals import handled
 
     for name, given, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):

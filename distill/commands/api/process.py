@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any, NoReturn
 
-from distill.__main__ import expected
+from distill.commands.ending import expected
 from distill.runtime.errors import SettingError
 from distill.runtime.redaction import redact
 

@@ -9,13 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from distill.__main__ import config_dir
 from distill.commands.api.process import in_notebook, process_as_before, raise_expected
 from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
 
 if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults
-    from distill.config.composed_run import ComposedRun
+    from distill.config.command_line import ComposedRun
 
 # By its exit status, what has ended a run that was started as a command. A chain's stage has a status of its own.
 ENDINGS = {each.status: each for each in (SettingError, Diverged, RankLost, StorageFailed)}
@@ -42,7 +41,7 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
         Diverged, RankLost, StorageFailed: as the command's exit statuses 3, 4 and 74 say.
         Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call goes on.
     """
-    from distill.config.composed_run import composed_run, run_dir
+    from distill.config.command_line import CommandLine, composed_run, run_dir
 
     if isinstance(overrides, str):
         raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
@@ -51,10 +50,8 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
         job = composed_run(arguments)
         folder = str(job.folder)
         if _has_several_ranks(job):
-            options = config_dir(arguments)
-            others = [each for each in arguments if each not in options]
-            # The folder by its name, which may hold the time. Hydra wants all that is no option to stand together.
-            _run_command([*others, run_dir(job.folder), *options])
+            line = CommandLine.of(arguments)
+            _run_command([*line.overrides, run_dir(job.folder), *line.config_dir])  # its name may hold the time
             return open_run(job.folder)
         return _run_here(job)
     except Exception as error:

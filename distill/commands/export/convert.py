@@ -46,7 +46,7 @@ def need_packages() -> None:
             __import__(name)
         except ImportError:
             raise SettingError(
-                f"python -m distill.onnx needs the package {name}, which is not installed: pip install 'distill[onnx]'"
+                f"format=onnx needs the package {name}, which is not installed: pip install 'distill[onnx]'"
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""Scores models that exist on evaluation sets, without training: `python -m distill.evaluate`, or from Python.
+"""Scores models that exist on evaluation sets, without training: `distill evaluate`, or from Python.
 
 `evaluate_models(["runs/a", "runs/b"], ["evaluate.sets=[books]"])` gives what the command writes, as an object. Programs
 call it as `distill.evaluate`, which leaves the process as it was.

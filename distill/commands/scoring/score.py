@@ -30,7 +30,7 @@ from distill.runs.parts import to_json
 from distill.runs.setup import choose_precision
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import configure_logging
-from distill.runtime.redaction import redact_override
+from distill.runtime.redaction import redact
 from distill.tasks import Task, find_task
 from distill.teacher.members import Member, errors_of, load_members, title_of
 
@@ -75,7 +75,7 @@ def evaluate_models(
         config = config.changed(precision=choose_precision(config.precision, {}, backend))
         scores = _score(config, _task(task_name, located, config), located, backend)
     given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
-    command = shlex.join(["python", "-m", "distill.evaluate", *given, *map(redact_override, settings)])
+    command = shlex.join(["distill", "evaluate", *given, *map(redact, settings)])
     scores = replace(scores, command=command)
     if output is not None:
         scores.write(Path(output).expanduser())

@@ -12,7 +12,7 @@ from distill.config.settings import CONF, Config
 from distill.evaluation.measures.users import check_measures
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-from distill.runtime.redaction import redact_override
+from distill.runtime.redaction import redact
 from distill.tasks import find_task
 
 OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans", "classes": "classes"}
@@ -140,7 +140,7 @@ def _check_teacher(config: Config, given: Sequence[str]) -> None:
     for each in given if config.teacher.kind == "none" else ():
         name = each.partition("=")[0].lstrip("+~")
         if name.startswith("teacher.") and name != "teacher.kind":
-            raise SettingError(f"{redact_override(each)} is not read without a teacher: give teacher=FOLDER")
+            raise SettingError(f"{redact(each)} is not read without a teacher: give teacher=FOLDER")
 
 
 def _check(config: Config) -> None:

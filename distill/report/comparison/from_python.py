@@ -10,7 +10,7 @@ from distill.report.page import render
 
 
 class ComparedRuns:
-    """Runs side by side, as a table of text (`print`), as records, or as the files of `python -m distill.compare`."""
+    """Runs side by side, as a table of text (`print`), as records, or as the files of `distill compare`."""
 
     def __init__(self, runs: list[Run], by: str | None, setting: str = "by") -> None:
         """`setting`: what an error line calls `by`."""

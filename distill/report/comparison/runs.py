@@ -53,17 +53,17 @@ def find_runs(arguments: list[str]) -> list[Run]:
         SettingError: one of them is no folder, or none of its folders is a run.
     """
     if not arguments:
-        raise SettingError("RUNS is empty: name folders of runs or of a sweep")
+        raise SettingError("run is empty: name folders of runs or of a sweep")
     found: dict[Path, Run] = {}
     for argument in arguments:
         paths = [Path(argument).expanduser()]
         if not paths[0].exists():
             paths = [Path(each) for each in sorted(glob.glob(os.path.expanduser(argument)), key=natural)]
         if not paths:
-            raise SettingError(f"RUNS: {argument} is no folder, and matches none: correct the path")
+            raise SettingError(f"run={argument} is no folder, and matches none: correct the path")
         runs = [run for path in paths for run in _runs_below(path)]
         if not runs:
-            raise SettingError(f"RUNS: {argument} holds no run: name a run folder, one of a sweep, or a glob of them")
+            raise SettingError(f"run={argument} holds no run: name a run folder, one of a sweep, or a glob of them")
         for run in runs:
             found.setdefault(run.folder.resolve(), run)
     above = Path(os.path.commonpath([path.parent for path in found]))

@@ -1,15 +1,12 @@
-"""The command `python -m distill.onnx FOLDER`: a student as ONNX files, and what each format costs and keeps."""
+"""A student as ONNX files, and what each format costs and keeps."""
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers.utils import logging as transformers_logging
 
 from distill.commands.export import convert, measure
 from distill.models.check import longest_row
@@ -103,7 +100,7 @@ def table(content: dict[str, Any]) -> str:
     scored = (
         f"{content['task']}, {content['scored_positions']:,} positions of {content['text']}"
         if content["text"]
-        else "not computed; --text FILE names a text"
+        else "not computed; input=FILE names a text"
     )
     return "\n".join(
         [
@@ -113,30 +110,3 @@ def table(content: dict[str, Any]) -> str:
             f"The fp32 file's logits differ from torch's by at most {content['largest_difference']:.1g}.",
         ]
     )
-
-
-def main(arguments: list[str]) -> int:
-    """Exit status: 0 done, 2 bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m distill.onnx",
-        description="Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, and compare their size, "
-        "latency and perplexity with torch's.",
-    )
-    parser.add_argument("folder", help="a run folder, or a folder with a model in the format of transformers")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="a plain text to compute perplexity on")
-    parser.add_argument("--rows", type=int, default=200, metavar="N", help="of that text, at most (default: 200)")
-    given = parser.parse_args(arguments)
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    try:
-        if given.rows < 1:
-            raise SettingError(f"--rows {given.rows}: give at least 1")
-        print(table(write(given.folder, given.text, given.rows)))
-    except SettingError as error:
-        print(f"distill: {error}", file=sys.stderr)
-        return error.status
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

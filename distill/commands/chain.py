@@ -24,7 +24,7 @@ from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results
 from distill.runtime.children import dying_with, pass_signals
 from distill.runtime.errors import SettingError, StageFailed
-from distill.runtime.redaction import redact_override
+from distill.runtime.redaction import redact, secret_given
 from distill.runtime.signals import STOPPING, handled
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its milestones
@@ -89,7 +89,7 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
     ]
     seeded = [] if run.seed is None else [f"seed={run.seed}"]
     arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={run.folder}"]
-    known = {"arguments": [redact_override(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
+    known = {"arguments": [redact(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
     if _is_finished(run.folder, known):
         return
     parts = {"milestone of step": run.step, "seed": run.seed}
@@ -107,6 +107,11 @@ def check_chain(chain: ChainConfig) -> None:
         if stage.milestones_of is not None:
             _check_milestones(chain, name, stage.milestones_of, known)
         for setting in stage.settings:
+            if (secret := secret_given(setting)) is not None:
+                raise SettingError(
+                    f"chain.stages.{name}.settings: {secret} is named like a secret, and everybody on this machine can "
+                    f"read the command line of a stage: set a variable and write {secret}=${{oc.env:NAME}}"
+                )
             for other in REFERENCE.findall(setting):
                 where = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
                 if other not in known:

@@ -2,19 +2,77 @@
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from distill.commands.ending import expected, is_rank, say
 from distill.config.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
 from distill.config.sweep.names import swept_overrides
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.redaction import redact, redact_override
+from distill.runtime.progress import say as print_text
+from distill.runtime.redaction import redact
 from distill.runtime.storage import storage_failure
 
+ONE_PROCESS = "--multirun runs its jobs in one process: take backend=single, or start the runs one by one"
 RENEW = 20  # seconds between two loads of the page while the sweep goes on
-NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
+
+if TYPE_CHECKING:
+    from distill.config.command_line import CommandLine, Composed, ComposedRun
+
+    Train = Callable[[ComposedRun, str | None], float | None]
 
 logger = logging.getLogger(__name__)
+
+
+def run_sweep(line: "CommandLine", found: "Composed", train: "Train") -> int:
+    """Run a sweep or a search; gives the exit status of the first run that failed, after which the others go on.
+
+    Args:
+        train: runs a job and gives the number that a search wants, in the direction that it names.
+    """
+    from distill.config.command_line import by_hydra, check_sweep, fixed_overrides
+
+    if is_rank():
+        raise SettingError(ONE_PROCESS)
+    check_sweep(found)
+    sweep = Sweep(Path(found.hydra.sweep.dir), fixed_overrides(line, found.hydra), found.settings.get("optimize"))
+    statuses: list[int] = []
+    try:
+        by_hydra(line, lambda run: _run(run, sweep, train, statuses))
+    except Exception as error:  # also of Hydra itself and of a search
+        if (failure := expected(error)) is None:
+            raise
+        say(failure)
+        statuses.append(failure.status)
+    finally:
+        if sweep.has_begun:
+            print_text(sys.stdout, sweep.finish())
+    return next(iter(statuses), 0)
+
+
+def _run(run: "Composed", sweep: "Sweep", train: "Train", statuses: list[int]) -> float | None:
+    """One run of a sweep. Its error is kept back from Hydra, which would print lines of its own and end all."""
+    from distill.config.command_line import run_of
+    from distill.distributed.launch import should_launch
+
+    sweep.begin(run.folder, run.overrides)
+    try:
+        job = run_of(run)
+        if should_launch(job.config.backend):
+            raise SettingError(ONE_PROCESS)
+        value = train(job, run.hydra.sweeper.get("direction"))
+    except Exception as error:
+        failure = expected(error, str(run.folder))
+        sweep.end(run.folder, run.overrides, failure or error)
+        if failure is None:
+            raise
+        say(sweep.line(failure))
+        statuses.append(failure.status)
+        return None
+    sweep.end(run.folder, run.overrides)
+    return value
 
 
 class Sweep:
@@ -29,10 +87,11 @@ class Sweep:
         self.folder, self.fixed, self.goal = folder, fixed, goal
         self.index = SweepIndex(folder)
         self.under_way: Path | None = None
+        self.has_begun = False
 
     def begin(self, path: Path, overrides: Sequence[str]) -> None:
         """A run is about to begin in the folder `path`."""
-        self.under_way = path.resolve()
+        self.under_way, self.has_begun = path.resolve(), True
         self._record(path, overrides, RUNNING)
         self._write(RENEW)
 
@@ -53,7 +112,7 @@ class Sweep:
         return str(problem).replace("hydra.run.dir=DIR", "hydra.sweep.dir=DIR")
 
     def _record(self, path: Path, overrides: Sequence[str], status: str, problem: str = "") -> None:
-        swept = [redact_override(each) for each in swept_overrides(overrides, self.fixed)]
+        swept = [redact(each) for each in swept_overrides(overrides, self.fixed)]
         self.index.record(os.path.relpath(path, self.folder), swept, status, problem)
 
     def _write(self, renew: int | None) -> str:
@@ -71,13 +130,6 @@ class Sweep:
         except Exception as error:
             failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
             if renew is None:
-                logger.warning(f"No comparison ({failure}): `python -m distill.compare {self.folder}` writes it.")
+                logger.warning(f"No comparison ({failure}): `distill compare run={self.folder}` writes it.")
             return ""
         return f"{text_of(comparison)}\nComparison: {self.folder / HTML}\n"
-
-
-def search_failure(error: BaseException) -> SettingError | None:
-    """The error of a search that no run gave a number to; None for any other."""
-    if isinstance(error, ValueError) and str(error).startswith(NO_TRIAL):
-        return SettingError("no run of the search has given a number to optimize: the lines above and its page say why")
-    return None

@@ -1,0 +1,44 @@
+"""The command `distill compare`: lays runs side by side, settings that differ against results."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from distill.commands.arguments import parse
+from distill.report.comparison.from_python import ComparedRuns
+from distill.report.comparison.runs import find_runs, is_sweep
+
+FOLDER = Path("compare")  # what is written to where neither output nor a sweep says otherwise
+HELP = """
+usage: distill compare run=FOLDER [run=FOLDER ...] [by=NAME] [output=FOLDER]
+
+Lay runs side by side: the settings in which they differ against their scores, sizes, speeds and times. Runs that differ
+in their seed alone become one line, with the mean and the range.
+
+  run=FOLDER       a run folder, a folder of runs or of a sweep, or a pattern such as 'run=runs/mine-*'; given again for
+                   each further one, or as run=[A,B]
+  by=NAME          the number to begin with and to order by, such as perplexity or heldout.perplexity
+  output=FOLDER    gets compare.html, compare.md, compare.csv and plots/ (default: the sweep's own folder where run is
+                   one sweep, else compare/)
+
+  distill compare run=runs/distilbert_gutenberg-sweep
+  distill compare run=runs/first run=runs/second by=heldout.perplexity
+"""
+MOVED = {"--by": "by=NAME", "--output": "output=FOLDER"}
+
+
+@dataclass(frozen=True)
+class CompareArguments:
+    """What the command takes."""
+
+    run: list[str]
+    by: str | None = None
+    output: Path | None = None
+
+
+def run(arguments: list[str]) -> None:
+    """Compare the runs, write the page, and print the tables and where it is."""
+    given = parse(CompareArguments, arguments, "compare", MOVED)
+    compared = ComparedRuns(find_runs(given.run), given.by, "by")
+    only = Path(given.run[0]).expanduser()
+    own = only if len(given.run) == 1 and is_sweep(only) else FOLDER
+    print(f"{compared}\nComparison: {compared.write(given.output or own)}")

@@ -1,0 +1,40 @@
+"""The command `distill evaluate`: scores models on evaluation sets without training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from distill.commands.arguments import split
+
+HELP = """
+usage: distill evaluate model=MODEL [model=MODEL ...] [output=FOLDER] [+recipe=NAME] [SETTING=VALUE ...]
+
+Score models on evaluation sets without training, and compare them in a table.
+
+  model=MODEL      a run folder, its student/, a milestone, any folder of transformers, a name on the Hub, embedded or
+                   embedded_deep; given again for each further one, or as model=[A,B]
+  output=FOLDER    gets scores.json and scores.md (default: runs/evaluate)
+  SETTING=VALUE    a setting of a run, of the groups corpus, evaluate, precision, teacher and backend; what is not given
+                   is as in the run that made the first model
+  teacher=MODEL    adds a column for a teacher, and how often each model's first choice is the teacher's
+
+  distill evaluate model=runs/distilbert_gutenberg model=runs/distilbert_gutenberg_twin
+  distill evaluate model=RUN 'evaluate.sets=[wikitext2,imdb]' evaluate.rows=1000 teacher=embedded
+  distill evaluate model=MODEL 'evaluate.sets=[mine]' 'evaluate.sources.mine={kind: text, path: FILE}'
+"""
+
+
+@dataclass(frozen=True)
+class EvaluateArguments:
+    """What the command takes besides settings of a run."""
+
+    model: list[str]
+    output: Path = Path("runs/evaluate")
+
+
+def run(arguments: list[str]) -> None:
+    """Score what the command line names, and print the table."""
+    from distill.commands.scoring import evaluate_models
+
+    given, settings = split(EvaluateArguments, arguments, "evaluate")
+    print(evaluate_models(given.model, settings, given.output))
+    print(f"\nWritten: {given.output}/scores.json and scores.md")

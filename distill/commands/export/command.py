@@ -1,0 +1,49 @@
+"""The command `distill export`: a student in the format of another engine, and what that costs and keeps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from distill.commands.arguments import parse
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import choose
+
+HELP = """
+usage: distill export model=MODEL [format=onnx] [input=FILE] [max_sequences=N]
+
+Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, and compare their size, latency and perplexity with
+torch's. It needs pip install 'distill[onnx]'.
+
+  model=MODEL      a run folder, or a folder with a model in the format of transformers
+  format=onnx      the only one so far
+  input=FILE       a plain text to compute perplexity on
+  max_sequences=N  sequences of that text, at most (default: 200)
+
+  distill export model=runs/distilbert_gutenberg input=BOOK.txt
+"""
+MOVED = {"--text": "input=FILE", "--rows": "max_sequences=N"}
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """What the command takes."""
+
+    model: str
+    format: str = "onnx"
+    input: Path | None = None
+    max_sequences: int = 200
+
+
+def run(arguments: list[str]) -> None:
+    """Write the files into the folder of the model, and print the table."""
+    given = parse(ExportArguments, arguments, "export", MOVED)
+    choose("format", given.format, ["onnx"])
+    if given.max_sequences < 1:
+        raise SettingError(f"max_sequences={given.max_sequences}: give at least 1")
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from distill.commands.export import onnx
+
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    print(onnx.table(onnx.write(given.model, given.input, given.max_sequences)))

@@ -1,0 +1,116 @@
+"""The main job: one run, in this process or by the ranks that it starts; a chain of runs; or a sweep."""
+
+import logging
+import os
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distill.commands.ending import end_rank, expected, is_rank, say, until_interrupted
+from distill.runtime.errors import SettingError
+from distill.runtime.threads import keep_compiled_kernels, limit_spinning
+
+if TYPE_CHECKING:
+    from distill.config.command_line import CommandLine, Composed, ComposedRun
+    from distill.runtime.signals import Signals
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
+    return until_interrupted(lambda signals: run_command(arguments, signals))
+
+
+def run_command(arguments: list[str], signals: "Signals") -> int:
+    """Do what a command line says; of a sweep the exit status of the first run that failed."""
+    from distill.config.command_line import CommandLine, by_hydra, check_overrides, compose
+
+    limit_spinning()
+    keep_compiled_kernels()
+    folder = ""
+    try:
+        line = CommandLine.of(arguments)
+        check_overrides(line)
+        if line.shows:
+            by_hydra(line, lambda _: None)
+            return 0
+        found = compose(line)
+        if found.sweeps or "--multirun" in line.options:
+            from distill.commands.sweep import run_sweep
+
+            return run_sweep(line, found, lambda job, direction: train(job, signals, direction))
+        folder = str(found.folder)
+        return run_one(line, found, signals)
+    except Exception as error:
+        failure = expected(error, folder)
+        if failure is None:
+            if is_rank():
+                traceback.print_exc()
+                end_rank(1, error)
+            raise
+        say(failure)
+        end_rank(failure.status, error)
+        return failure.status
+
+
+def run_one(line: "CommandLine", found: "Composed", signals: "Signals") -> int:
+    """Run what was composed: one run, or a chain of them."""
+    from distill.config.command_line import check_one_run, run_of
+
+    check_one_run(line)
+    folder = Path(os.path.abspath(found.folder))
+    if (chain := found.chain) is not None:
+        from distill.commands.chain import run_chain
+        from distill.runtime.progress import configure_logging
+
+        if is_rank():
+            raise SettingError(
+                "a chain starts its stages itself: run it as one process, with backend=ddp backend.processes=N in the "
+                "settings of its stages"
+            )
+        configure_logging(0)
+        print(run_chain(chain, folder, line.config_dir))
+        return 0
+    job = run_of(found)._replace(folder=folder)
+    if (status := start_ranks(job)) is not None:
+        return status
+    train(job, signals)
+    end_rank(0)
+    return 0
+
+
+def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) -> float | None:
+    """Run a job in this process; gives the number of its results that `optimize` names, None where it names none.
+
+    Args:
+        signals: learns what SIGUSR1 means in this run.
+        direction: in which a search wants that number.
+    """
+    from distill.config.settings import OnUsr1
+    from distill.job import run
+    from distill.report.comparison.goal import Goal
+
+    signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
+    goal = Goal.of(job.config.optimize, direction)
+    # With its direction, which the run checks before it trains.
+    results = run(*job._replace(config=job.config.changed(optimize=goal)))
+    if goal is None:
+        return None
+    value = goal.value(results)
+    shown = "no number" if value is None else f"{value:.6g}"
+    logging.getLogger("distill").info(f"optimize: {goal.name} = {shown}")
+    return value
+
+
+def start_ranks(job: "ComposedRun") -> int | None:
+    """Run this command as every rank, and give its exit status; None in a process that is to run the job itself."""
+    from distill.distributed import launch
+    from distill.runs.check import check
+
+    backend = job.config.backend
+    if backend.name == "single":
+        return None
+    check(job.config)
+    if launch.should_launch(backend):
+        return launch.launch(backend)
+    launch.keep_log(job.folder)
+    return None

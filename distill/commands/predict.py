@@ -1,0 +1,156 @@
+"""The command `distill predict`: what a trained model answers to texts, files and pipes."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.commands.arguments import Text, parse, split
+from distill.runtime.errors import SettingError
+
+if TYPE_CHECKING:
+    from distill.commands.prediction.settings import PredictConfig
+    from distill.models.loaded import LoadedModel
+
+HELP = """
+usage: distill predict model=MODEL [text=TEXT ...] [input=FILE] [output=FILE] [OPTION=VALUE ...]
+
+Let a trained model answer: words for [MASK], a continuation, classes or values, or answers to questions.
+
+  model=MODEL      a run folder, a milestone, a model folder or a name on the Hub
+  text=TEXT        a text; given again for each further one (second=TEXT: the other text of a pair)
+  question=TEXT context=TEXT   for a model that finds answers
+  input=FILE       *.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and without
+                   text, standard input: JSON lines, or a text a line
+  output=FILE      JSON lines; without it, to standard output. *.json: answers by the id of their question
+  output=FILE.tsv|FOLDER   with input= a test set of GLUE: the file that its server takes (task=NAME where the run of
+                   the model does not say it)
+  device=auto      auto, cpu or cuda
+  batch_size=32    rows that are computed at once
+  top_k=N          words for a mask (5), classes (all), or answers (1)
+
+of continuations: max_new_tokens=30 sample=true temperature=1 top_k=N top_p=1 seed=0
+of fine-tuned models: sequence_length=N (as trained) no_answer=true|false (as trained) max_answer_tokens=30
+
+  distill predict model=runs/distilbert_gutenberg text="It was a dark and stormy [MASK]."
+  distill predict model=runs/squad input=dev-v1.1.json output=answers.json
+"""
+AT_ONCE = 10_000  # inputs that are read before the first of them is answered
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command takes besides the options of `PredictConfig`."""
+
+    model: str
+    text: list[Text] = field(default_factory=list)
+    second: Text | None = None
+    question: Text | None = None
+    context: Text | None = None
+    input: str | None = None
+    output: str | None = None
+    task: str | None = None
+    device: str = "auto"
+
+
+def run(arguments: list[str]) -> None:
+    """Answer what the command line gives."""
+    from distill.commands.prediction.settings import PredictConfig
+
+    request, options = split(Request, arguments, "predict")
+    answer(request, parse(PredictConfig, options, "predict", besides=Request))
+
+
+def answer(request: Request, settings: "PredictConfig") -> None:
+    """Write what the model answers, where the request says.
+
+    Raises:
+        SettingError: inputs that the model does not read, or settings that do not fit each other.
+    """
+    from distill.commands.prediction.records import write_outcomes
+    from distill.commands.prediction.submission import write_submissions
+    from distill.models.loaded import load_model
+    from distill.runtime.progress import log
+
+    _check(request)
+    found = load_model(request.model, request.device)
+    settings.check(found.kind)
+    if is_submission(request.output):
+        assert request.output is not None
+        if request.input is None:
+            raise SettingError(f"output={request.output} is GLUE's form of predictions: give input=, its test set")
+        for file, count in write_submissions(found, request.task, request.input, request.output, settings):
+            log(f"{count:,} predictions in {file}")
+        return
+    if request.task is not None:
+        raise SettingError(
+            f"task={request.task} is for GLUE's form of predictions: give output=FILE.tsv, or leave it out"
+        )
+    count = write_outcomes(outcomes(found, request, settings), request.output)
+    if request.output is not None:
+        log(f"{count:,} predictions in {request.output}")
+
+
+def _check(request: Request) -> None:
+    """Raises SettingError for inputs that are given twice."""
+    given = {"text": bool(request.text), "question": request.question is not None, "input": request.input is not None}
+    named = [name for name, there in given.items() if there]
+    if len(named) > 1:
+        raise SettingError(f"{named[0]} and {named[1]} are both given: give the inputs in one of these ways")
+    if request.second is not None and len(request.text) != 1:
+        raise SettingError("second= is the other text of one text=: give text= once, or a file of pairs as input=")
+    if (request.question is None) != (request.context is None):
+        raise SettingError("question= and context= belong together: give both, or a file of them as input=")
+
+
+def is_submission(output: str | None) -> bool:
+    """Whether an output is one of GLUE's files, or a folder for them."""
+    return output is not None and (output.lower().endswith(".tsv") or Path(output).expanduser().is_dir())
+
+
+def outcomes(found: "LoadedModel", request: Request, settings: Any) -> Iterator[dict[str, Any]]:
+    """What the model answers to each input, in their order."""
+    from distill.commands.prediction.predict import as_record, predict_records
+
+    inputs, before = enumerate(_inputs(found, request), 1), 0
+    while some := list(islice(inputs, AT_ONCE)):
+        records = [as_record(_renamed(given, found), n, found.kind, f"{place}: input") for n, (place, given) in some]
+        try:
+            yield from predict_records(found, records, settings)
+        except SettingError as error:
+            if before:
+                raise SettingError(f"of the inputs from {before + 1:,} on: {error}") from None
+            raise
+        before += len(some)
+
+
+def _inputs(found: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]:
+    """The inputs, and where each stands."""
+    from distill.commands.prediction.predict import ANSWERS
+    from distill.commands.prediction.records import read_inputs, read_pipe
+
+    if request.second is not None:
+        yield "text", {"text": request.text[0], "second": request.second}
+    elif request.text:
+        yield from (("text", text) for text in request.text)
+    elif request.question is not None:
+        yield "question", {"question": request.question, "context": request.context}
+    elif request.input is not None and request.input != "-":
+        columns = [str(found.corpus.get(name) or name) for name in ANSWERS[found.kind.noun][1]]
+        columns += [str(found.corpus["second"])] if found.corpus.get("second") else []
+        yield from read_inputs(request.input, tuple(columns))
+    elif request.input is None and sys.stdin.isatty():
+        raise SettingError("nothing to answer: give text=TEXT or input=FILE, or pipe texts into the command")
+    else:
+        yield from read_pipe(sys.stdin)
+
+
+def _renamed(given: Any, found: "LoadedModel") -> Any:
+    """A record of a table whose columns are called as in the run that trained the model, with the names used here."""
+    if not isinstance(given, dict):
+        return given
+    named = {name: found.corpus.get(name) for name in ("text", "second")}
+    more = {name: given[column] for name, column in named.items() if name not in given and column in given}
+    return {**given, **more}

@@ -1,0 +1,88 @@
+"""The command `distill prepare`: the token rows of a recipe's corpus and evaluation sets, without training."""
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distill.config.settings import Config
+    from distill.data.tokens import Tokens
+
+HELP = """
+usage: distill prepare [+recipe=NAME] [SETTING=VALUE ...] [--config-dir FOLDER]
+
+Make the token rows of a recipe's corpus and evaluation sets, without training. Any number of hosts may run the same
+command at the same time: each takes a part of what is left. One that was killed goes on where it was, and a run of the
+recipe with the same settings then finds the rows in corpus.tokens.
+
+  SETTING=VALUE    as of a run; what matters are corpus, evaluate and the tokenizer of the teacher
+
+  distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books corpus.tokens=s3://BUCKET/tokens
+"""
+
+logger = logging.getLogger(__name__)
+
+
+def run(arguments: list[str]) -> None:
+    """Prepare what the command line names."""
+    from distill.config.command_line import composed
+
+    prepare(composed(arguments))
+
+
+def prepare(config: "Config") -> "dict[str, Tokens]":
+    """Prepares the corpus and the evaluation sets of a run, and logs what is there then.
+
+    Returns:
+        The rows by `corpus`, or by each source of a mixture, and the names of the sets; a set is left out where it is
+        not available and may be.
+
+    Raises:
+        SettingError: bad input, or a task that reads no running text.
+    """
+    from distill.config.settings import Missing
+    from distill.data.tokens import corpus_texts
+    from distill.data.tokens import prepare as prepare_rows
+    from distill.evaluation.sets import tokens_of_sets
+    from distill.objective.build import make_terms
+    from distill.runs.check import check
+    from distill.runs.pair import tokenizer_of_run
+    from distill.runtime.errors import SettingError
+    from distill.runtime.progress import configure_logging
+    from distill.tasks import find_task
+    from distill.tasks._text import TextTask
+
+    configure_logging(0)
+    check(config)
+    task = find_task(config.objective.task, make_terms(config.objective).values())
+    if not isinstance(task, TextTask):
+        raise SettingError(f"objective.task={config.objective.task} reads labelled examples, which need no preparation")
+    tokenizer, corpus = tokenizer_of_run(config, task), config.corpus
+    found = {
+        text.setting: prepare_rows(text, tokenizer, corpus.tokens, corpus.cache, "train", task.row_format)
+        for text in corpus_texts(corpus).values()
+    }
+    for name, tokens in tokens_of_sets(config, tokenizer, task.row_format):
+        if tokens is not None:
+            found[name] = tokens
+        elif config.evaluate.missing is Missing.stop:
+            raise SettingError(f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path")
+    for name, tokens in found.items():
+        logger.info(f"{name}: {described(tokens)}")
+    return found
+
+
+def described(tokens: "Tokens") -> str:
+    """What is there, in a line."""
+    from distill.runtime.storage import size
+
+    stored = tokens.stored
+    assert stored is not None
+    rows, length = tokens.rows.shape
+    line = (
+        f"{stored.shards:,} shard{'s' * (stored.shards != 1)}, {rows:,} rows of {length:,}, {tokens.tokens:,} tokens, "
+        f"{size(stored.bytes)} in {stored.place}"
+    )
+    if stored.compression is None or not stored.bytes:
+        return line
+    ratio, rate = stored.plain_bytes / stored.bytes, size(stored.plain_bytes / max(stored.compress_seconds, 1e-9))
+    return f"{line}; {stored.compression} made it {ratio:.2f} times smaller, {rate} a second"
