@@ -29,7 +29,7 @@ from teacher_cache_runs import CACHES, pair_settings
 
 from distill import job
 from distill.checks import check
-from distill.config.command_line import composed
+from distill.config.composition import composed
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Backend, gradient_sync

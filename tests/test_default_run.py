@@ -9,7 +9,8 @@ import pytest
 from job import book, distill, results
 
 from distill.checks import check
-from distill.config.command_line import CommandLine, composed, composed_run
+from distill.config.command_line import CommandLine
+from distill.config.composition import composed, composed_run
 from distill.runtime.errors import SettingError
 
 MAIN_RECIPE = "distilbert_gutenberg"

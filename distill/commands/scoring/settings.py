@@ -7,8 +7,8 @@ from distill.checks.evaluation import check_corpus, check_evaluation
 from distill.checks.paths import check_paths
 from distill.checks.unread import check_unread
 from distill.commands.scoring.located import Located, formats_of_run, settings_of_run
-from distill.config.command_line import composed
 from distill.config.compose import add_recipe
+from distill.config.composition import composed
 from distill.config.settings import CONF, Config
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
