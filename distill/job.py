@@ -9,7 +9,6 @@ from typing import Any
 from transformers.utils import logging as transformers_logging
 
 from distill import distributed as backends
-from distill.checks import check
 from distill.config.settings import Config, TrackerConfig
 from distill.data.batches import Batches
 from distill.distributed import Backend, gradient_sync
@@ -28,6 +27,7 @@ from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
 from distill.runs import profiling, trackers
 from distill.runs.banner import announce, notes_of
+from distill.runs.check import check
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe

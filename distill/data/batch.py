@@ -34,7 +34,7 @@ class Batch:
     # What `Teacher.read_ahead` has put here, such as cached entries of these rows; only the teacher looks at it.
     teacher_data: dict[str, torch.Tensor] = field(default_factory=dict)
     # Whether it only fills up a window, so that all ranks make as many forward passes: then no term counts its rows.
-    is_filler: bool = False
+    is_dummy: bool = False
 
     @property
     def ids(self) -> torch.Tensor:
@@ -74,8 +74,8 @@ class Batch:
         )
 
 
-def as_filler(batch: Batch) -> Batch:
+def as_dummy(batch: Batch) -> Batch:
     """The batch without a target or a valid position: what a rank computes that has no more rows in a window."""
     labels = {name: Labels(*(part[:0] for part in each)) for name, each in batch.labels.items()}
     none = torch.empty(0, dtype=torch.int64)
-    return replace(batch, labels=labels, valid_positions=none, is_filler=True)
+    return replace(batch, labels=labels, valid_positions=none, is_dummy=True)

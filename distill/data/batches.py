@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from distill.data.batch import Batch, as_filler
+from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, FullShuffle, Order
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
@@ -71,7 +71,7 @@ class Batches:
     threads: int = 1  # that prepare windows ahead; 0: the loop prepares its own
     static: bool = False  # the same masks in every epoch: those of epoch 0
     most_threads: int = 0  # where it is more than `threads`: these grow so far while the loop waits for storage
-    equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a filler
+    equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a dummy batch
     step_rows: int | None = None  # rows of a step, of all ranks together, in place of what `accumulate` makes of it
     fed: Order | None = None  # the order of the rows; None: all are shuffled
 
@@ -100,7 +100,7 @@ class Batches:
     def window(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step.
 
-        When a short last step has fewer rows than ranks it is empty, or all fillers where windows are to be equal.
+        When a short last step has fewer rows than ranks it is empty, or of dummy batches where windows are to be equal.
         """
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         first = step_of_epoch * self.rows_per_step
@@ -113,7 +113,7 @@ class Batches:
         if self.equal_windows:
             rows_of_rank_0 = -(-len(positions) // self.size)
             missing = -(-rows_of_rank_0 // self.batch_size) - len(window)
-            window += [as_filler(self.batch(np.zeros(1, np.int64), epoch))] * missing
+            window += [as_dummy(self.batch(np.zeros(1, np.int64), epoch))] * missing
         return window
 
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:

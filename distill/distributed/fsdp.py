@@ -12,7 +12,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from distill.config.settings import BackendConfig
-from distill.distributed.counted import count_exchanges
 from distill.distributed.ddp import Ddp
 from distill.distributed.gradient_sync import GradientSync
 from distill.distributed.interface import Backend, naming_lost_rank_inside
@@ -20,11 +19,15 @@ from distill.distributed.lockstep import Lockstep, roots
 from distill.distributed.shard import local, reshard, shard, sharded_modules
 from distill.runtime.errors import SettingError
 
+# By their names in torch 2.13, and in older releases.
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class Fsdp(Ddp):
     """The interface where parameters, gradients and the optimizer's state are divided between the ranks.
 
-    What becomes of their gradients is said at `ShardedSync`.
+    See `ShardedSync` for the gradients.
     """
 
     name = "fsdp"
@@ -140,3 +143,39 @@ class ShardedSync(GradientSync):
         for parameter in self._divided:
             if parameter.grad is not None:
                 local(parameter.grad).mul_(factor)
+
+
+def count_exchanges(module: FSDPModule, count: Callable[[Tensor], None]) -> None:
+    """From now on call `count` with what this rank hands to the calls that gather weights and reduce gradients."""
+    # torch keeps the classes of its interface to itself; these have the same methods.
+    module.set_custom_all_gather(_AllGather(count))  # type: ignore[arg-type]
+    module.set_custom_reduce_scatter(_ReduceScatter(count))  # type: ignore[arg-type]
+
+
+class _Counted:
+    def __init__(self, count: Callable[[Tensor], None]) -> None:
+        self._count = count
+
+    def allocate(self, size: list[int] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Counted):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        self._count(input_tensor)
+        return ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class _ReduceScatter(_Counted):
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._count(input_tensor)
+        return REDUCE_SCATTER(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from distill.config.settings import BackendConfig
 from distill.distributed.devices import choose_device
+from distill.distributed.install_horovod import COMMAND
 from distill.distributed.interface import Backend
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import meeting_point, open_store, wait_for_all
@@ -20,7 +21,6 @@ from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
 from distill.runtime.errors import SettingError
 
 POLL = 0.0005  # seconds between two looks at an exchange
-INSTALL = "python -m distill.distributed.install_horovod"
 
 
 class Horovod(Backend):
@@ -39,7 +39,7 @@ class Horovod(Backend):
         self._nccl = device.type == "cuda"
         self._hvd = _horovod()
         if self._nccl and not self._hvd.nccl_built():
-            raise SettingError(f"backend.device={settings.device}: Horovod was built without NCCL; run `{INSTALL}`")
+            raise SettingError(f"backend.device={settings.device}: Horovod was built without NCCL; run `{COMMAND}`")
         if settings.compression == "bf16" and info.size > 1 and (self._nccl or requested == 1):
             raise SettingError(
                 "backend.compression=bf16: Horovod's own allreduce has no bfloat16; choose fp16, none, backend=ddp, or "
@@ -141,7 +141,7 @@ def _horovod() -> Any:
         import horovod.torch as module
     except ImportError as error:
         reason = "is not installed" if error.name in ("horovod", "horovod.torch") else f"does not load ({error})"
-        raise SettingError(f"backend.name=horovod: Horovod {reason}; run `{INSTALL}`") from None
+        raise SettingError(f"backend.name=horovod: Horovod {reason}; run `{COMMAND}`") from None
     return module
 
 

@@ -16,6 +16,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+COMMAND = "python -m distill.distributed.install_horovod"
 VERSION = "0.28.1"
 NEEDED = ["setuptools", "wheel", "packaging", "psutil", "pyyaml", "cloudpickle"]
 CAPABILITIES = "HOROVOD_BUILD_CUDA_CC_LIST"

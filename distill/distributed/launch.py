@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from distill.config.settings import BackendConfig
+from distill.distributed.install_horovod import COMMAND
 from distill.distributed.rank import rank_from_env
 from distill.distributed.ranks import run_ranks
 from distill.runtime.errors import RankLost, SettingError
 from distill.runtime.progress import say
 from distill.runtime.signals import handled
 
-INSTALL = "python -m distill.distributed.install_horovod"
 # What Horovod's launcher gets of the environment, as it writes all of that on the command lines of its ranks.
 EXPORTED = re.compile(
     r"PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|HOME|USER|LANG|TMPDIR|SSH_AUTH_SOCK"
@@ -50,7 +50,7 @@ def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
     """
     command = command or [sys.executable, *sys.orig_argv[1:]]
     if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
-        raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{INSTALL}`")
+        raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{COMMAND}`")
     hosts = hosts_of(settings)
     if not hosts:
         return run_ranks(num_processes(settings), command)
@@ -66,8 +66,6 @@ def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
 def num_processes(settings: BackendConfig) -> int:
     """The ranks on this machine: `backend.processes`, else one for each GPU."""
     if settings.processes is not None:
-        if settings.processes < 1:
-            raise SettingError(f"backend.processes={settings.processes}: give at least 1")
         return settings.processes
     if settings.device not in ("auto", "cuda"):
         return 1

@@ -34,8 +34,8 @@ class Evaluator:
     def __init__(self, scoring: Scoring, passes: list[Pass], precision: PrecisionConfig) -> None:
         self.scoring, self.passes, self.backend = scoring, passes, scoring.backend
         self.readers = Readers(precision, scoring.backend)
-        own = [measure for run in passes for measure in run.measures]
-        self.measures: list[Measure] = [*own, *(measure for run in passes for measure in run.user_measures)]
+        of_task = [measure for run in passes for measure in run.measures]
+        self.measures: list[Measure] = [*of_task, *(measure for run in passes for measure in run.user_measures)]
         self.kept: dict[str, KeptRows] = {}
 
     def score(self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None = None) -> Scores:
@@ -56,7 +56,7 @@ class Evaluator:
 
     def score_one(self, model: Any, measure: Measure, data: EvaluationSet) -> float | None:
         """One measure of a model on one set."""
-        (run,) = (each for each in self.passes if measure in (*each.measures, *each.user_measures))
+        (run,) = (run for run in self.passes if measure in (*run.measures, *run.user_measures))
         with self.readers.timed(), self.readers.opened(model) as reader:
             return run.score(reader, data, lambda count: None).get(measure.name)
 

@@ -89,5 +89,5 @@ def _check(evaluator: Evaluator, models: list[Any], trial: Trial, vocab: int = 0
 def _least_bytes(evaluator: Evaluator, models: list[Any], vocab: int) -> int:
     """What ids, hidden states and logits of a position take at least."""
     widths = [getattr(getattr(model, "config", None), "hidden_size", None) for model in models]
-    width = max((each for each in widths if isinstance(each, int)), default=0)
-    return 8 + dtype_of(evaluator.readers.precision.evaluate).itemsize * (width + vocab)
+    widest = max((width for width in widths if isinstance(width, int)), default=0)
+    return 8 + dtype_of(evaluator.readers.precision.evaluate).itemsize * (widest + vocab)

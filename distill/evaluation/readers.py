@@ -36,7 +36,7 @@ class MeanReader(LanguageModel):
     def __init__(self, model: MeanModel, precision: str) -> None:
         super().__init__(model, precision)
         self.members = [LanguageModel(member, precision) for member in model.members]
-        self.widths = [each.model.get_output_embeddings().weight.shape[1] for each in self.members]
+        self.widths = [member.model.get_output_embeddings().weight.shape[1] for member in self.members]
 
     def forward(
         self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec, below: Tensor | None = None
@@ -49,7 +49,7 @@ class MeanReader(LanguageModel):
         if spec.extra:
             raise ValueError(f"the mean of several models has no head {spec.extra[0]}")
         head_only = OutputSpec(True, spec.positions)
-        return Outputs(self.joined([each(inputs, documents, head_only).head_rows for each in self.members]), {})
+        return Outputs(self.joined([member(inputs, documents, head_only).head_rows for member in self.members]), {})
 
     def joined(self, rows: Sequence[Tensor]) -> Tensor:
         """The members' head inputs [N, E_k] -> [N, sum of E_k]."""
@@ -58,7 +58,7 @@ class MeanReader(LanguageModel):
     def logits(self, rows: Tensor, vocab: int) -> Tensor:
         """[N, sum of E_k] -> [N, vocab], the logarithms of the mean probabilities."""
         parts = zip(self.members, rows.split(self.widths, -1), strict=True)
-        return mixed_logits((each.logits(own, vocab) for each, own in parts), self.model.weights, 1.0)
+        return mixed_logits((member.logits(part, vocab) for member, part in parts), self.model.weights, 1.0)
 
 
 class Readers:

@@ -111,14 +111,14 @@ def tokens_of_sets(
     for name in config.evaluate.sets:
         source = config.evaluate.sources.get(name)
         if source is None:
-            known = ", ".join(sorted(config.evaluate.sources))
+            names = ", ".join(sorted(config.evaluate.sources))
             raise SettingError(
-                f"evaluate.sets: {name} has no source; choose from {known} or add evaluate.sources.{name}"
+                f"evaluate.sets: {name} has no source; choose from {names} or add evaluate.sources.{name}"
             )
         if not isinstance(source, Component) and source.kind == HELDOUT:
             for part, text in corpus_texts(corpus).items():
-                found = prepare(text, tokenizer, corpus.tokens, corpus.cache, HELDOUT, rows)
-                yield "_".join(filter(None, (name, part))), found
+                tokens = prepare(text, tokenizer, corpus.tokens, corpus.cache, HELDOUT, rows)
+                yield "_".join(filter(None, (name, part))), tokens
             continue
-        own = set_text(source, f"evaluate.sources.{name}", corpus.cache)
-        yield name, None if own is None else prepare(own, tokenizer, corpus.tokens, corpus.cache, "all", rows)
+        texts = set_text(source, f"evaluate.sources.{name}", corpus.cache)
+        yield name, None if texts is None else prepare(texts, tokenizer, corpus.tokens, corpus.cache, "all", rows)

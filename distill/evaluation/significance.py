@@ -118,7 +118,7 @@ def compare_rows(first: RowLosses, second: RowLosses, units: Units) -> Bootstrap
     """
     assert np.array_equal(first.counts, second.counts), "the models were scored at other tokens"
     size = int(units.of_row.max()) + 1
-    one, other, counts = (np.bincount(units.of_row, each, size) for each in (first.losses, second.losses, first.counts))
+    one, other, counts = (np.bincount(units.of_row, part, size) for part in (first.losses, second.losses, first.counts))
     if (counts > 0).sum() < LEAST or not np.isfinite(one + other).all():
         return None
     return paired_bootstrap(one, other, counts, units.name)
@@ -135,7 +135,7 @@ def compare_models(
     Args:
         first, second: what `Evaluator.score_by_row` gave of each of them.
     """
-    found: dict[str, dict[str, Bootstrap]] = {}
+    by_measure: dict[str, dict[str, Bootstrap]] = {}
     for data in sets:
         units = units_of(data, scoring.collator_of(data))
         for measure, name in first:
@@ -143,8 +143,8 @@ def compare_models(
                 continue
             compared = compare_rows(first[measure, name], second[measure, name], units)
             if compared is not None:
-                found.setdefault(measure, {})[name] = compared
-    return found
+                by_measure.setdefault(measure, {})[name] = compared
+    return by_measure
 
 
 def units_of(data: EvaluationSet, collator: Collator) -> Units:

@@ -138,14 +138,14 @@ def score(
     Raises:
         SettingError: the model is neither causal nor masked, a text is longer than its rows, or an option does not fit.
     """
-    found = loaded(model, device)
+    lm = loaded(model, device)
     texts = [text] if isinstance(text, str) else list(text)
-    _check(found, method, bos, base, reduction, batch_size)
+    _check(lm, method, bos, base, reduction, batch_size)
     names: list[list[str]] = [[] for _ in texts]
     values: list[list[float]] = [[] for _ in texts]
-    with found.evaluating():
-        causal = found.kind.causal
-        parts = _causal(found, texts, bos, batch_size) if causal else _masked(found, texts, method, batch_size)
+    with lm.evaluating():
+        causal = lm.kind.causal
+        parts = _causal(lm, texts, bos, batch_size) if causal else _masked(lm, texts, method, batch_size)
         for number, tokens, log_probs in parts:
             names[number], values[number] = tokens, [value / math.log(base) for value in log_probs]
     scores = [
@@ -155,24 +155,22 @@ def score(
     if reduction is None:
         return scores[0] if isinstance(text, str) else scores
     reduce = REDUCTIONS[reduction] if isinstance(reduction, str) else reduction
-    reduced = [reduce(each.log_probs) for each in scores]
+    reduced = [reduce(score.log_probs) for score in scores]
     return reduced[0] if isinstance(text, str) else reduced
 
 
-def _check(
-    found: LoadedModel, method: str, bos: bool, base: float, reduction: Reduction | None, batch_size: int
-) -> None:
-    if found.kind not in (MASKED, CAUSAL):
+def _check(lm: LoadedModel, method: str, bos: bool, base: float, reduction: Reduction | None, batch_size: int) -> None:
+    if lm.kind not in (MASKED, CAUSAL):
         raise SettingError(
-            f"model={found.path} is a {found.kind.noun}, which gives texts no probability: choose a masked or a causal "
+            f"model={lm.path} is a {lm.kind.noun}, which gives texts no probability: choose a masked or a causal "
             "language model"
         )
     if method not in METHODS:
         raise SettingError(f"method={method} is not known: choose {' or '.join(METHODS)}")
-    if found.kind.causal and method != METHODS[0]:
-        raise SettingError(f"method={method} is for masked models, and model={found.path} is causal: leave it out")
-    if not found.kind.causal and not bos:
-        raise SettingError(f"bos=False is for causal models, and model={found.path} is masked: leave it out")
+    if lm.kind.causal and method != METHODS[0]:
+        raise SettingError(f"method={method} is for masked models, and model={lm.path} is causal: leave it out")
+    if not lm.kind.causal and not bos:
+        raise SettingError(f"bos=False is for causal models, and model={lm.path} is masked: leave it out")
     if not (base > 0 and math.isfinite(base)) or base == 1:
         raise SettingError(f"base={base} is no base of a logarithm: give math.e, 2 or 10")
     if isinstance(reduction, str) and reduction not in REDUCTIONS:
@@ -181,54 +179,54 @@ def _check(
         raise SettingError(f"batch_size={batch_size}: give 1 or more")
 
 
-def _check_length(found: LoadedModel, number: int, length: int) -> None:
-    if found.longest is not None and length > found.longest:
+def _check_length(lm: LoadedModel, number: int, length: int) -> None:
+    if lm.longest is not None and length > lm.longest:
         raise SettingError(
-            f"text {number} has {length:,} tokens with those around it, and model={found.path} reads "
-            f"{found.longest:,}: split it"
+            f"text {number} has {length:,} tokens with those around it, and model={lm.path} reads "
+            f"{lm.longest:,}: split it"
         )
 
 
-def _names(found: LoadedModel, encoded: Any) -> list[str]:
+def _names(lm: LoadedModel, encoded: Any) -> list[str]:
     """The tokens as text; one that is no text by itself, such as a part of a character, as the vocabulary has it."""
-    decoded = [str(found.tokenizer.decode([number])).strip() for number in encoded.ids]
+    decoded = [str(lm.tokenizer.decode([number])).strip() for number in encoded.ids]
     return [name or token for name, token in zip(decoded, encoded.tokens, strict=True)]
 
 
-Found = tuple[int, list[str], list[float]]  # number of a text, its tokens, and their log-probabilities in nats
+ScoredTokens = tuple[int, list[str], list[float]]  # number of a text, its tokens, and their log-probabilities in nats
 
 
 @torch.inference_mode()
-def _causal(found: LoadedModel, texts: list[str], bos: bool, batch_size: int) -> Iterator[Found]:
-    model, tokenizer = LanguageModel(found.model), found.tokenizer
+def _causal(lm: LoadedModel, texts: list[str], bos: bool, batch_size: int) -> Iterator[ScoredTokens]:
+    model, tokenizer = LanguageModel(lm.model), lm.tokenizer
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if bos and first is None:
-        raise SettingError(f"bos=True: the tokenizer of model={found.path} has no token to begin with; give bos=False")
-    encoded = list(_encoded(found, texts))
-    rows = [[first, *each.ids] if bos else list(each.ids) for each in encoded]
+        raise SettingError(f"bos=True: the tokenizer of model={lm.path} has no token to begin with; give bos=False")
+    encoded = list(_encoded(lm, texts))
+    rows = [[first, *encoding.ids] if bos else list(encoding.ids) for encoding in encoded]
     for number, row in enumerate(rows, 1):
-        _check_length(found, number, len(row))
+        _check_length(lm, number, len(row))
     order = [number for number in sorted(range(len(rows)), key=lambda n: -len(rows[n])) if len(rows[number]) > 1]
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
         lengths = np.array([len(rows[number]) for number in numbers])
-        ids, documents = _padded([rows[number] for number in numbers], 0, found.device)
+        ids, documents = _padded([rows[number] for number in numbers], 0, lm.device)
         predicts = np.arange(ids.shape[1])[None] < lengths[:, None] - 1  # the last token of a text predicts nothing
-        positions = torch.from_numpy(np.flatnonzero(predicts)).to(found.device)
+        positions = torch.from_numpy(np.flatnonzero(predicts)).to(lm.device)
         targets = ids.roll(-1, 1).flatten()[positions]
         outputs = model({"input_ids": ids}, documents, OutputSpec(True, positions))
         losses = token_losses(model, outputs.head_rows, targets, len(tokenizer)).cpu()
         for number, part in zip(numbers, losses.split((lengths - 1).tolist()), strict=True):
-            yield number, _names(found, encoded[number])[0 if bos else 1 :], (-part).tolist()
+            yield number, _names(lm, encoded[number])[0 if bos else 1 :], (-part).tolist()
 
 
 @torch.inference_mode()
-def _masked(found: LoadedModel, texts: list[str], method: str, batch_size: int) -> Iterator[Found]:
-    model, around = LanguageModel(found.model), TextEncoder(found.tokenizer).surroundings(pairs=False)
-    encoded = list(_encoded(found, texts))
-    rows = [[*around.before, *each.ids, *around.after] for each in encoded]
+def _masked(lm: LoadedModel, texts: list[str], method: str, batch_size: int) -> Iterator[ScoredTokens]:
+    model, around = LanguageModel(lm.model), TextEncoder(lm.tokenizer).surroundings(pairs=False)
+    encoded = list(_encoded(lm, texts))
+    rows = [[*around.before, *encoding.ids, *around.after] for encoding in encoded]
     for number, row in enumerate(rows, 1):
-        _check_length(found, number, len(row))
+        _check_length(lm, number, len(row))
     # Copies of one text stay side by side, and so share what can be computed once for it; the longest come first.
     order = sorted(range(len(rows)), key=lambda n: -len(rows[n]))
     copies = [(number, column) for number in order for column in range(len(encoded[number].ids))]
@@ -236,27 +234,27 @@ def _masked(found: LoadedModel, texts: list[str], method: str, batch_size: int) 
     for start in range(0, len(copies), batch_size):
         some = copies[start : start + batch_size]
         numbers = list(dict.fromkeys(number for number, _ in some))
-        ids, documents = _padded([rows[number] for number in numbers], found.tokenizer.pad_token_id, found.device)
-        of_row = torch.tensor([numbers.index(number) for number, _ in some], device=found.device)
-        column = torch.tensor([len(around.before) + column for _, column in some], device=found.device)
+        ids, documents = _padded([rows[number] for number in numbers], lm.tokenizer.pad_token_id, lm.device)
+        of_row = torch.tensor([numbers.index(number) for number, _ in some], device=lm.device)
+        column = torch.tensor([len(around.before) + column for _, column in some], device=lm.device)
         valid = None if documents is None else documents != PADDING
-        masked = Copies(ids, valid, of_row, column, int(found.tokenizer.mask_token_id))
+        masked = Copies(ids, valid, of_row, column, int(lm.tokenizer.mask_token_id))
         ends = [_word_end(encoded[number].word_ids, column) for number, column in some]
-        spans = torch.tensor([len(around.before) + end for end in ends], device=found.device)
+        spans = torch.tensor([len(around.before) + end for end in ends], device=lm.device)
         one_each = method == METHODS[0] or bool((spans == column + 1).all())
         head_rows = head_rows_at_masks(model, masked) if one_each else _head_rows_of_words(model, masked, spans)
-        losses.append(token_losses(model, head_rows, ids[of_row, column], len(found.tokenizer)).cpu())
+        losses.append(token_losses(model, head_rows, ids[of_row, column], len(lm.tokenizer)).cpu())
     counts = [len(encoded[number].ids) for number in order]
     for number, part in zip(order, torch.cat(losses).split(counts) if losses else [], strict=False):
-        yield number, _names(found, encoded[number]), (-part).tolist()
+        yield number, _names(lm, encoded[number]), (-part).tolist()
 
 
-def _encoded(found: LoadedModel, texts: list[str]) -> Iterator[Any]:
+def _encoded(lm: LoadedModel, texts: list[str]) -> Iterator[Any]:
     """The `tokenizers.Encoding` of each text, without special tokens."""
-    if not found.kind.causal:
-        return TextEncoder(found.tokenizer).encode(texts)
+    if not lm.kind.causal:
+        return TextEncoder(lm.tokenizer).encode(texts)
     # Causal tokenizers may lack the tokens that rows of masked models need.
-    return iter(found.tokenizer(texts, add_special_tokens=False).encodings or [] if texts else [])
+    return iter(lm.tokenizer(texts, add_special_tokens=False).encodings or [] if texts else [])
 
 
 def _padded(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Models by a callable of the user's: any module that offers what `protocol.TextModel` says."""
+"""Models by a callable of the user's: any module with the interface of `protocol.TextModel`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,8 @@
 """Start a BERT whose first layer already looks at neighbouring positions, so that it learns from context at once.
 
-A small BERT from plain random weights stays long at the level of word frequencies: its attention is
-uniform, the average of a whole row says next to nothing about a masked word, and no head has a reason to prefer the
-words beside it. Here the position embeddings are waves of evenly spaced frequencies, which makes the positions nearly
+A small BERT from plain random weights stays long at the level of token frequencies: its attention is uniform, the
+average of a whole sequence holds next to nothing about a masked token, and no head has a reason to prefer the tokens
+beside it. Here the position embeddings are waves of evenly spaced frequencies, which makes the positions nearly
 orthogonal, and queries and keys of the first layer read them with a shift, so that head h attends to offset -1, +1,
 -2, +2, ... from the first step on. The waves are those of Vaswani et al. 2017 with other frequencies; that a shift of
 them is a rotation is noted there. All weights stay free to change.
@@ -15,7 +15,7 @@ import torch
 
 from distill.runtime.errors import SettingError
 
-GAIN = 1.5  # of queries and keys: the neighbour's weight stands out from the noise of the words
+GAIN = 1.5  # of queries and keys: the neighbour's weight stands out from the noise of the tokens
 
 
 def attend_to_neighbours(model: Any) -> None:
@@ -35,7 +35,7 @@ def attend_to_neighbours(model: Any) -> None:
     count = width // 2
     frequencies = math.pi * torch.arange(1, count + 1) / (count + 1)
     angles = torch.arange(len(positions))[:, None] * frequencies
-    spread = math.sqrt(2) * model.config.initializer_range  # of a wave with the words' standard deviation
+    spread = math.sqrt(2) * model.config.initializer_range  # of a wave with the tokens' standard deviation
     with torch.no_grad():
         positions[:, 0::2], positions[:, 1::2] = spread * angles.sin(), spread * angles.cos()
         if model.config.model_type == "albert":

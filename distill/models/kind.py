@@ -1,4 +1,4 @@
-"""The kinds of language models: which class of transformers a task wants, and which way its positions look."""
+"""The kinds of language models: which class of transformers a task needs, and which way its positions look."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from distill.runtime.errors import SettingError
 
 @dataclass(frozen=True, eq=False)
 class ModelKind:
-    """What a task wants of a model: how transformers loads it, and which way its positions look."""
+    """What a task needs of a model: how transformers loads it, and which way its positions look."""
 
     noun: str  # in messages
     auto_class: Any

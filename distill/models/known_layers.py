@@ -23,7 +23,7 @@ from transformers import (
 from distill.models.kernels.attention import pays, products
 from distill.models.kernels.packed_linear import PackedLinear
 
-MOST = 0.9  # share of a row's positions above which picking them costs more than it saves
+MAX_FRACTION = 0.9  # of a row's positions above which picking them costs more than it saves
 ENCODERS = {BertForMaskedLM: BertModel, DistilBertForMaskedLM: DistilBertModel, RobertaForMaskedLM: RobertaModel}
 
 
@@ -154,15 +154,15 @@ def _at(layer: Layer, x: Tensor, mask: Tensor | None, positions: Tensor) -> Tens
     num_rows, length = x.shape[:2]
     row = positions // length
     counts = torch.bincount(row, minlength=num_rows)
-    most = int(counts.max()) if len(positions) else 0
+    longest = int(counts.max()) if len(positions) else 0
     mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., :1, :]  # all queries see what is no padding
-    if most > MOST * length:
+    if longest > MAX_FRACTION * length:
         attended = attend(layer, layer.query(x), layer.key(x), layer.value(x), mask)
         return layer.rest(attended, x).flatten(0, 1).index_select(0, positions)[None]
     place = torch.arange(len(positions)) - (counts.cumsum(0) - counts)[row]
-    picked = torch.arange(num_rows)[:, None].expand(-1, most) * length
+    picked = torch.arange(num_rows)[:, None].expand(-1, longest) * length
     picked = picked.index_put((row, place), positions)
-    here = x.flatten(0, 1).index_select(0, picked.flatten()).unflatten(0, (num_rows, most))
+    here = x.flatten(0, 1).index_select(0, picked.flatten()).unflatten(0, (num_rows, longest))
     attended = attend(layer, layer.query(here), layer.key(x), layer.value(x), mask)
     output = layer.rest(attended, here)
-    return output.flatten(0, 1).index_select(0, row * most + place)[None]
+    return output.flatten(0, 1).index_select(0, row * longest + place)[None]

@@ -56,7 +56,7 @@ class OutputSpec(NamedTuple):
 
 
 def union(specs: Iterable[OutputSpec]) -> OutputSpec:
-    """Everything that one of these wants, but for the head's input and the positions, which belong to a batch."""
+    """Everything that one of these requests, but for the head's input and the positions, which belong to a batch."""
     several = list(specs)
     return OutputSpec(
         layers=tuple(sorted({layer for spec in several for layer in spec.layers})),

@@ -1,4 +1,4 @@
-"""A saved model that is loaded for use: its kind, its tokenizer, and what the run that trained it says of it."""
+"""A saved model that is loaded for use: its kind, its tokenizer, and settings of the run that trained it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

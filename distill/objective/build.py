@@ -93,11 +93,11 @@ def build_objective(
     weights = {name: term.weight for name, term in settings.terms.items()}
     temperatures = {name: term.temperature for name, term in settings.terms.items() if term.temperature is not None}
     on_logits = [term for term in terms.values() if isinstance(term, VocabularyTerm)]
-    share = 1.0 if any(term.rows == ALL for term in on_logits) else settings.masking.share
+    fraction = 1.0 if any(term.rows == ALL for term in on_logits) else settings.masking.share
     kernel = by_hand(on_logits)
     # The temperature is a constant of the compiled code: with another one in each step it would be compiled in each.
     compiles = not plain and (kernel.soft or kernel.tokens) is not None and not temperatures.keys() & terms.keys()
-    compiled = compiles and pays_to_compile(settings, precision, device, share * num_positions * vocab)
+    compiled = compiles and pays_to_compile(settings, precision, device, fraction * num_positions * vocab)
     return Objective(terms, weights, vocab, plain, temperatures, compiled)
 
 

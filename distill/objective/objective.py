@@ -84,7 +84,7 @@ class Objective:
 
     def count(self, window: list[Batch]) -> Tensor:
         """Positions that carry each term in these micro-batches, and tokens: [T + 1] float64."""
-        counted = [batch for batch in window if not batch.is_filler]
+        counted = [batch for batch in window if not batch.is_dummy]
         counts = [sum(term.count(batch) for batch in counted) for term in self.terms.values()]
         return torch.tensor([*counts, sum(batch.num_valid for batch in counted)], dtype=torch.float64)
 
@@ -143,7 +143,7 @@ class Objective:
             sums |= dict(zip(self._vocabulary, on_logits, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:
-                term_sum = term.loss_sum(outputs, teacher, batch) * (not batch.is_filler)
+                term_sum = term.loss_sum(outputs, teacher, batch) * (not batch.is_dummy)
                 loss = loss + scales[number] * term_sum
                 sums[name] = term_sum.detach().to(scales.dtype)
         return loss, torch.stack([sums[name] for name in self.names])

@@ -180,7 +180,7 @@ class CachedTeacher:
         self.cache = cache
 
     def read_ahead(self, batch: Batch) -> Batch:
-        numbers = batch.row_ids[:0] if batch.is_filler else batch.row_ids
+        numbers = batch.row_ids[:0] if batch.is_dummy else batch.row_ids
         columns = self.cache.read(numbers)
         return batch.with_teacher_data(**{name: torch.from_numpy(values) for name, values in columns.items()})
 

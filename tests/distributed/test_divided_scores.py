@@ -37,7 +37,7 @@ from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
 from distill.data.row_format import causal_rows
-from distill.distributed import Backend, build, counted
+from distill.distributed import Backend, build, fsdp
 from distill.distributed.formats import compute_in
 from distill.distributed.shard import is_sharded, whole
 from distill.evaluation.evaluator import Evaluator
@@ -139,17 +139,17 @@ class SmallParts(Cache):
 def reduced_in() -> Iterator[set[torch.dtype]]:
     """The number formats of the gradients that are exchanged while it is open."""
     dtypes: set[torch.dtype] = set()
-    reduce_scatter = counted.REDUCE_SCATTER
+    reduce_scatter = fsdp.REDUCE_SCATTER
 
     def seen(output: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         dtypes.add(output.dtype)
         return reduce_scatter(output, *arguments, **named)
 
-    counted.REDUCE_SCATTER = seen
+    fsdp.REDUCE_SCATTER = seen
     try:
         yield dtypes
     finally:
-        counted.REDUCE_SCATTER = reduce_scatter
+        fsdp.REDUCE_SCATTER = reduce_scatter
 
 
 def trained_weights(backend: Backend, folder: Path, precision: str, evaluates: bool) -> dict[str, torch.Tensor]:

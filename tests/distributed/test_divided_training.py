@@ -13,7 +13,7 @@ from families import without_dropout
 from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config, plain_sgd, weights_of
 
 from distill.config.settings import BackendConfig, MaskingConfig, OptimizerConfig, TrainConfig
-from distill.distributed import build, counted
+from distill.distributed import build, fsdp
 from distill.distributed.shard import sharded_modules, whole
 from distill.optim.optimizers.lamb import Lamb
 from distill.runs.divide import blocks_of
@@ -94,7 +94,7 @@ def on_a_rank(folder: Path) -> dict[str, Any]:
 def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
     """How often gradients were reduced and numbers summed, and what the backend counted."""
     calls: Counter[str] = Counter()
-    before = counted.REDUCE_SCATTER, dist.all_reduce, backend.traffic.num_syncs
+    before = fsdp.REDUCE_SCATTER, dist.all_reduce, backend.traffic.num_syncs
 
     def counting(name: str, function: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -106,11 +106,11 @@ def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
     fit = fit_of(folder, "bert", backend, epochs=None, steps=1)
     fit.checkpoints.save = lambda *_: True  # type: ignore[method-assign, assignment]
     backend.settings = backend.settings.changed(sync=sync)
-    counted.REDUCE_SCATTER, dist.all_reduce = counting("reduced", before[0]), counting("summed", before[1])
+    fsdp.REDUCE_SCATTER, dist.all_reduce = counting("reduced", before[0]), counting("summed", before[1])
     try:
         fit.run()
     finally:
-        counted.REDUCE_SCATTER, dist.all_reduce = before[:2]
+        fsdp.REDUCE_SCATTER, dist.all_reduce = before[:2]
         backend.settings = backend.settings.changed(sync="window")
     groups = len(list(sharded_modules(fit.student)))
     return {

@@ -300,8 +300,8 @@ def test_horovodrun_is_given_hosts_and_no_secret(
     """It writes what it has of the environment on the command lines of its ranks."""
     started: list[Any] = []
 
-    def execve(*given: Any) -> None:
-        started.extend(given)
+    def execve(*arguments: Any) -> None:
+        started.extend(arguments)
         raise SystemExit  # the process is another program from here on
 
     monkeypatch.setattr(os, "execve", execve)
@@ -310,13 +310,13 @@ def test_horovodrun_is_given_hosts_and_no_secret(
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
         launch.launch(BackendConfig(name="horovod", hosts=HOSTS, device="cpu"), [sys.executable, "job.py", "seed=1"])
-    _, command, given = started
+    _, command, exported = started
     options = ["-np", "2", "-H", HOSTS]
     assert command == [sys.executable, "-m", "horovod.runner.launch", *options, sys.executable, "job.py", "seed=1"]
-    assert given["HF_HOME"] == "/shared/hub" and given["PATH"] == os.environ["PATH"]
-    assert not given.keys() & {*secrets, "MY_SETTING"} and "secret" not in str(list(given.values()))
-    said = capsys.readouterr().err
-    assert all(name in said for name in secrets) and "hf auth login" in said and "hf_secret" not in said
+    assert exported["HF_HOME"] == "/shared/hub" and exported["PATH"] == os.environ["PATH"]
+    assert not exported.keys() & {*secrets, "MY_SETTING"} and "secret" not in str(list(exported.values()))
+    errors = capsys.readouterr().err
+    assert all(name in errors for name in secrets) and "hf auth login" in errors and "hf_secret" not in errors
 
 
 @HOROVOD

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,11 @@ class Agents:
         self.all.append(agent)
         return agent
 
+    def have_a_store(self) -> bool:
+        """Whether an agent has opened the store where all of them meet."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
 
 @pytest.fixture
 def agents(shelf: Shelf, tmp_path: Path) -> Iterator[Agents]:
@@ -67,6 +73,7 @@ def test_torchrun_starts_ranks_again(shelf: Shelf, agents: Agents, tmp_path: Pat
         return len(metrics(folder)) if (folder / "metrics.jsonl").exists() else 0
 
     first = agents.start(tmp_path / "first.txt")
+    wait_for(agents.have_a_store, first)
     second = agents.start(tmp_path / "second.txt")
     wait_for(lambda: num_steps() > 3, first)
     for pid in [*children(second.pid), second.pid]:

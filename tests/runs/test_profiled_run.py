@@ -11,6 +11,7 @@ import pytest
 from distributed import run_ranks
 from job import Shelf, assert_same, metrics, results
 
+from distill.commands.cli import main
 from distill.runs.profile.phases import PHASES
 from distill.runs.profiling import read
 
@@ -73,8 +74,13 @@ def test_the_report_has_a_page(profiled: Path, done: Path) -> None:
     assert "Where the time goes" not in (done / "report.md").read_text()
 
 
-def test_a_trial_ends_after_its_steps_and_leaves_no_student(shelf: Shelf, tmp_path: Path) -> None:
-    assert shelf.run(tmp_path / "run", "profile=on", "profile.stop_after=6", "train.save_every=100") == 0
+def test_the_command_ends_after_its_steps_and_leaves_no_student(
+    shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    arguments = shelf.arguments(tmp_path / "run", "train.save_every=100")
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", *arguments, "steps=6"])
+    assert ended.value.code == 0 and "waiting for data" in capfd.readouterr().err
     profile, content = read(tmp_path / "run")
     assert profile.ranks[0].num_steps == 6
     table = (tmp_path / "run" / "profile" / "profile.txt").read_text()
@@ -111,3 +117,16 @@ def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
     block, _ = run_ranks(2, tmp_path / "ranks", slow_second_rank, tmp_path / "run", shelf.arguments(tmp_path, *given))
     assert block["bottleneck"] == "slow rank" and "rank 1" in block["conclusion"]
     assert (tmp_path / "run" / "profile" / "rank-1.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("steps=many", "steps=many: give a whole number"),
+        ("profile.stop_after=3", "profile.stop_after is what `distill profile` sets itself: give steps=N"),
+        ("profile=off", "profile is what `distill profile` sets itself: leave it out"),
+    ],
+)
+def test_what_the_command_refuses(argument: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", argument]) == 2
+    assert capsys.readouterr().err == f"distill: {words}\n"

@@ -1,6 +1,5 @@
 """Finds the models that are to be scored: run folders, milestones, student folders, model folders, names on the Hub."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +7,13 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from distill.checks.paths import looks_local, refuse_missing
+from distill.config.paths import looks_local, refuse_missing
 from distill.config.teacher import EMBEDDED
 from distill.models.kind import ORDERED
 from distill.models.load import model_folder, refuse_own_class
 from distill.models.teacher import embedded_folder
 from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, use_of
+from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.nearest import did_you_mean
 
@@ -114,7 +114,6 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
 def formats_of_run(folder: Path) -> dict[str, str]:
     """The number formats that a finished run has recorded, in which it was scored; none where there is no record."""
     try:
-        recorded = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("precision")
-    except (OSError, ValueError, AttributeError):
+        return read_results(folder / "results.json").precision
+    except (OSError, SettingError):
         return {}
-    return recorded if isinstance(recorded, dict) else {}

@@ -77,12 +77,12 @@ def find_answers(
     """
     if starts.shape != windows.rows.shape or ends.shape != windows.rows.shape:
         raise ValueError(f"logits of shape {starts.shape} and {ends.shape} for windows of shape {windows.rows.shape}")
-    found: list[Answered] = []
-    for number, own in groupby(_pairs(windows, starts, ends, settings), key=lambda pairs: pairs.question):
-        assert number == len(found)
-        found.append(_answered(list(own), questions.questions[number].context, settings.n_best))
-    assert len(found) == len(questions)
-    return found
+    answers: list[Answered] = []
+    for number, pairs in groupby(_pairs(windows, starts, ends, settings), key=lambda window: window.question):
+        assert number == len(answers)
+        answers.append(_answered(list(pairs), questions.questions[number].context, settings.n_best))
+    assert len(answers) == len(questions)
+    return answers
 
 
 def _pairs(windows: SpanRows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> Iterator[_Pairs]:

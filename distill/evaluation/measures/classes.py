@@ -36,8 +36,8 @@ class ClassSet(EvaluationSet):
             raise ValueError(
                 f"outputs of shape {outputs.shape} for {len(self.labels)} rows of {len(self.classes)} classes"
             )
-        found = outputs.argmax(1) if self.classes else outputs.reshape(len(self.labels)).astype(np.float64)
-        return {name: measure(name, found, self.labels) for name in self.measures}
+        predicted = outputs.argmax(1) if self.classes else outputs.reshape(len(self.labels)).astype(np.float64)
+        return {name: measure(name, predicted, self.labels) for name in self.measures}
 
 
 def class_set(name: str, texts: LabelledTexts, rows: ClassRows, measures: Sequence[str] = ()) -> ClassSet:
@@ -48,61 +48,61 @@ def class_set(name: str, texts: LabelledTexts, rows: ClassRows, measures: Sequen
     )
 
 
-def measure(name: str, found: np.ndarray, right: np.ndarray) -> float:
+def measure(name: str, predicted: np.ndarray, right: np.ndarray) -> float:
     """A measure in percent: accuracy, f1 (of class 1), macro_f1 (mean of all classes), matthews, pearson or spearman.
 
     Args:
-        found, right: [N] numbers of classes as int64, or values as float64.
+        predicted, right: [N] numbers of classes as int64, or values as float64.
     """
-    return 100.0 * MEASURES[name](found, right)
+    return 100.0 * MEASURES[name](predicted, right)
 
 
-def accuracy(found: np.ndarray, right: np.ndarray) -> float:
-    """The share of rows whose class was found."""
-    return float((found == right).mean())
+def accuracy(predicted: np.ndarray, right: np.ndarray) -> float:
+    """The share of rows whose class was predicted."""
+    return float((predicted == right).mean())
 
 
-def f1(found: np.ndarray, right: np.ndarray) -> float:
-    """Of class 1, "equivalent" or "duplicate"; 0 where it is neither found nor right anywhere."""
+def f1(predicted: np.ndarray, right: np.ndarray) -> float:
+    """Of class 1, "equivalent" or "duplicate"; 0 where it is neither predicted nor right anywhere."""
     from torchmetrics.functional.classification import binary_f1_score  # its import takes a second
 
     return float(
-        binary_f1_score(torch.from_numpy((found == 1).astype(int)), torch.from_numpy((right == 1).astype(int)))
+        binary_f1_score(torch.from_numpy((predicted == 1).astype(int)), torch.from_numpy((right == 1).astype(int)))
     )
 
 
-def macro_f1(found: np.ndarray, right: np.ndarray) -> float:
-    """The mean over the classes that are found or right somewhere."""
+def macro_f1(predicted: np.ndarray, right: np.ndarray) -> float:
+    """The mean over the classes that are predicted or right somewhere."""
     from torchmetrics.functional.classification import multiclass_f1_score
 
-    classes = max(2, int(max(found.max(), right.max())) + 1)
-    return float(multiclass_f1_score(torch.from_numpy(found), torch.from_numpy(right), classes, average="macro"))
+    classes = max(2, int(max(predicted.max(), right.max())) + 1)
+    return float(multiclass_f1_score(torch.from_numpy(predicted), torch.from_numpy(right), classes, average="macro"))
 
 
-def matthews(found: np.ndarray, right: np.ndarray) -> float:
+def matthews(predicted: np.ndarray, right: np.ndarray) -> float:
     """Matthews correlation of two classes, which is Pearson's of their indicators; 0 where one of them is constant.
 
     torchmetrics' own gives other values than 0 there.
     """
-    value = pearson((found == 1).astype(np.float64), (right == 1).astype(np.float64))
+    value = pearson((predicted == 1).astype(np.float64), (right == 1).astype(np.float64))
     return 0.0 if np.isnan(value) else value
 
 
-def pearson(found: np.ndarray, right: np.ndarray) -> float:
+def pearson(predicted: np.ndarray, right: np.ndarray) -> float:
     """Pearson's correlation, in float64; nan where one of the two is constant."""
     from torchmetrics.functional.regression import pearson_corrcoef
 
-    if np.ptp(found) == 0 or np.ptp(right) == 0:
+    if np.ptp(predicted) == 0 or np.ptp(right) == 0:
         return float("nan")
-    return float(pearson_corrcoef(torch.from_numpy(found), torch.from_numpy(right)))
+    return float(pearson_corrcoef(torch.from_numpy(predicted), torch.from_numpy(right)))
 
 
-def spearman(found: np.ndarray, right: np.ndarray) -> float:
+def spearman(predicted: np.ndarray, right: np.ndarray) -> float:
     """Spearman's correlation: Pearson's of ranks, equal values sharing their mean rank; nan as there.
 
     torchmetrics' own computes ranks in float32 and adds 1e-6 to the denominator.
     """
-    return pearson(_ranks(found), _ranks(right))
+    return pearson(_ranks(predicted), _ranks(right))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

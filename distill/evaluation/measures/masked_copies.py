@@ -54,8 +54,8 @@ class Copies:
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """What a model takes of the copies besides masks."""
-        found = {"input_ids": self.ids()}
-        return found if self.segments is None else found | {"token_type_ids": self.segments[self.row]}
+        inputs = {"input_ids": self.ids()}
+        return inputs if self.segments is None else inputs | {"token_type_ids": self.segments[self.row]}
 
     def ids(self) -> torch.Tensor:
         """[B, S]"""
@@ -72,7 +72,7 @@ class Copies:
 def head_rows_at_masks(model: LanguageModel, copies: Copies) -> torch.Tensor:
     """Input of the output embedding of `model`, in evaluation mode, at the masked position of each copy, [B, E]."""
     if isinstance(model, MeanReader):
-        return model.joined([head_rows_at_masks(each, copies) for each in model.members])
+        return model.joined([head_rows_at_masks(member, copies) for member in model.members])
     layers = known_layers(model.model)
     if layers is None:
         documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]

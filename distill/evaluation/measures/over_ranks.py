@@ -31,17 +31,17 @@ def gathered(backend: Backend) -> dict[str, Any]:
 def gather(state: Tensor, backend: Backend) -> list[Tensor]:
     """This tensor of every rank. Those without an element may have another shape and type; they take the others'."""
     facts = backend.gather([list(state.shape), str(state.dtype).removeprefix("torch.")])
-    shape, name = next((fact for fact in facts if 0 not in fact[0]), facts[0])
+    usual, name = next((fact for fact in facts if 0 not in fact[0]), facts[0])
     dtype = getattr(torch, name)
-    shapes = [mine if len(mine) == len(shape) else [0, *shape[1:]] for mine, _ in facts]
-    counts = [torch.Size(each).numel() for each in shapes]
+    shapes = [shape if len(shape) == len(usual) else [0, *usual[1:]] for shape, _ in facts]
+    counts = [torch.Size(shape).numel() for shape in shapes]
     # Every rank fills in its own part of zeros, and adding zeros changes nothing.
     table = torch.zeros(sum(counts), dtype=torch.int32 if dtype in NARROW else dtype, device=state.device)
     if state.numel():
         start = sum(counts[: backend.rank])
         table[start : start + state.numel()] = state.reshape(-1)
     parts = backend.sum(table).to(dtype).split(counts)
-    return [part.reshape(each) for part, each in zip(parts, shapes, strict=True)]
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def computed(metric: "Metric") -> Any:

@@ -104,7 +104,7 @@ class WindowPass(TokenPass):
         for windows in self._batches(data, done):
             batch = self._collate(data, windows)
             scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
-            positions, targets = (each[scored].to(device) for each in batch.targets)
+            positions, targets = (part[scored].to(device) for part in batch.targets)
             batch = batch.to(device)
             rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
             assert rows is not None
@@ -122,12 +122,12 @@ class WindowPass(TokenPass):
     def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:
         """The windows of a row of the set, each with the text before it that belongs to the same document."""
         pad, width = self.collator.pad_id, data.rows.shape[1]
-        own, before = data.rows[row], data.before(row)
-        own = own[own != pad]
-        before = own[:0] if before is None else before[before != pad]
+        tokens, before = data.rows[row], data.before(row)
+        tokens = tokens[tokens != pad]
+        before = tokens[:0] if before is None else before[before != pad]
         if len(before) and int(before[-1]) & ~PROMPT == self.collator.format.document_end:
             before = before[:0]
-        text, stride = np.concatenate([before, own]).astype(np.int64), self.stride or max(width // 2, 1)
+        text, stride = np.concatenate([before, tokens]).astype(np.int64), self.stride or max(width // 2, 1)
         for start in range(len(before), len(text), stride):
             end = min(start + stride, len(text))
             begin = max(0, end - width)

@@ -44,13 +44,13 @@ class SquadScores:
 
     def by_name(self) -> dict[str, float]:
         """All that there are; `best_f1` is tuned, `best_f1_threshold` its threshold."""
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for name, value in vars(self).items():
             if isinstance(value, Tuned):
-                found |= {name: value.score, f"{name}_threshold": value.threshold}
+                scores |= {name: value.score, f"{name}_threshold": value.threshold}
             elif value is not None:
-                found[name] = value
-        return found
+                scores[name] = value
+        return scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +100,13 @@ def score(questions: Questions, answered: Sequence[Answered], null_threshold: fl
     Of v1.1 the best answer counts. Of v2.0 a question whose `null_odds` are above the threshold stays unanswered, and
     the best thresholds for exact match and for F1 are reported too.
     """
-    texts = [each.text for each in answered]
+    texts = [answer.text for answer in answered]
     if questions.version == "1.1":
         return score_texts(questions, texts)
-    odds = np.array([each.null_odds for each in answered])
+    odds = np.array([answer.null_odds for answer in answered])
     plain = score_texts(questions, [text if o <= null_threshold else "" for text, o in zip(texts, odds, strict=True)])
-    given, withheld = raw_scores(questions, texts), raw_scores(questions, [""] * len(texts))
-    best = [tune(given[:, column], withheld[:, column], odds) for column in (0, 1)]
+    answered_scores, unanswered_scores = raw_scores(questions, texts), raw_scores(questions, [""] * len(texts))
+    best = [tune(answered_scores[:, column], unanswered_scores[:, column], odds) for column in (0, 1)]
     return SquadScores(**{**vars(plain), "best_exact": best[0], "best_f1": best[1]})
 
 
@@ -132,8 +132,8 @@ def _of_question(question: Question, text: str, version: str) -> tuple[float, fl
     right = [normalised(answer.text) for answer in question.answers]
     if version == "2.0":  # an answer of articles and punctuation alone does not count, and none is an empty one
         right = [answer for answer in right if answer] or [""]
-    said = normalised(text)
-    return float(said in right), max(_f1(said, answer, version) for answer in right)
+    predicted = normalised(text)
+    return float(predicted in right), max(_f1(predicted, answer, version) for answer in right)
 
 
 def normalised(text: str) -> str:
@@ -141,30 +141,30 @@ def normalised(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
-def _f1(said: str, right: str, version: str) -> float:
+def _f1(predicted: str, right: str, version: str) -> float:
     """F1 of the words that two normalised texts share; of two empty ones 1 in v2.0 and 0 in v1.1."""
-    found, wanted = said.split(), right.split()
-    if version == "2.0" and not (found and wanted):
-        return float(found == wanted)
-    if not (shared := (Counter(found) & Counter(wanted)).total()):
+    predicted_words, right_words = predicted.split(), right.split()
+    if version == "2.0" and not (predicted_words and right_words):
+        return float(predicted_words == right_words)
+    if not (shared := (Counter(predicted_words) & Counter(right_words)).total()):
         return 0.0
-    precision, recall = shared / len(found), shared / len(wanted)
+    precision, recall = shared / len(predicted_words), shared / len(right_words)
     return 2 * precision * recall / (precision + recall)
 
 
-def tune(given: np.ndarray, withheld: np.ndarray, odds: np.ndarray) -> Tuned:
+def tune(answered_scores: np.ndarray, unanswered_scores: np.ndarray, odds: np.ndarray) -> Tuned:
     """The threshold with the best mean score, the lowest of several.
 
     Every score here is one that `score` gives with its threshold. The official script walks through questions of equal
     odds too, and may report a score that no threshold has; where all odds differ, it gives the same.
 
     Args:
-        given, withheld: [N] scores from 0 to 1 of each question with its answer, and left unanswered.
+        answered_scores, unanswered_scores: [N] scores from 0 to 1 of each question with its answer, and without.
         odds: [N] `null_odds`.
     """
     order = np.argsort(odds, kind="stable")
-    odds, gains = odds[order], (given - withheld)[order]
-    total = withheld.sum() + np.append(0.0, np.cumsum(gains))  # with the first 0, 1, ... N questions answered
+    odds, gains = odds[order], (answered_scores - unanswered_scores)[order]
+    total = unanswered_scores.sum() + np.append(0.0, np.cumsum(gains))  # with the first 0, 1, ... N questions answered
     possible = np.append(True, np.append(odds[1:] != odds[:-1], np.isfinite(odds[-1])))
     best = int(np.where(possible, total, -np.inf).argmax())
     # Below all odds nothing is answered; the scores have to be JSON, which has no infinity.

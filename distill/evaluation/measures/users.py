@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TAKEN = {
     *("epoch", "step", "steps", "tokens", "seconds", "loss", "name", "parameters", "bytes", "tokens_per_second"),
     *("folder", "history", "objective", "cache", "perplexity", "pseudo_perplexity", "bits_per_byte", "bootstrap"),
+    *("members", "origin", "start", "curve", "remarks"),
 }
 CURE = (
     "name a torchmetrics Metric, or a subclass of torchmetrics.Metric with update(logits, targets), compute() and "
@@ -71,22 +72,22 @@ class UserMeasures:
         """
         self._metrics = {name: _Fitted(component, width, backend) for name, component in components.items()}
         self.measures = tuple(
-            Measure(name, *_described(name, each.metric), lower_is_better=not each.metric.higher_is_better)
-            for name, each in self._metrics.items()
+            Measure(name, *_described(name, fitted.metric), lower_is_better=not fitted.metric.higher_is_better)
+            for name, fitted in self._metrics.items()
         )
 
     def reset(self) -> None:
-        for each in self._metrics.values():
-            each.metric.reset()
+        for fitted in self._metrics.values():
+            fitted.metric.reset()
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """logits [N, V], targets [N]"""
-        for each in self._metrics.values() if len(targets) else ():
-            each.update(logits, targets)
+        for fitted in self._metrics.values() if len(targets) else ():
+            fitted.update(logits, targets)
 
     def compute(self) -> dict[str, float]:
         """Values by name, over all ranks, which all call this."""
-        return {name: float(computed(each.metric)) for name, each in self._metrics.items()}
+        return {name: float(computed(fitted.metric)) for name, fitted in self._metrics.items()}
 
 
 class _Fitted:

@@ -1,0 +1,49 @@
+"""The command `distill profile`: the first steps of a run, and a table of where their time goes."""
+
+import sys
+from dataclasses import dataclass
+
+from distill.commands.arguments import split
+from distill.runtime.errors import SettingError
+
+HELP = """
+usage: distill profile [+recipe=NAME] [SETTING=VALUE ...] [steps=40]
+
+Train the first steps of a run with torch.profiler, print where their time goes, and name the bottleneck with the
+setting that helps. The run ends there, without student or report.
+
+  SETTING=VALUE    as of the run itself
+  steps=N          that are trained (40); the first ones compile and do not count
+
+The table, the times of every step and the traces, for chrome://tracing or ui.perfetto.dev, lie in profile/ of
+runs/RECIPE-profile (hydra.run.dir=FOLDER). Whole runs are profiled with profile=on.
+
+  distill profile +recipe=distilbert_gutenberg corpus.path=BOOKS
+"""
+FOLDER = "hydra.run.dir=runs/${oc.select:hydra.runtime.choices.recipe,default}-profile"
+SET_HERE = {"profile": "leave it out", "profile.enabled": "leave it out", "profile.stop_after": "give steps=N"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command takes besides the settings of a run."""
+
+    steps: int = 40
+
+
+def run(arguments: list[str]) -> None:
+    """Profile what the command line names; ends the process with the status of that run.
+
+    Raises:
+        SettingError: a setting that this command makes itself.
+    """
+    from distill.commands.main_job import main
+
+    request, settings = split(Request, arguments, "profile")
+    names = [setting.partition("=")[0] for setting in settings]
+    for name in names:
+        if name in SET_HERE:
+            raise SettingError(f"{name} is what `distill profile` sets itself: {SET_HERE[name]}")
+    folder = [] if "hydra.run.dir" in names else [FOLDER]
+    own = ["profile=on", f"profile.stop_after={request.steps}", "tracker=none", *folder]
+    sys.exit(main([*settings, *own]))
