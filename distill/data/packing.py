@@ -51,7 +51,7 @@ class Packing:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything here that decides the rows, by name; that duplicates are counted does not."""
-        named = asdict(self) | {"duplicates": self.duplicates.value}
+        named = asdict(self) | {"duplicates": self.duplicates.value, "near": dict(self.near)}
         if self.duplicates in (Duplicates.keep, Duplicates.count):
             del named["duplicates"]
         if self.duplicates is not Duplicates.near:

@@ -47,7 +47,7 @@ def test_row_without_ordinary_tokens_has_no_targets(tokenizer: Any, settings: di
 def test_rows_that_only_pad_the_embedding_are_never_drawn(tokenizer: Any) -> None:
     rows = make_rows(200, 30)
     counts = np.bincount(rows.reshape(-1), minlength=VOCAB + 24)
-    inputs, _ = apply(masked_lm(MaskingConfig(share=1.0, mask=0.0, keep=0.0), tokenizer, counts), rows)
+    inputs, _ = apply(masked_lm(MaskingConfig.model_construct(share=1.0, mask=0.0, keep=0.0), tokenizer, counts), rows)
     assert inputs.max() < VOCAB
 
 
