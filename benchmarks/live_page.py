@@ -16,7 +16,7 @@ from typing import Any
 from machine import save, table, title
 
 from distill import job
-from distill.__main__ import main as distill
+from distill.commands.cli import main as distill
 from distill.config.watch import ReportConfig
 from distill.report.live_run import RunPage
 

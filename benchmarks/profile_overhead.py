@@ -17,7 +17,7 @@ from typing import Any
 
 from machine import save, table, title
 
-from distill.__main__ import main as distill
+from distill.commands.cli import main as distill
 from distill.runs import profiling
 from distill.runs.profile.phases import OTHER
 from distill.runs.profile.recorder import Recorder

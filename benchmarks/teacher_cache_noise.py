@@ -28,7 +28,6 @@ from machine import save, table, title
 from teacher_cache_runs import CACHES, pair_settings
 
 from distill import job
-from distill.checks import check
 from distill.config.command_line import composed
 from distill.data.batch import Batch
 from distill.data.batches import Batches
@@ -37,6 +36,7 @@ from distill.models.language_model import NO_OUTPUTS, LanguageModel
 from distill.objective.build import make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.runs.check import check
 from distill.runs.pair import load_models, new_student
 from distill.runs.setup import setup_student
 from distill.runs.teachers import setup_teachers

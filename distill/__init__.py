@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from distill.runtime.version import __version__
 
+# `python -m distill.evaluate` and the like lie in a folder of their own, as nobody imports them.
+__path__.append(f"{__path__[0]}/commands/doors")
+
 if TYPE_CHECKING:
     from distill.commands.api.evaluate import evaluate as evaluate
     from distill.commands.api.pair import Pair as Pair

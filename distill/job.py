@@ -2,14 +2,13 @@
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
 from distill import distributed as backends
-from distill.checks import check
 from distill.config.settings import Config, TrackerConfig
 from distill.data.batches import Batches
 from distill.distributed import Backend, gradient_sync
@@ -23,11 +22,12 @@ from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.optim import updates as optim
 from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
-from distill.outcome import Followers, finished_record, make_milestones, write_outputs
 from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
+from distill.report.publish import make_milestones, write_outputs
 from distill.runs import profiling, trackers
 from distill.runs.banner import announce, notes_of
+from distill.runs.check import check
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe
@@ -35,14 +35,16 @@ from distill.runs.history import Examination, Points, StudentHistory
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics, RunLog
 from distill.runs.milestones import check_within
-from distill.runs.pair import Pair, load_models, settle_pair
+from distill.runs.outcome import finished_record
+from distill.runs.pair import load_models, settle_pair
 from distill.runs.record import Record
+from distill.runs.run import Followers, Run
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.twin import find_twin, settled_twin
 from distill.runtime.progress import configure_logging
-from distill.tasks import Prepared, Task, find_task
+from distill.tasks import Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
 
@@ -83,8 +85,8 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         config, pair = settle_pair(config, loaded, task, data.batches, folder)
         twin = settled_twin(twin, config)
         objective = make_objective(config, terms, data.batches, steps, len(pair.tokenizer), ranks)
-        parts = Parts(config, task, pair, data, objective, folder, ranks)
-        caches = choose_caches(parts, loaded.digests)
+        opened = Run(config, task, pair, data, objective, folder, ranks)
+        caches = choose_caches(opened, loaded.digests)
         require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
         trainable = setup_student(pair.student, objective, config.precision, ranks)
         frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], ranks)
@@ -95,33 +97,20 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         notes = notes_of(config, recipe, pair, data, objective) + (twin.remarks if twin else [])
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
-        evaluator = make_evaluator(parts)
+        evaluator = make_evaluator(opened)
         record = describe(config, pair, caches, data, objective, evaluator.measures, ranks)
         record = replace(record, recipe=recipe, command=command, identity=identity, notes=notes + record.notes)
         page.describe(record)
 
         checkpoints = folder.checkpoints.keeping(formats)
         training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints)
-        followers = make_followers(parts, evaluator, record, page, state, steps)
+        followers = make_followers(opened, evaluator, record, page, state, steps)
         held.callback(followers.log.progress.close)  # also where the training ends early
-        record = train_profiled(parts, training, followers, record)
+        record = train_profiled(opened, training, followers, record)
         if record.training.ended_by == TRIAL:
             return record
-        done = finished_record(record, config, pair, data, training, followers, twin)
-        return publish(done, pair, folder, page, resolved)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a run is made of once nothing is open any more."""
-
-    config: Config
-    task: Task
-    pair: Pair
-    data: Prepared
-    objective: Objective
-    folder: RunFolder
-    ranks: Backend
+        done = finished_record(record, opened, state, followers, twin)
+        return publish(opened, done, page, resolved)
 
 
 def join_ranks(config: Config, held: ExitStack) -> Backend:
@@ -178,40 +167,40 @@ def make_objective(
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
 
 
-def choose_caches(parts: Parts, digests: dict[str, str | None]) -> dict[str, Cache]:
+def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:
     """The caches of teachers that the settings want, by the name of the teacher.
 
     What a cache was computed on is no part of its key.
     """
-    data, objective = parts.data, parts.objective
+    data, objective = run.data, run.objective
     key = {
         "tokens": data.tokens.digest,
         "masks": data.batches.collator.identity,
-        "seed": None if parts.pair.kind.causal else parts.config.seed,  # it draws masks
+        "seed": None if run.pair.kind.causal else run.config.seed,  # it draws masks
         "soft_positions": "all" if objective.visits_all_rows else "masked",
         "temperature": objective.top_k_temperature,
-        "vocabulary": len(parts.pair.tokenizer),
+        "vocabulary": len(run.pair.tokenizer),
     }
-    return find_caches(parts.config, digests, key, data.batches, objective)
+    return find_caches(run.config, digests, key, data.batches, objective)
 
 
-def make_evaluator(parts: Parts) -> Evaluator:
+def make_evaluator(run: Run) -> Evaluator:
     """What scores models, by the measures of the task; it has shown that there is memory for it.
 
     Raises:
         SettingError: `optimize` names a number that the results of this run will not have.
     """
-    config, pair, sets = parts.config, parts.pair, parts.data.sets
-    evaluator = parts.task.evaluator(config, pair.tokenizer, sets, parts.ranks)
+    config, pair, sets = run.config, run.pair, run.data.sets
+    evaluator = run.task.evaluator(config, pair.tokenizer, sets, run.ranks)
     if (goal := Goal.of(config.optimize)) is not None:
-        agrees = parts.objective.needs_teacher and pair.comparable and pair.kind.vocabulary
-        goal.check(evaluator.measures, [data.name for data in sets], parts.objective.terms, agrees)
+        agrees = run.objective.needs_teacher and pair.comparable and pair.kind.vocabulary
+        goal.check(evaluator.measures, [data.name for data in sets], run.objective.terms, agrees)
     check_memory(evaluator, [pair.student, *(member.model for member in pair.scored_teachers)], sets)
     return evaluator
 
 
 def make_followers(
-    parts: Parts, evaluator: Evaluator, record: Record, page: RunPage, state: State, steps: int
+    run: Run, evaluator: Evaluator, record: Record, page: RunPage, state: State, steps: int
 ) -> Followers:
     """Who follows the training, from its first step on.
 
@@ -220,39 +209,39 @@ def make_followers(
         state: where the training begins.
         steps: after which it ends.
     """
-    config, pair, data, folder = parts.config, parts.pair, parts.data, parts.folder
+    config, pair, data, folder = run.config, run.pair, run.data, run.folder
     settings = config.tracker if folder.writes else TrackerConfig()
     tracker = trackers.build(settings, folder.path, config.given, record.recipe or "")
     log = RunLog(folder, tracker, page, state.step, steps)
     examination = Examination(evaluator, data.sets, by_row=config.evaluate.twin is not None)
     points = Points.of(config.evaluate)
-    teacher = pair.teacher if parts.objective.needs_teacher and pair.comparable else None
+    teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None
     return Followers(
         log,
-        Metrics(parts.objective, data.batches, config.train.log_every, log, state),
+        Metrics(run.objective, data.batches, config.train.log_every, log, state),
         Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
-        make_milestones(config, folder, record, pair, data, parts.ranks),
+        make_milestones(run, record),
         StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, tracker),
     )
 
 
-def train_profiled(parts: Parts, training: Training, followers: Followers, record: Record) -> Record:
+def train_profiled(run: Run, training: Training, followers: Followers, record: Record) -> Record:
     """Train; gives the record with what has ended it, and with where the time went."""
-    config, batches, ranks = parts.config, parts.data.batches, parts.ranks
-    recording = profiling.recorder(config, parts.folder.path, batches, ranks)
+    config, batches, ranks = run.config, run.data.batches, run.ranks
+    recording = profiling.recorder(config, run.folder.path, batches, ranks)
     with saved_when_a_rank_is_lost(training), recording as recorder:
         followers.curve.begin(training.state)
-        ended_by = train(training, parts.objective, followers.observers, followers.history)
+        ended_by = train(training, run.objective, followers.observers, followers.history)
     followers.log.close()
     profile = profiling.gathered(recorder, config, batches, ranks, record.identity)
     return replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)
 
 
-def publish(record: Record, pair: Pair, folder: RunFolder, page: RunPage, resolved: str) -> Record:
+def publish(run: Run, record: Record, page: RunPage, resolved: str) -> Record:
     """Write everything that the run leaves, the report in place of the page of the run; gives the record."""
     record = record.redacted()
     page.stop()
-    write_outputs(folder, record, pair, resolved, folder.backend)
+    write_outputs(run, record, resolved)
     page.publish()
-    folder.backend.barrier()
+    run.ranks.barrier()
     return record

@@ -201,7 +201,7 @@ def run(arguments: list[str], environment: dict[str, str], script: Path | None =
     try:
         from hydra.core.global_hydra import GlobalHydra
 
-        from distill.__main__ import main
+        from distill.commands.cli import main
 
         GlobalHydra.instance().clear()  # that of the process that this one was forked from
         status = main() if script is None else runpy.run_path(str(script), run_name="__main__") and 0

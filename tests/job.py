@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AlbertConfig, AlbertForPreTraining
 from vocabularies import special_ids, vocabulary_of
 
-from distill.__main__ import main
+from distill.commands.cli import main
 from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
 

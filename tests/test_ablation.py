@@ -8,8 +8,8 @@ import pytest
 import torch
 from job import composed
 
-from distill.checks import check
 from distill.objective.terms.soft import Soft
+from distill.runs.check import check
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 

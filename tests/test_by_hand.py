@@ -7,10 +7,10 @@ import pytest
 import torch
 from job import Shelf, composed, distill, metrics, results, weights
 
-from distill.checks import check
 from distill.config.settings import TeacherConfig
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.teacher import load_teacher
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from job import book, distill, results
 
-from distill.checks import check
 from distill.config.command_line import CommandLine, composed, composed_run
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 MAIN_RECIPE = "distilbert_gutenberg"

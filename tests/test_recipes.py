@@ -7,11 +7,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from job import TINY, Shelf, composed, distill, metrics, results, save_model, save_ordered
 
-from distill.checks import check
 from distill.commands.chain import REFERENCE, check_chain
 from distill.config.compose import chain_config, register
 from distill.config.settings import CONF, RECIPES, Config, SourceConfig
 from distill.optim.schedule import length_in_steps, make_schedule, progress_of
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 CHAINS = {"albert_chain", "albert_milestones", "seeds"}

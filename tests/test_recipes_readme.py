@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from job import Shelf, composed, distill, metrics, results, save_model
 
-from distill.checks import check
 from distill.config.settings import RECIPES
 from distill.models.check import check_packing
 from distill.models.layer_choice import RULES, choose_layers
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
+from distill.runs.check import check
 from distill.tasks import find_task
 
 README = (RECIPES / "README.md").read_text()

@@ -54,6 +54,11 @@ def test_nothing_imports_upwards(graph: dict[str, set[str]]) -> None:
     assert not left, f"a circle among {sorted(left)}"
 
 
+def test_the_package_has_few_rooms() -> None:
+    entries = {path.name for path in PACKAGE.iterdir()} - {"__pycache__", "py.typed"}
+    assert len(entries) <= 19, sorted(entries)
+
+
 def test_only_the_door_knows_hydra() -> None:
     doors = {"command_line.py", "compose.py", "meant_overrides.py"}
     known = {path.name for path in MODULES.values() if re.search(r"^\s*(import|from) hydra", path.read_text(), re.M)}

@@ -103,8 +103,8 @@ def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) 
 
 def start_ranks(job: "ComposedRun") -> int | None:
     """Run this command as every rank, and give its exit status; None in a process that is to run the job itself."""
-    from distill.checks import check
     from distill.distributed import launch
+    from distill.runs.check import check
 
     backend = job.config.backend
     if backend.name == "single":

@@ -39,12 +39,12 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
     Raises:
         SettingError: bad input, or a task that reads no running text.
     """
-    from distill.checks import check
     from distill.config.settings import Missing
     from distill.data.tokens import corpus_texts
     from distill.data.tokens import prepare as prepare_rows
     from distill.evaluation.sets import tokens_of_sets
     from distill.objective.build import make_terms
+    from distill.runs.check import check
     from distill.runs.pair import tokenizer_of_run
     from distill.runtime.errors import SettingError
     from distill.runtime.progress import configure_logging

@@ -1,13 +1,15 @@
 """The settings of the ranks of a run and of what they exchange."""
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from distill.config.model import Settings, setting
+from distill.runtime.errors import SettingError
 
+MOST_RINGS = 64  # each is a connection of its own to every other rank
 DEVICE = r"auto|cpu|cuda(:\d+)?"
 
 
@@ -49,6 +51,29 @@ class BackendConfig(Settings):
         if not re.fullmatch(DEVICE, value):
             raise PydanticCustomError("refused", "is not known: give auto, cpu, cuda or cuda:<number>")
         return value
+
+    @field_validator("rings")
+    @classmethod
+    def _is_a_number_of_rings(cls, value: str) -> str:
+        if value != "auto" and not (value.isdecimal() and 1 <= int(value) <= MOST_RINGS):
+            verdict = "is too large" if value.isdecimal() and int(value) > MOST_RINGS else "is no number of rings"
+            raise PydanticCustomError("refused", f"{verdict}: give a number from 1 to {MOST_RINGS}, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _divides_models_with_fsdp_alone(self) -> Self:
+        for name in ("shard_student", "shard_teacher"):
+            if self.name != "fsdp" and getattr(self, name) is not None:
+                raise SettingError(
+                    f"backend.{name}={getattr(self, name)} with backend.name={self.name}: only fsdp divides models "
+                    "between ranks; set backend=fsdp, or leave it out"
+                )
+        if self.offload_teacher and (self.name != "fsdp" or self.shard_teacher is False):
+            raise SettingError(
+                "backend.offload_teacher=true is for a teacher that is divided: set backend=fsdp without "
+                "backend.shard_teacher=false"
+            )
+        return self
 
 
 class PrecisionConfig(Settings):

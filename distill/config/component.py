@@ -93,7 +93,8 @@ class Component:
         for name in given:
             if name in context or (name not in parameters and not _takes_all(parameters)):
                 names = sorted(set(parameters) - context)
-                takes, nearest = ", ".join(names) or "none", did_you_mean(name, names)
+                also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
+                takes, nearest = ", ".join(names) or "none", did_you_mean(name, names + also)
                 raise SettingError(
                     f"{self.setting}.{name} is no setting of {self.path}{nearest} (it takes {takes}): remove it"
                 )

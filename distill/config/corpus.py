@@ -1,10 +1,13 @@
 """The settings of a corpus: where its text comes from, how it becomes rows of token ids, and where these are kept."""
 
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
 
 from distill.config.component import Component
 from distill.config.model import Settings, setting
+from distill.runtime.errors import SettingError
 
 
 class Missing(Enum):
@@ -118,6 +121,15 @@ class CacheConfig(Settings):
     )  # fmt: skip
     workers: int | None = setting(None, "Processes that prepare tokens; null is one per core.", ge=1, le=1024)
 
+    @model_validator(mode="after")
+    def _has_room_to_fetch_ahead(self) -> Self:
+        if self.local_bytes < 2 * self.shuffle_bytes:
+            raise SettingError(
+                f"corpus.local_bytes={self.local_bytes} has to be twice corpus.shuffle_bytes={self.shuffle_bytes} at "
+                "least, as the next rows are fetched while some are read: raise it, or lower corpus.shuffle_bytes"
+            )
+        return self
+
 
 class CorpusFlags(Settings):
     """What is set of the corpus as a whole."""
@@ -136,6 +148,12 @@ class CorpusFlags(Settings):
     unlabelled: str | None = setting(
         None, "File, folder or glob of examples that the teacher labels while the student is fine-tuned; all count."
     )
+
+    @model_validator(mode="after")
+    def _has_something_to_learn_from(self) -> Self:
+        if self.rows == 0 and self.unlabelled is None:
+            raise SettingError("corpus.rows=0 is too small: give 1 or more, or null for all")
+        return self
 
 
 class CorpusConfig(CorpusFlags):

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from pydantic import field_validator
+
 from distill.config.corpus import Missing
 from distill.config.model import BATCH, ROWS, STEPS, Settings, setting
+from distill.runtime.errors import SettingError
 
 SHARE = "Score this seeded fraction of the positions; 1 is all, 0 none."
 
@@ -73,6 +76,14 @@ class EvaluateConfig(Settings):
     # Values are Component.
     measures: dict[str, Any] = setting(None, "Measures of your own by name.", factory=dict)
     twin: str | None = setting(None, "Run folder of the no-teacher twin, which the report lays beside the student.")
+
+    @field_validator("sets")
+    @classmethod
+    def _names_each_set_once(cls, sets: list[str]) -> list[str]:
+        for name in sets:
+            if sets.count(name) > 1:
+                raise SettingError(f"evaluate.sets={sets} names {name} twice: name each set once")
+        return sets
 
     def rows_of(self, name: str) -> int | None:
         """At most how many rows of this set are scored; None: all."""

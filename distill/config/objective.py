@@ -1,13 +1,14 @@
 """The settings of the objective: its terms, their weights and temperatures, and how positions are masked."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Tag
+from pydantic import AfterValidator, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from distill.config.component import Component
 from distill.config.model import Settings, setting
 from distill.config.ramp import Ramp
+from distill.runtime.errors import SettingError
 
 
 class Between:
@@ -56,6 +57,12 @@ class MaskingConfig(Settings):
         le=1_048_576,
     )  # fmt: skip
     static: bool = setting(False, "Draw the same masks in every epoch.")
+
+    @model_validator(mode="after")
+    def _replaces_no_more_than_all(self) -> Self:
+        if self.mask + self.keep > 1 + 1e-9:
+            raise SettingError(f"objective.masking.mask={self.mask} and keep={self.keep} exceed 1 together: lower one")
+        return self
 
 
 class TermConfig(Settings):

@@ -1,9 +1,12 @@
 """The settings of the teacher, of several teachers, and of what is kept of one on disk."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
 
 from distill.config.component import Component
 from distill.config.model import SEEDS, Settings, setting
+from distill.runtime.errors import SettingError
 
 MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
 
@@ -31,6 +34,16 @@ class TeacherCacheConfig(Settings):
     gigabytes: float = setting(
         8.0, "Largest size on disk; more is refused before the teacher runs.", unit="GB", gt=0, le=1e6
     )
+
+    @model_validator(mode="after")
+    def _draws_what_it_sets(self) -> Self:
+        for name, default in (("exponent", 1.0), ("seed", 0)) if self.sampled is None else ():
+            if (value := getattr(self, name)) != default:
+                raise SettingError(
+                    f"teacher.cache.{name}={value} is about tokens that are drawn, and none are: set "
+                    f"teacher.cache.sampled to their number, or teacher.cache.{name} back to {default}"
+                )
+        return self
 
     @property
     def wanted(self) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distill.config.corpus import Duplicates
+from distill.config.rules import no_prompts
 from distill.config.settings import CacheConfig, CorpusConfig, SourceConfig, TokensConfig
 from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
@@ -33,7 +34,7 @@ from distill.data.shards.destination import Destination, LocalFolder, destinatio
 from distill.data.shards.finish import META
 from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_rows
-from distill.data.sources import Source, find_source, no_prompts
+from distill.data.sources import Source, find_source
 from distill.data.sources.prose import Prose
 from distill.data.unread import Unread
 from distill.runtime.errors import SettingError

@@ -15,13 +15,14 @@ from distill.models.check import check_length, check_model, check_tokenizers, lo
 from distill.models.custom import custom_model
 from distill.models.fields import check_fields, family
 from distill.models.from_layers import copy_layers, student_fields
-from distill.models.frozen import freeze
+from distill.models.frozen import EMBEDDINGS, freeze
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
-from distill.models.layer_choice import AUTO, Layer, choose_layers
+from distill.models.layer_choice import AUTO, RULES, Layer, are_layers, choose_layers, flat
 from distill.models.load import HubOptions, load_pretrained, load_tokenizer
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.host import free_memory
+from distill.runtime.nearest import choose
 
 logger = logging.getLogger(__name__)
 
@@ -252,3 +253,32 @@ def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase
 def _custom(settings: StudentConfig, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
     assert settings.custom is not None
     return custom_model(settings.custom, settings.path, teacher=teacher, tokenizer=tokenizer, sequence_length=length)
+
+
+def check_student_settings(settings: StudentConfig) -> None:
+    """Raises SettingError for settings of which no student can be made, as far as its family alone says so."""
+    _check_layers(settings.layers)
+    for part in settings.frozen:
+        if part != EMBEDDINGS and (not isinstance(part, int) or isinstance(part, bool) or part < 0):
+            raise SettingError(
+                f"student.frozen={settings.frozen}: {part} is neither {EMBEDDINGS} nor the number of a layer, from 0"
+            )
+    if settings.kind == "pretrained" and settings.path is None:
+        raise SettingError("student.path=null with student.kind=pretrained: give a folder or a name on the Hub")
+    if settings.kind == "config" and settings.architecture == "same":
+        raise SettingError(
+            "student.architecture=same with student.kind=config: name a transformers model type, e.g. bert"
+        )
+    if settings.kind in ("config", "layers") and settings.architecture != "same":
+        check_fields(family(settings.architecture), settings.config)
+
+
+def _check_layers(layers: Any) -> None:
+    if layers is None:
+        return
+    if not isinstance(layers, list):
+        choose("student.layers", str(layers), [AUTO, *RULES])
+    elif not layers or not are_layers(layers) or any(layer < 0 for layer in flat(layers)):
+        raise SettingError(
+            f"student.layers={layers} has to be whole numbers, such as [0,2,4], or one of {', '.join([AUTO, *RULES])}"
+        )

@@ -14,7 +14,7 @@ from test_fine_tuning import squad, table
 from transformers import BloomConfig, BloomForCausalLM
 from vocabularies import vocabulary_of
 
-from distill.__main__ import main
+from distill.commands.cli import main
 from distill.commands.scoring import evaluate_models
 from distill.runtime.errors import SettingError
 

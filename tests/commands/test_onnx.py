@@ -12,7 +12,7 @@ import torch
 from families import CAUSAL, FAMILIES, make_family, tokenizer_of
 from tiny import CLS, MASK, PAD, SEP, SPECIAL, UNK, VOCAB, WORDS
 
-from distill.__main__ import main
+from distill.commands.cli import main
 from distill.commands.export import convert, measure
 from distill.commands.export import onnx as command
 from distill.models.export_folder import export

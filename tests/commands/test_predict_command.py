@@ -13,7 +13,7 @@ from job import Shelf
 from prediction_models import save_fine_tuned
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from distill.__main__ import main as distill_command
+from distill.commands.cli import main as distill_command
 from distill.commands.prediction.predict import predict
 
 

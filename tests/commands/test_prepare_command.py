@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from job import Shelf
 
-from distill.__main__ import main
+from distill.commands.cli import main
 from distill.config.settings import Config
 
 

@@ -11,7 +11,7 @@ import pytest
 from job import ROOT, environment
 
 import distill
-from distill.__main__ import COMMANDS, main
+from distill.commands.cli import COMMANDS, main
 from distill.config.folders import CONF, RECIPES
 
 PROGRAM = """
@@ -47,7 +47,7 @@ def test_commands_do_not_hide_functions(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_in_no_time(name: str) -> None:
     """Whichever way it is started; nothing heavy is loaded for it, which takes a second."""
-    code = f"import sys; from distill.__main__ import main; assert not main([{name!r}, '--help'])\n"
+    code = f"import sys; from distill.commands.cli import main; assert not main([{name!r}, '--help'])\n"
     code += "assert not {'torch', 'hydra', 'transformers'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith(f"usage: distill {name} "), done
@@ -55,7 +55,7 @@ def test_every_command_has_help_in_no_time(name: str) -> None:
 
 
 def test_the_help_names_commands_recipes_and_groups() -> None:
-    code = "import sys; from distill.__main__ import main; assert not main(['--help'])\n"
+    code = "import sys; from distill.commands.cli import main; assert not main(['--help'])\n"
     code += "assert not {'torch', 'hydra', 'transformers'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

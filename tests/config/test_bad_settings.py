@@ -7,11 +7,11 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from distill.checks import check
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
 from distill.config.unknown import REMOVED, explain
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 # One a line: overrides, with " ;; " between several, of which the last is the bad one; after " -> " what the message
@@ -315,6 +315,8 @@ NEAREST = {
     "evaluate.sets=[wikitxt2]": "did you mean wikitext2",
     "precision.student=bf61": "did you mean bf16",
     "+objective.sfot.weight=1": "did you mean soft",
+    "objective.soft.wieght=1": "did you mean weight",
+    "objective.kernal=plain": "did you mean objective.kernel",
 }
 
 

@@ -8,11 +8,11 @@ import pytest
 import tiny
 from tiny import change
 
-from distill.checks import check
 from distill.config import compose
 from distill.config.ramp import Ramp
 from distill.config.settings import Config, StudentConfig, TeacherConfig
 from distill.objective.terms.soft import Soft
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 
@@ -284,12 +284,10 @@ def test_draws_of_a_teacher_cache() -> None:
 
 @pytest.mark.parametrize(("name", "value", "default"), [("exponent", 0.8, "1.0"), ("seed", 3, "0")])
 def test_settings_of_draws_where_nothing_is_drawn(name: str, value: Any, default: str) -> None:
-    config = cached()
-    config = change(config, f"teacher.cache.{name}", value)
-    text = refused(config)
+    text = refused(lambda: change(cached(), f"teacher.cache.{name}", value))
     assert f"teacher.cache.{name}={value}" in text and "set teacher.cache.sampled" in text and f"to {default}" in text
-    config = change(config, "teacher.cache.sampled", 12)
-    check(config)
+    config = change(cached(), "teacher.cache.sampled", 12)
+    check(change(config, f"teacher.cache.{name}", value))
 
 
 def test_a_term_that_reads_no_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ import pytest
 from job import composed
 from tiny import make_tokenizer
 
-from distill.checks import check
 from distill.models.student import make_student
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 LAYERS = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 768}

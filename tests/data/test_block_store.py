@@ -67,7 +67,7 @@ def some(count: int = 300, seed: int = 0) -> np.ndarray:
 def test_every_kind_of_store_gives_the_rows(rows: np.ndarray, places: dict[str | None, Path], tmp_path: Path) -> None:
     write_shards(tmp_path / "one", rows, BLOCK, COUNT)
     cache = settings(tmp_path)
-    small = settings(tmp_path, shuffle_bytes=rows.nbytes)
+    small = settings(tmp_path, shuffle_bytes=rows.nbytes, local_bytes=2 * rows.nbytes)
     stores: list[tuple[RowStore, type]] = [
         (open_rows(str(places[None]), "train", cache), MappedShards),
         (open_rows(str(places["zstd"]), "train", cache), BlockStore),
@@ -257,7 +257,7 @@ def test_damage_in_storage_is_found(rows: np.ndarray, tmp_path: Path) -> None:
 
 
 def test_a_full_cache_says_so(places: dict[str | None, Path], tmp_path: Path) -> None:
-    store = open_rows(str(places["zstd"]), "train", settings(tmp_path, local_bytes=1000))
+    store = open_rows(str(places["zstd"]), "train", settings(tmp_path, local_bytes=1000, shuffle_bytes=500))
     with pytest.raises(
         StorageFailed, match=r"corpus\.cache=.*: no room for a block of 1\.\d+ kB.*corpus\.local_bytes="
     ):

@@ -10,7 +10,6 @@ from text import some_text
 from tiny import corpus_config, make_masks
 from transformers import PreTrainedTokenizerFast
 
-from distill.checks import check
 from distill.config.settings import CorpusConfig
 from distill.data import mixture
 from distill.data.batches import Batches
@@ -19,6 +18,7 @@ from distill.data.mixture import Mixture, StackedRows, quotas
 from distill.data.order import At, FullShuffle, WindowedShuffle
 from distill.data.row_format import masked_rows
 from distill.data.tokens import corpus_texts, prepare
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 SIZES = [

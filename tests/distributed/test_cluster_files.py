@@ -13,12 +13,12 @@ import yaml
 from distributed import free_port
 from job import ROOT, composed, environment
 
-from distill.checks import check
 from distill.config.settings import Config, OnUsr1
 from distill.distributed.cluster.__main__ import FOLDER, main
 from distill.distributed.launch import should_launch
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import meeting_point
+from distill.runs.check import check
 
 MANIFESTS = ("mpijob.yml", "pytorchjob.yml")
 OVERRIDE = re.compile(r"\+?[a-z_]+(\.[a-z0-9_]+)*=.+")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from job import composed
 
-from distill.checks import check
 from distill.config.settings import BackendConfig, Config
 from distill.distributed import build
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 BAD: dict[str, tuple[list[str], list[str]]] = {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from job import Shelf, composed, distill, results
 
-from distill.checks import check
 from distill.config.settings import SetConfig
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 CHINESE = "\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n"  # "This is a river." in one line

@@ -17,7 +17,6 @@ from tiny import VOCAB, make_evaluator, make_masks, make_rows, make_tokenizer
 from torch import Tensor
 from vocabularies import special_ids, vocabulary_of
 
-from distill.checks import check
 from distill.config.component import Component
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.class_rows import class_rows
@@ -34,6 +33,7 @@ from distill.evaluation.measures.tables import TablePass
 from distill.evaluation.measures.users import check_measures, refuse_measures
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import Outputs
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 
@@ -205,7 +205,9 @@ def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
 
 
 def test_torchmetrics_is_imported_where_models_are_scored_and_not_before() -> None:
-    program = "import sys, distill.job, distill.commands.scoring, distill.checks; print('torchmetrics' in sys.modules)"
+    program = (
+        "import sys, distill.job, distill.commands.scoring, distill.runs.check; print('torchmetrics' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 

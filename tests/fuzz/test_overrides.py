@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill.checks import check
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
 from distill.config.flat_settings import flatten
 from distill.config.settings import CONF
 from distill.config.unknown import explain
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from made_runs import make_run, results_of, settings_of
 
-from distill.__main__ import main as distill_command
 from distill.commands import compare as command
+from distill.commands.cli import main as distill_command
 from distill.config.sweep.index import FAILED, SweepIndex
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare

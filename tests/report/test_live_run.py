@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from job import Shelf, assert_same, composed, results
 
-from distill.checks import check
 from distill.distributed import single
 from distill.job import make_page
 from distill.report import live, report
 from distill.report.live_run import is_free
+from distill.runs.check import check
 from distill.runs.metrics import RunLog
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import log

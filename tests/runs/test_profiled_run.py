@@ -11,7 +11,7 @@ import pytest
 from distributed import run_ranks
 from job import Shelf, assert_same, metrics, results
 
-from distill.__main__ import main
+from distill.commands.cli import main
 from distill.runs.profile.phases import PHASES
 from distill.runs.profiling import read
 

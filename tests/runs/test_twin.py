@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
-from distill.checks import check
 from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
 from distill.data.batches import Batches
 from distill.objective.build import make_terms
+from distill.runs.check import check
 from distill.runs.facts import Start, Student
 from distill.runs.identity import run_identity
 from distill.runs.record import Record

@@ -6,10 +6,10 @@ import pytest
 from job import composed
 from vocabularies import vocabulary_of
 
-from distill.checks import check
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows, masked_rows
 from distill.models.kind import CAUSAL, MASKED
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 

@@ -23,6 +23,7 @@ from test_teacher_cache import (
 )
 from tiny import make_model
 
+from distill.config import settings as conf
 from distill.models.language_model import LanguageModel
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
@@ -90,14 +91,14 @@ def test_over_many_seeds_the_gradient_is_that_of_the_live_teacher(tmp_path: Path
     expected = float(gradients.var(0).sum()) / 24
     assert float((gradients.mean(0) - live).square().sum()) < 2 * expected
     assert abs(float(losses.mean()) - loss) < 4 * float(losses.std()) / 24**0.5
-    desk.set("teacher.cache.sampled", None)
+    desk.set("teacher.cache", desk.config.teacher.cache.changed(sampled=None, seed=0))
     _, biased = gradient(desk, CachedTeacher(desk.build()))
     assert float((biased - live).square().sum()) > 4 * expected
 
 
 CHANGES: dict[str, Callable[[Desk], object]] = {
     "sampled": lambda desk: desk.set("teacher.cache.sampled", 6),
-    "no draws": lambda desk: desk.set("teacher.cache.sampled", None),
+    "no draws": lambda desk: desk.set("teacher.cache", conf.TeacherCacheConfig(top_k=3)),
     "exponent": lambda desk: desk.set("teacher.cache.exponent", 0.8),
     "seed": lambda desk: desk.set("teacher.cache.seed", 1),
     "top_k": lambda desk: desk.set("teacher.cache.top_k", None),

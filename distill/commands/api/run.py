@@ -68,8 +68,8 @@ def open_run(folder: str | Path) -> "RunResults":
 
 def _has_several_ranks(job: "ComposedRun") -> bool:
     """Whether ranks have to be started for it; of those that a launcher has started this process is one."""
-    from distill.checks import check
     from distill.distributed import launch
+    from distill.runs.check import check
 
     if job.config.backend.name == "single":
         return False

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from distill.checks.paths import looks_local, refuse_missing
+from distill.config.paths import looks_local, refuse_missing
 from distill.config.teacher import EMBEDDED
 from distill.models.kind import ORDERED
 from distill.models.load import model_folder, refuse_own_class

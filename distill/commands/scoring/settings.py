@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from distill.checks.evaluation import check_corpus, check_evaluation
-from distill.checks.paths import check_paths
-from distill.checks.unread import check_unread
 from distill.commands.scoring.located import Located, formats_of_run, settings_of_run
 from distill.config.command_line import composed
 from distill.config.compose import add_recipe
+from distill.config.paths import check_paths
+from distill.config.rules import check_corpus, check_evaluation, check_unread
 from distill.config.settings import CONF, Config
+from distill.evaluation.measures.users import check_measures
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.redaction import redact
@@ -145,7 +145,8 @@ def _check_teacher(config: Config, given: Sequence[str]) -> None:
 
 def _check(config: Config) -> None:
     """As before a run, but for what concerns training."""
-    check_evaluation(config)
+    check_evaluation(config, find_task(config.objective.task).kind.vocabulary)
+    check_measures(config.evaluate.measures)
     check_corpus(config)
     check_unread(config)
     check_paths(config)

@@ -133,11 +133,3 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
     found = kind.find(settings, setting, cache)
     assert found is None or isinstance(found, Source)
     return found
-
-
-def no_prompts(setting: str) -> SettingError:
-    """For a task that predicts words of prompts too; `setting` as in `find_source`."""
-    return SettingError(
-        f"{setting} has prompts, which only causal models leave out of what they predict: set objective.task=clm, or "
-        f"give {setting}.kind and {setting}.field of a text without prompts"
-    )

@@ -8,7 +8,6 @@ from typing import Any
 
 from distill.config.component import Component
 from distill.config.settings import Config, Missing, SourceConfig
-from distill.data.remote import is_url
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -23,7 +22,7 @@ def check_paths(config: Config) -> None:
     if config.resume not in ("auto", "strict", "never"):
         _check_resume(config.resume)
     for setting, path in _texts_to_read(config):
-        if path is not None and not glob.has_magic(path) and not is_url(path):
+        if path is not None and not glob.has_magic(path) and "://" not in path:
             refuse_missing(setting, path)
 
 

@@ -1,137 +1,60 @@
-"""What a training leaves: students kept on the way, scores side by side, results.json, the student and its report."""
+"""What a training has come to: teacher, student and twin scored side by side, for the record of the run."""
 
 import logging
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from distill.config.settings import Config
-from distill.distributed import Backend
 from distill.evaluation.significance import ModelLosses, compare_models
 from distill.evaluation.speed import tokens_per_second
-from distill.models.export_folder import export
-from distill.report import report, summary
-from distill.report.model_card import model_card
 from distill.runs.checkpoint import State
-from distill.runs.curve import Curve
 from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.runs.divergence import ruined_scores, weights_are_finite
 from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
 from distill.runs.history import Examination, StudentHistory
-from distill.runs.metrics import Metrics, RunLog
-from distill.runs.milestones import Milestones
-from distill.runs.pair import Pair, load_twin
+from distill.runs.pair import load_twin
 from distill.runs.parts import from_json
 from distill.runs.record import Record
-from distill.runs.run_folder import RunFolder
-from distill.runs.step import Observer
+from distill.runs.run import Followers, Run
 from distill.runs.twin import BaselineRun
-from distill.runtime.errors import Diverged, first_line
+from distill.runtime.errors import Diverged
 from distill.runtime.jsonl import read_lines
-from distill.runtime.storage import storage_failure
-from distill.tasks import Prepared
-from distill.train import Training
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Followers:
-    """Who follows a training: the observers of its steps, and the history of its student."""
-
-    log: RunLog
-    metrics: Metrics
-    curve: Curve
-    milestones: Milestones
-    history: StudentHistory
-
-    @property
-    def observers(self) -> tuple[Observer, ...]:
-        """In the order in which the loop calls them."""
-        return self.metrics, self.curve, self.milestones
-
-
-def make_milestones(
-    config: Config,
-    folder: RunFolder,
-    known: Record,
-    pair: Pair,
-    data: Prepared,
-    backend: Backend,
-) -> Milestones:
-    """What keeps the student after the steps that the settings name, with a model card of the run so far.
-
-    Args:
-        known: the record of the run as it begins.
-    """
-
-    def write(path: Path, state: State) -> None:
-        note = f"This is the student after step {state.step}; the run went on, and its report has the scores."
-        record = replace(
-            known,
-            snapshot=state.step,
-            notes=[note, *known.notes],
-            training=training_facts(state, data.batches, []),
-            backend=backend_facts(backend, config, data.batches, state.syncs),
-        )
-        whole = pair.whole_student(backend)
-        if folder.writes:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            export(whole, pair.tokenizer, path, model_card(record.redacted()), durable=True)
-
-    wanted = frozenset(config.train.milestones or [])
-
-    def exists(path: Path) -> bool:
-        there: bool = backend.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
-        return there
-
-    takes_part = folder.writes or folder.checkpoints.by_all_ranks
-    return Milestones(folder.milestones_path, wanted, config.train.milestone_every, write, exists, takes_part)
-
-
-def finished_record(
-    known: Record,
-    config: Config,
-    pair: Pair,
-    data: Prepared,
-    training: Training,
-    followers: Followers,
-    twin: BaselineRun | None,
-) -> Record:
+def finished_record(known: Record, run: Run, state: State, followers: Followers, twin: BaselineRun | None) -> Record:
     """The record of a training that has ended; all ranks score.
 
     Args:
         known: the record of the run as it began, with its profile where it has one, and what has ended it.
     """
-    lines, folder = followers.history.lines(), followers.history.folder
-    trained = training_facts(training.state, data.batches, lines)
+    lines, batches = followers.history.lines(), run.data.batches
+    trained = training_facts(state, batches, lines)
     return replace(
-        score_models(known, config, pair, training, followers.history, twin),
+        score_models(known, run, state, followers.history, twin),
         finished=True,
         training=replace(
             trained,
-            data_wait=data_wait(read_lines(folder.metrics_path)),
+            data_wait=data_wait(read_lines(run.folder.metrics_path)),
             ended_by=known.training.ended_by,
-            length=config.train.length,
+            length=run.config.train.length,
             evaluation_seconds=followers.history.examination.evaluator.readers.seconds,
         ),
-        backend=backend_facts(training.backend, config, data.batches, training.state.syncs),
+        backend=backend_facts(run.ranks, run.config, batches, state.syncs),
         history=[HistoryPoint.of(line) for line in lines],
         curve=followers.curve.recorded(),
         snapshots=followers.milestones.found(),
     )
 
 
-def score_models(
-    known: Record, config: Config, pair: Pair, training: Training, history: StudentHistory, twin: BaselineRun | None
-) -> Record:
+def score_models(known: Record, run: Run, state: State, history: StudentHistory, twin: BaselineRun | None) -> Record:
     """The record with the scores of teacher, student and, where `evaluate.twin` names its run, the no-teacher twin.
 
     Several teachers stand there as the one that they are together, with each of them in its `members`.
     """
-    evaluator, sets = history.examination.evaluator, history.examination.sets
+    pair, evaluator, sets = run.pair, history.examination.evaluator, history.examination.sets
     # A twin only starts from its teacher's layers, and is not compared with it; a teacher with a tokenizer of its own
     # has no score on the student's tokens.
     scored = pair.scored_teachers if known.teacher else []
@@ -142,11 +65,11 @@ def score_models(
             entries[f"teacher {member.name}"] = known.teacher.members[member.name], member.model
     entries["student"] = known.student, pair.student
     if twin is not None:
-        model = load_twin(config, pair).to(training.backend.device)
+        model = load_twin(run.config, pair).to(run.ranks.device)
         entries["twin"] = model_facts(Model, type(model).__name__, model), model
     filled, losses = score_each(entries, history)
     scores = {each.name: filled["student"].scores.get(each.name, {}) for each in evaluator.measures}
-    refuse_ruined(training, pair, scores)
+    refuse_ruined(run, state, scores)
     whole = filled.get("teacher", known.teacher)
     if whole is not None and scored:
         members = {member.name: filled[f"teacher {member.name}"] for member in scored if member.name}
@@ -155,7 +78,7 @@ def score_models(
     agreement = evaluator.agree(pair.student, teacher, sets) if agrees else None
     baseline = None
     if twin is not None:
-        baseline = twin.beside(filled["twin"], config.evaluate.twin, compared(losses, history.examination))
+        baseline = twin.beside(filled["twin"], run.config.evaluate.twin, compared(losses, history.examination))
     return replace(
         known,
         teacher=whole,
@@ -202,37 +125,20 @@ def compared(losses: dict[str, ModelLosses], examination: Examination) -> dict[s
     }
 
 
-def refuse_ruined(training: Training, pair: Pair, scores: dict[str, dict[str, float | None]]) -> None:
+def refuse_ruined(run: Run, state: State, scores: dict[str, dict[str, float | None]]) -> None:
     """Raises Diverged where the student's weights or scores are those of a ruined one, so that nothing is published.
 
     The checkpoints that may be ruined are set aside, so that the same command goes on from one before them.
     """
-    ruined = ruined_scores(scores, len(pair.tokenizer), training.settings.max_loss_ratio)
-    finite = weights_are_finite(dict(pair.student.named_parameters()))
-    if float(training.backend.sum(torch.tensor(float(not finite)))):
+    ruined = ruined_scores(scores, len(run.pair.tokenizer), run.config.train.max_loss_ratio)
+    finite = weights_are_finite(dict(run.pair.student.named_parameters()))
+    if float(run.ranks.sum(torch.tensor(float(not finite)))):
         ruined = ["weights that are not finite"]
     if not ruined:
         return
-    if training.backend.rank == 0:
-        training.checkpoints.set_ruined_aside(training.state.level.sane_step)
+    if run.folder.writes:
+        run.folder.checkpoints.set_ruined_aside(state.level.sane_step)
     raise Diverged(
         f"the student is ruined ({', '.join(ruined)}), so it is not published; lower optimizer.lr, in another folder "
         "(hydra.run.dir=DIR)"
     )
-
-
-def write_outputs(folder: RunFolder, record: Record, pair: Pair, resolved: str, backend: Backend) -> None:
-    """Write student, report and, last of all, results.json, which makes the run a finished one; rank 0 does."""
-    student = pair.whole_student(backend)
-    if not folder.writes:
-        return
-    path = folder.path
-    export(student, pair.tokenizer, path / "student", model_card(record))
-    written = f"Report: {path / 'report.html'}"
-    try:
-        report.write(path, record, read_lines(folder.metrics_path), resolved)
-    except Exception as error:  # the student is there, and the report can be made at any time
-        failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
-        written = f"No report ({failure}): `distill report run={path}` writes it."
-    folder.write_results(record)
-    logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")

@@ -1,5 +1,5 @@
 """The command `distill evaluate` as `python -m distill.evaluate`."""
 
-from distill.__main__ import door
+from distill.commands.cli import door
 
 door(__name__, "evaluate")

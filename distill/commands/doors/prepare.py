@@ -1,5 +1,5 @@
 """The command `distill prepare` as `python -m distill.prepare`."""
 
-from distill.__main__ import door
+from distill.commands.cli import door
 
 door(__name__, "prepare")

@@ -1,5 +1,5 @@
 """The command `distill export` as `python -m distill.export`."""
 
-from distill.__main__ import door
+from distill.commands.cli import door
 
 door(__name__, "export")

@@ -1,5 +1,5 @@
 """The command `distill compare` as `python -m distill.compare`."""
 
-from distill.__main__ import door
+from distill.commands.cli import door
 
 door(__name__, "compare")

@@ -1,5 +1,5 @@
 """The command `distill predict` as `python -m distill.predict`."""
 
-from distill.__main__ import door
+from distill.commands.cli import door
 
 door(__name__, "predict")

@@ -1,0 +1,75 @@
+"""The command `distill`, also `python -m distill`: the main job, or another command where the first word names one."""
+
+import re
+import sys
+from importlib import import_module
+
+from distill.runtime.threads import limit_spinning
+
+# By name, the module with its `HELP` and `run`, and what it does. A line here is all that a further one needs.
+COMMANDS = {
+    "evaluate": ("distill.commands.evaluate", "score models on evaluation sets, without training"),
+    "compare": ("distill.commands.compare", "lay runs side by side: settings that differ against results"),
+    "predict": ("distill.commands.predict", "let a trained model answer texts, files and pipes"),
+    "prepare": ("distill.commands.prepare", "make the token rows of a corpus, without training"),
+    "profile": ("distill.commands.profile", "train the first steps of a run and name what holds it up"),
+    "export": ("distill.commands.export.command", "write a student in the format of another engine (ONNX)"),
+    "report": ("distill.commands.report", "write the report of a finished run again"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
+    given = sys.argv[1:] if arguments is None else arguments
+    asks = bool({"-h", "--help"} & set(given))
+    if given and re.fullmatch(r"[a-z]\w*", given[0]):
+        return run_command(given[0], given[1:], asks)
+    if asks:
+        from distill.commands.help import main_help
+
+        print(main_help({name: text for name, (_, text) in COMMANDS.items()}))
+        return 0
+    if given == ["--version"]:
+        from distill.runtime.version import __version__
+
+        print(__version__)
+        return 0
+    if given == ["--schema"]:
+        from distill.config.schema import print_schema
+
+        return print_schema()
+    from distill.commands.main_job import main as run_job
+
+    return run_job(given)
+
+
+def run_command(name: str, arguments: list[str], asks: bool = False) -> int:
+    """The exit status of a command; of one that there is not, after a line that names the nearest.
+
+    Args:
+        asks: whether to print its help alone.
+    """
+    from distill.commands.ending import say, status_of
+    from distill.runtime.errors import SettingError
+    from distill.runtime.nearest import did_you_mean
+
+    if name not in COMMANDS:
+        say(f"{name} is no command{did_you_mean(name, COMMANDS)}: give one of {', '.join(COMMANDS)}, or NAME=VALUE")
+        return SettingError.status
+    command = import_module(COMMANDS[name][0])
+    if asks:
+        print(command.HELP.strip())
+        return 0
+    limit_spinning()
+    return status_of(lambda: command.run(arguments))
+
+
+def door(module: str, name: str) -> None:
+    """Run the command `name` for a module that is one itself: `python -m distill.evaluate`.
+
+    Raises:
+        ImportError: the module is imported, where its name would hide the function of that name.
+    """
+    if module != "__main__":
+        raise ImportError(f"{module} is a command: run `python -m {module}`")
+    sys.exit(main([name, *sys.argv[1:]]))

@@ -1,0 +1,339 @@
+"""The rules between settings: what a run may not have together, on typed values. Each section refuses its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from distill.config.component import Component
+from distill.config.mixture_settings import EXAMPLE, MIXTURE
+from distill.config.settings import Config, MaskingConfig, SourceConfig, TeacherCacheConfig
+from distill.config.teacher import EMBEDDED
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
+
+SAVED = ("pretrained", "custom")  # kinds of models that are read from a path
+FROM_TEACHER = ("layers", "pretrained", "custom")  # kinds of student that may be given numbers of layers
+
+Terms = Mapping[str, Any]  # loss terms by name, each a `distill.objective.terms.Term`
+
+
+def check_rules(config: Config, terms: Terms, task: Any) -> None:
+    """Raises SettingError for the first setting that is at odds with another.
+
+    Args:
+        terms: those of the objective that have a weight.
+        task: the `distill.tasks.Task` that these terms are for.
+    """
+    check_task(config, terms, task)
+    check_members(config, terms, task)
+    check_training(config)
+    check_evaluation(config, task.kind.vocabulary)
+    check_corpus(config)
+    check_unread(config)
+
+
+def check_task(config: Config, terms: Terms, task: Any) -> None:
+    """Raises SettingError for an objective without terms, terms of another task, and settings that no task reads."""
+    objective = config.objective
+    if not terms:
+        raise SettingError("objective: all weights are 0 and there is nothing to learn; give one of the terms a weight")
+    for name, term in terms.items():
+        if term.student_reads.last_rows and not task.kind.vocabulary:
+            raise SettingError(
+                f"objective.{name}.rows chooses the positions of words that are predicted, and objective.task="
+                f"{objective.task} predicts none: set it to all"
+            )
+        if task.kind.causal and term.reads_first_position:
+            raise SettingError(
+                f"objective.{name} reads the first position of a row, which in a causal model sees nothing of the row: "
+                f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
+            )
+        if config.teacher.kind == "none" and term.needs_teacher:
+            raise SettingError(
+                f"teacher.kind=none, but objective.{name} needs a teacher: choose a teacher, or objective=mlm"
+            )
+    if task.labels == ("mlm", "sop") and config.corpus.tokens.cross_documents:
+        raise SettingError(
+            f"corpus.cross_documents=true, but the rows of objective.task={objective.task} are of one document each: "
+            "set it to false"
+        )
+    _check_unlabelled(config, terms, task)
+    if not task.kind.vocabulary:
+        _refuse_text_settings(config)
+    if (task.kind.causal or not task.kind.vocabulary) and objective.masking != MaskingConfig():
+        what = "predicts the next one" if task.kind.causal else "has labels of its own"
+        raise SettingError(f"objective.masking masks words, and objective.task={objective.task} {what}: leave it out")
+    if task.kind.causal:
+        if config.student.start == "neighbours":
+            raise SettingError(
+                f"student.start=neighbours is for masked words, not for objective.task={objective.task}: set "
+                "student.start=random"
+            )
+        return
+    _refuse_prompts(config)
+    if config.evaluate.stride is not None:
+        raise SettingError(f"evaluate.stride={config.evaluate.stride} is for causal models: set it to null")
+
+
+def _check_unlabelled(config: Config, terms: Terms, task: Any) -> None:
+    """Refuse unlabelled examples from which no term learns, and a term on labels where no labelled ones are left."""
+    corpus, where = config.corpus, f"corpus.unlabelled={config.corpus.unlabelled}"
+    if corpus.unlabelled is None:
+        return
+    if task.kind.vocabulary:
+        raise SettingError(
+            f"{where} is for fine-tuning, and objective.task={config.objective.task} learns from text as it is: give "
+            "it as corpus.path"
+        )
+    if not any(term.needs_teacher for term in terms.values()):
+        raise SettingError(
+            f"{where} has no labels, and no term of the objective learns from a teacher: choose objective=distil_"
+            f"{config.objective.task} teacher=pretrained teacher.path=RUN, or leave it out"
+        )
+    on_labels = [name for name, term in terms.items() if term.task]
+    if corpus.rows == 0 and on_labels:
+        raise SettingError(
+            f"corpus.rows=0 leaves objective.{on_labels[0]} without a label: set objective.{on_labels[0]}.weight=0"
+        )
+
+
+def _refuse_text_settings(config: Config) -> None:
+    """Settings of text that labelled examples do not have."""
+    corpus, task = config.corpus, config.objective.task
+    if corpus.sources:
+        raise SettingError(
+            f"corpus=mixture is for text, and objective.task={task} learns from labelled examples: name the corpus of "
+            "these"
+        )
+    for name, value in (
+        ("heldout", corpus.tokens.heldout),
+        ("cross_documents", corpus.tokens.cross_documents),
+        ("add_prose", corpus.add_prose),
+        ("fallback", corpus.fallback),
+    ):
+        if value:
+            raise SettingError(
+                f"corpus.{name}={value} is for text, and objective.task={task} learns from labelled examples: set it "
+                f"to {'0' if name == 'heldout' else 'false'}"
+            )
+
+
+def _refuse_prompts(config: Config) -> None:
+    """Those of built-in sources; a user's own is refused when its text is prepared."""
+    sources: dict[str, Any] = {"corpus": config.corpus.source}
+    sources |= {f"corpus.sources.{name}": source for name, source in config.corpus.sources.items()}
+    sources |= {f"evaluate.sources.{name}": config.evaluate.sources.get(name) for name in config.evaluate.sets}
+    for setting, source in sources.items():
+        if isinstance(source, SourceConfig) and (source.kind == "chat" or source.prompt is not None):
+            raise no_prompts(setting)
+
+
+def no_prompts(setting: str) -> SettingError:
+    """For a task that predicts words of prompts too; `setting` names the source."""
+    return SettingError(
+        f"{setting} has prompts, which only causal models leave out of what they predict: set objective.task=clm, or "
+        f"give {setting}.kind and {setting}.field of a text without prompts"
+    )
+
+
+def check_members(config: Config, terms: Terms, task: Any) -> None:
+    """Raises SettingError for members that are not read, and for losses that read more than several teachers give."""
+    settings = config.teacher
+    if (settings.kind == "several") != bool(settings.members):
+        raise SettingError(
+            f"teacher.kind={settings.kind} with teacher.members={list(settings.members)}: take teacher=several and "
+            "name each as teacher.members.NAME.path=FOLDER"
+        )
+    for name, member in settings.members.items():
+        setting = f"teacher.members.{name}"
+        if member.kind != "custom" and (member.path is None) != (member.kind in EMBEDDED):
+            raise SettingError(
+                f"{setting}.path={member.path} with kind={member.kind}: give a path, or kind=embedded alone"
+            )
+    caches = {f"teacher.members.{name}": member.cache or settings.cache for name, member in settings.members.items()}
+    if settings.kind != "none":
+        for number, (setting, cache) in enumerate((caches or {"teacher": settings.cache}).items()):
+            _check_cache(config, terms, task, cache, setting, first=number == 0)
+    for name, term in terms.items() if len(settings.members) > 1 else ():
+        if term.teacher_reads.extra or not task.kind.vocabulary:
+            raise SettingError(
+                f"teacher.kind=several averages probabilities of words, but objective.{name} is not about words: "
+                "choose one teacher"
+            )
+        if not getattr(term, "center", True):
+            raise SettingError(
+                f"objective.{name}.center=false, but the mean of several teachers' probabilities has logits only "
+                f"up to a constant: set objective.{name}.center=true"
+            )
+
+
+def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheConfig, setting: str, first: bool) -> None:
+    """Refuse a cache that keeps less of a teacher than the losses read.
+
+    Args:
+        setting: of the teacher.
+        first: whether this teacher is the one that losses on hidden states read.
+    """
+    where, objective = cache.setting.replace("teacher.", f"{setting}.", 1), config.objective
+    if not cache.wanted:
+        return
+    to_null = " and ".join(name for name in ("top_k", "sampled") if getattr(cache, name) is not None)
+    asking = {name: term for name, term in terms.items() if term.needs_teacher}
+    on_logits = [name for name, term in asking.items() if hasattr(term, "top_k_temperature")]
+    readers = {name: asking[name] for name in on_logits if asking[name].top_k_temperature is not None}
+    if not readers:
+        raise SettingError(f"{where}, but no term of the objective wants soft targets: set {to_null} to null")
+    if not task.kind.causal and not objective.masking.static:
+        raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
+    for name, term in asking.items():
+        if name not in readers and (first or name in on_logits):
+            raise SettingError(
+                f"{where}, but objective.{name} needs more of the teacher than a cache keeps: set "
+                f"objective.{name}.weight=0"
+            )
+        if cache.sampled is not None and name in readers and not readers[name].reads_samples:
+            raise SettingError(
+                f"{where}, but objective.{name} reads the most probable tokens alone and no draws: set "
+                f"{setting}.cache.sampled to null, or reads_samples=True in its class where it takes `Samples`"
+            )
+        if getattr(term, "cutoff", 0) > 0:
+            why = " already cuts the teacher off" if cache.sampled is None else ": draws know no cut-off"
+            raise SettingError(f"{where}{why}: set objective.{name}.cutoff={term.cutoff} to 0")
+        if (ramp := objective.terms[name].temperature) is not None:
+            raise SettingError(
+                f"{where} is kept at one temperature, but objective.{name}.temperature goes from {ramp.start} to "
+                f"{ramp.end}: give it one number, or set {to_null} to null for a live teacher"
+            )
+    temperatures = {name: term.top_k_temperature for name, term in readers.items()}
+    if len(set(temperatures.values())) > 1:
+        found = ", ".join(f"objective.{name}.temperature={value}" for name, value in temperatures.items())
+        raise SettingError(f"{where} is kept at one temperature, but there are {found}: give them the same")
+
+
+def check_training(config: Config) -> None:
+    """Raises SettingError for a run without an end, and for an optimizer, ranks and formats that do not go together."""
+    train, optimizer, backend = config.train, config.optimizer, config.backend
+    if train.epochs is None and train.steps is None and train.minutes is None:
+        raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
+    if (optimizer.scale_lr == "none") != (optimizer.base_batch is None):
+        raise SettingError(
+            f"optimizer.scale_lr={optimizer.scale_lr} with optimizer.base_batch={optimizer.base_batch}: give linear or "
+            "sqrt and the rows a step that optimizer.lr is meant for, or none and null"
+        )
+    if optimizer.clip_each_rank:
+        _check_clipping(config)
+    if config.precision.student == "fp16" and backend.compression == "fp16":
+        raise SettingError(
+            "backend.compression=fp16 with precision.student=fp16 would scale gradients twice, for the format and for "
+            "the wire, and lose small ones: set backend.compression=bf16 or none"
+        )
+    if backend.name == "fsdp":
+        _check_divided(config)
+
+
+def _check_clipping(config: Config) -> None:
+    if config.optimizer.clip is None:
+        raise SettingError("optimizer.clip_each_rank=true, but optimizer.clip=null: give clip a norm")
+    if config.backend.name == "fsdp":
+        raise SettingError(
+            "optimizer.clip_each_rank=true needs the gradient of each rank, which fsdp never has: choose backend=ddp "
+            "or horovod, or leave it out"
+        )
+    if config.backend.sync == "every":
+        raise SettingError(
+            "optimizer.clip_each_rank=true clips once, before the only exchange of a step, but backend.sync=every "
+            "exchanges after each micro-batch: set backend.sync=window"
+        )
+
+
+def _check_divided(config: Config) -> None:
+    """Raises SettingError for what models that are divided between ranks do not have."""
+    backend = config.backend
+    # What is divided is exchanged by `fully_shard`, in fp32 and in one ring.
+    for name, value, usual in (("compression", backend.compression, "none"), ("rings", backend.rings, "1")):
+        if backend.shard_student is not False and value != usual:
+            raise SettingError(
+                f"backend.{name}={value} is for gradients that each rank has whole, which a divided student never has: "
+                f"leave it out, or choose backend=ddp or backend.shard_student=false"
+            )
+    formats = {"precision.teacher": config.precision.teacher} if config.teacher.kind != "none" else {}
+    formats |= {f"teacher.members.{name}.precision": each.precision for name, each in config.teacher.members.items()}
+    for name, value in formats.items():
+        if backend.shard_teacher is not False and value == "int8":
+            raise SettingError(
+                f"{name}=int8 rounds whole weights, which no rank has of a divided teacher: choose bf16 or fp32, or "
+                "backend.shard_teacher=false"
+            )
+
+
+def check_evaluation(config: Config, reads_text: bool) -> None:
+    """Raises SettingError for a set that has no source, and for settings of a set that is none.
+
+    Args:
+        reads_text: whether the sets of the task are text, each with a source.
+    """
+    settings, length = config.evaluate, config.corpus.tokens.sequence_length
+    if settings.stride is not None and settings.stride >= length:
+        raise SettingError(  # the first token of a window has nothing before it to be predicted from
+            f"evaluate.stride={settings.stride} has to be less than a row of corpus.sequence_length={length}: lower it"
+        )
+    for name in settings.sets:
+        # Settings that are built in Python may have no sources yet.
+        if settings.sources and name not in settings.sources and reads_text:
+            raise SettingError(
+                f"evaluate.sets: {name} has no source{did_you_mean(name, settings.sources)}; choose from "
+                f"{', '.join(sorted(settings.sources))} or add evaluate.sources.{name}"
+            )
+    parts = [f"heldout_{name}" for name in config.corpus.sources]  # what a mixture holds out of each source
+    known = [*settings.sources, *settings.sets, *parts]
+    for name in settings.by_set:
+        if name not in known:
+            raise SettingError(
+                f"evaluate.by_set.{name} is for a set that is not known{did_you_mean(name, known)}: name one of "
+                f"{', '.join(dict.fromkeys(known))}"
+            )
+    if "heldout" in settings.sets and config.corpus.tokens.heldout == 0:
+        raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
+
+
+def check_corpus(config: Config) -> None:
+    """Raises SettingError for a corpus that is an evaluation set, and for a mixture that is none."""
+    settings = config.corpus
+    kind = None if isinstance(settings.source, Component) else settings.source.kind
+    if kind == "heldout":
+        raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
+    if kind == MIXTURE and len(settings.sources) < 2:
+        raise SettingError(f"corpus=mixture needs two sources or more: give corpus.sources='{EXAMPLE}'")
+    if settings.sources and settings.add_prose:
+        raise SettingError(
+            "corpus.add_prose=true has no share in a mixture: give the prose one as corpus.sources.NAME={kind: prose, "
+            "weight: 0.1}, or set corpus.add_prose=false"
+        )
+    held_out = {f"heldout_{name}" for name in settings.sources} if "heldout" in config.evaluate.sets else set()
+    if clash := sorted(held_out & set(config.evaluate.sets)):
+        raise SettingError(
+            f"evaluate.sets names {clash[0]}, what the mixture holds out of a source: give the set another name"
+        )
+
+
+def check_unread(config: Config) -> None:
+    """Refuse what the chosen kind of model would not read: the run would be another one than was asked for."""
+    teacher, student = config.teacher, config.student
+    has_teacher = teacher.kind != "none"
+    for name, value, kind, wanting in (
+        ("teacher.path", teacher.path if has_teacher else None, teacher.kind, SAVED),
+        ("teacher.tokenizer", teacher.tokenizer if has_teacher else None, teacher.kind, SAVED),
+        ("student.path", student.path, student.kind, SAVED),
+        # A rule is a scale's default; numbers are the user's, and a student from random weights takes none of them.
+        ("student.layers", student.layers if isinstance(student.layers, list) else None, student.kind, FROM_TEACHER),
+        ("student.num_layers", student.num_layers, student.kind, ("layers",)),
+        ("student.start", None if student.start == "random" else student.start, student.kind, ("config",)),
+    ):
+        if value is not None and kind not in wanting:
+            model = name.partition(".")[0]
+            raise SettingError(f"{name}={value} is not read with {model}.kind={kind}: choose {model}.kind={wanting[0]}")
+    for name in ("revision", "trust_remote_code"):  # a path and a tokenizer were refused above
+        if teacher.kind == "several" and getattr(teacher, name):
+            raise SettingError(
+                f"teacher.{name}={getattr(teacher, name)} is not read with teacher.kind=several: set "
+                f"teacher.members.NAME.{name}"
+            )

@@ -1,0 +1,69 @@
+"""What a run gives to others: students as model folders with their cards, results.json, and the report."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from distill.models.export_folder import export
+from distill.report import report, summary
+from distill.report.model_card import model_card
+from distill.runs.checkpoint import State
+from distill.runs.describe import backend_facts, training_facts
+from distill.runs.milestones import Milestones
+from distill.runs.record import Record
+from distill.runs.run import Run
+from distill.runtime.errors import first_line
+from distill.runtime.jsonl import read_lines
+from distill.runtime.storage import storage_failure
+
+logger = logging.getLogger(__name__)
+
+
+def make_milestones(run: Run, known: Record) -> Milestones:
+    """What keeps the student after the steps that the settings name, with a model card of the run so far.
+
+    Args:
+        known: the record of the run as it begins.
+    """
+
+    folder, ranks, settings = run.folder, run.ranks, run.config.train
+
+    def write(path: Path, state: State) -> None:
+        note = f"This is the student after step {state.step}; the run went on, and its report has the scores."
+        record = replace(
+            known,
+            snapshot=state.step,
+            notes=[note, *known.notes],
+            training=training_facts(state, run.data.batches, []),
+            backend=backend_facts(ranks, run.config, run.data.batches, state.syncs),
+        )
+        whole = run.pair.whole_student(ranks)
+        if folder.writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            export(whole, run.pair.tokenizer, path, model_card(record.redacted()), durable=True)
+
+    wanted = frozenset(settings.milestones or [])
+
+    def exists(path: Path) -> bool:
+        there: bool = ranks.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
+        return there
+
+    takes_part = folder.writes or folder.checkpoints.by_all_ranks
+    return Milestones(folder.milestones_path, wanted, settings.milestone_every, write, exists, takes_part)
+
+
+def write_outputs(run: Run, record: Record, resolved: str) -> None:
+    """Write student, report and, last of all, results.json, which makes the run a finished one; rank 0 does."""
+    student, folder = run.pair.whole_student(run.ranks), run.folder
+    if not folder.writes:
+        return
+    path = folder.path
+    export(student, run.pair.tokenizer, path / "student", model_card(record))
+    written = f"Report: {path / 'report.html'}"
+    try:
+        report.write(path, record, read_lines(folder.metrics_path), resolved)
+    except Exception as error:  # the student is there, and the report can be made at any time
+        failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
+        written = f"No report ({failure}): `distill report run={path}` writes it."
+    folder.write_results(record)
+    logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")

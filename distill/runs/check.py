@@ -1,0 +1,62 @@
+"""Refuses what no run can have before anything heavy starts: makes the light parts of a run, and checks the rules."""
+
+import math
+from pathlib import Path
+
+from distill.config.paths import check_paths
+from distill.config.rules import check_rules
+from distill.config.settings import Config
+from distill.distributed.collective import check_collective
+from distill.evaluation.measures.users import check_measures
+from distill.models.student import check_student_settings
+from distill.objective.build import make_terms
+from distill.objective.terms import Term, VocabularyTerm
+from distill.objective.vocabulary import mixing_temperature
+from distill.optim import updates
+from distill.optim.optimizer_state import optimizer_state
+from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
+from distill.runs.results_file import read_run
+from distill.runtime.errors import SettingError
+from distill.tasks import find_task, task_of
+
+
+def check(config: Config) -> None:
+    """Raises SettingError for the first setting that no run can have, or that is at odds with another."""
+    terms = make_terms(config.objective)
+    task = find_task(config.objective.task, terms.values())
+    for name, term in terms.items():
+        if term.task not in ("", *task.labels):
+            raise SettingError(
+                f"objective.{name} is a term of objective.task={task_of(term.task)}, but objective.task="
+                f"{config.objective.task}: set objective.{name}.weight=0, or choose another objective"
+            )
+    check_rules(config, terms, task)
+    if len(config.teacher.members) > 1:
+        on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
+        mixing_temperature(on_logits, {name: config.objective.terms[name].temperature for name in on_logits})
+    check_collective(config.backend)
+    _check_optimizer(config)
+    check_measures(config.evaluate.measures)
+    check_student_settings(config.student)
+    check_paths(config)
+    _check_twin(config, terms)
+
+
+def _check_optimizer(config: Config) -> None:
+    """And its schedule, as far as it can be known before the corpus says how many steps an epoch has."""
+    settings = config.optimizer
+    optimizer_state(*updates.try_out(settings))
+    peak = settings.lr if settings.scale_lr == "none" else math.inf  # by the rows of a step, which the backend knows
+    make_schedule(config.schedule, length_in_steps(config.train, ENDLESS), peak)
+
+
+def _check_twin(config: Config, terms: dict[str, Term]) -> None:
+    """Refuse a twin that is no finished run, or that stands beside a run which has no teacher either."""
+    if (path := config.evaluate.twin) is None:
+        return
+    if not any(term.needs_teacher for term in terms.values()):
+        raise SettingError(
+            f"evaluate.twin={path} is to show what a teacher was worth, but no term of this objective learns from one: "
+            "leave it out (`distill compare` lays any runs beside each other)"
+        )
+    read_run(Path(path), "evaluate.twin")

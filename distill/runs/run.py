@@ -1,0 +1,44 @@
+"""What a run is made of once its folder is open, and who follows its training."""
+
+from dataclasses import dataclass
+
+from distill.config.settings import Config
+from distill.distributed import Backend
+from distill.objective.objective import Objective
+from distill.runs.curve import Curve
+from distill.runs.history import StudentHistory
+from distill.runs.metrics import Metrics, RunLog
+from distill.runs.milestones import Milestones
+from distill.runs.pair import Pair
+from distill.runs.run_folder import RunFolder
+from distill.runs.step import Observer
+from distill.tasks import Prepared, Task
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is about to train; no setting of it is open any more."""
+
+    config: Config
+    task: Task
+    pair: Pair
+    data: Prepared
+    objective: Objective
+    folder: RunFolder
+    ranks: Backend
+
+
+@dataclass(frozen=True)
+class Followers:
+    """Who follows a training: the observers of its steps, and the history of its student."""
+
+    log: RunLog
+    metrics: Metrics
+    curve: Curve
+    milestones: Milestones
+    history: StudentHistory
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """In the order in which the loop calls them."""
+        return self.metrics, self.curve, self.milestones
