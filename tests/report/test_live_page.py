@@ -80,7 +80,7 @@ def test_a_run_that_has_stopped_says_so_and_how_to_go_on(
 
 def test_a_finished_run_without_its_report_names_the_command_for_it(tmp_path: Path) -> None:
     _, text = written(replace(under_way(), ending=Ending(0, "")), tmp_path)
-    assert "python -m distill.report /home/someone/runs/distilbert_gutenberg" in text and "status" not in text
+    assert "distill report run=/home/someone/runs/distilbert_gutenberg" in text and "status" not in text
 
 
 @pytest.mark.parametrize("count", [1, MOST - 1, MOST, 10_000])

@@ -128,7 +128,7 @@ def test_a_report_that_fails_leaves_a_page_that_names_the_cure(shelf: Shelf, mon
     at_step(monkeypatch, 4, lambda _: wait_until((folder / "report.html").exists))
     assert shelf.run(folder, OFTEN) == 0
     page = (folder / "report.html").read_text()
-    assert results(folder)["finished"] and f"python -m distill.report {folder}" in page and "Under way" not in page
+    assert results(folder)["finished"] and f"distill report run={folder}" in page and "Under way" not in page
 
 
 @pytest.mark.parametrize("every", ["null", "0"])
