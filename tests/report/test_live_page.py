@@ -121,7 +121,7 @@ def test_curves_lie_where_their_numbers_say() -> None:
 
 
 def test_the_last_lines_of_logs_are_fit_to_be_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_known", {"hunter2-hunter2": "***"})
+    monkeypatch.setattr(redaction, "_secrets", {"hunter2-hunter2"})
     assert cleaned(["a\r\x1b[Kb\r", "", "\x1b[31mred\x1b[0m", "pass hunter2-hunter2 on", "bell\x07"]) == [
         "b", "red", "pass *** on", "bell\\x07",
     ]  # fmt: skip

@@ -19,6 +19,7 @@ from distill.report import live, report
 from distill.report.live_run import is_free
 from distill.runs.check import check
 from distill.runs.metrics import RunLog
+from distill.runtime import redaction
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import log
 
@@ -91,6 +92,7 @@ def test_a_bug_leaves_its_traceback_in_the_page(shelf: Shelf, monkeypatch: pytes
     def fail(_: RunLog) -> None:
         raise RuntimeError("an odd thing with api_key=abcdefgh")
 
+    monkeypatch.setattr(redaction, "_secrets", {"abcdefgh"})  # as of a setting
     at_step(monkeypatch, 2, fail)
     with pytest.raises(RuntimeError):
         shelf.run(shelf.root / "bug")
