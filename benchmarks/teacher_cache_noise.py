@@ -28,7 +28,7 @@ from machine import save, table, title
 from teacher_cache_runs import CACHES, pair_settings
 
 from distill import job
-from distill.config.command_line import composed
+from distill.config.composition import composed
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Backend, gradient_sync

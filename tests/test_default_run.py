@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from job import book, distill, results
 
-from distill.config.command_line import CommandLine, composed, composed_run
+from distill.config.command_line import CommandLine
+from distill.config.composition import composed, composed_run
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
 

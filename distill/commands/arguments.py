@@ -29,21 +29,21 @@ def parse(
         moved: options of an earlier release, such as --output, and how they are written now.
         besides: a dataclass whose names the command has taken already, for the messages.
     """
-    given, rest = split(cls, arguments, command, moved)
+    values, rest = split(cls, arguments, command, moved)
     if rest:
         name = rest[0].partition("=")[0]
-        known = [each.name for part in (besides, cls) if part is not None for each in fields(part)]
+        names = [field.name for part in (besides, cls) if part is not None for field in fields(part)]
         raise SettingError(
-            f"{name} is no argument of `distill {command}`{did_you_mean(name, known)}: it takes {', '.join(known)}"
+            f"{name} is no argument of `distill {command}`{did_you_mean(name, names)}: it takes {', '.join(names)}"
         )
-    return given
+    return values
 
 
 def split(
     cls: type[Arguments], arguments: list[str], command: str, moved: Mapping[str, str] | None = None
 ) -> tuple[Arguments, list[str]]:
     """The same of a command that takes settings of a run too, which are the second part."""
-    kinds, found, rest = get_type_hints(cls), dict[str, Any](), list[str]()
+    kinds, values, rest = get_type_hints(cls), dict[str, Any](), list[str]()
     for argument in arguments:
         name, separator, value = argument.partition("=")
         if name in (moved or {}):
@@ -54,23 +54,23 @@ def split(
         if name not in kinds:
             rest.append(argument)
         elif get_origin(kinds[name]) is list:
-            found.setdefault(name, []).extend(_listed(name, value, get_args(kinds[name])[0]))
-        elif name in found:
-            raise SettingError(f"{name} is given twice ({name}={found[name]} and {name}={value}): give it once")
+            values.setdefault(name, []).extend(_listed(name, value, get_args(kinds[name])[0]))
+        elif name in values:
+            raise SettingError(f"{name} is given twice ({name}={values[name]} and {name}={value}): give it once")
         else:
-            found[name] = _value(name, value, _plain(kinds[name]))
+            values[name] = _value(name, value, _plain(kinds[name]))
     for field in fields(cls):  # type: ignore[arg-type]
-        if field.name not in found and field.default is MISSING and field.default_factory is MISSING:
+        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise SettingError(
                 f"{field.name} is missing: give {field.name}=VALUE; `distill {command} --help` says what it takes"
             )
-    return cls(**found), rest
+    return cls(**values), rest
 
 
 def _plain(kind: Any) -> Any:
     """X of X | None."""
     if get_origin(kind) in (types.UnionType, Union):
-        return next(each for each in get_args(kind) if each is not type(None))
+        return next(part for part in get_args(kind) if part is not type(None))
     return kind
 
 
@@ -80,7 +80,7 @@ def _listed(name: str, value: str, kind: Any) -> list[Any]:
         return [_value(name, value, kind)]
     from distill.config.command_line import read_list
 
-    return [_value(name, each, kind) for each in read_list(name, value)]
+    return [_value(name, entry, kind) for entry in read_list(name, value)]
 
 
 def _value(name: str, value: str, kind: Any) -> Any:

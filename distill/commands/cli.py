@@ -20,34 +20,34 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
-    given = sys.argv[1:] if arguments is None else arguments
-    asks = bool({"-h", "--help"} & set(given))
-    if given and re.fullmatch(r"[a-z]\w*", given[0]):
-        return run_command(given[0], given[1:], asks)
-    if asks:
+    words = sys.argv[1:] if arguments is None else arguments
+    wants_help = bool({"-h", "--help"} & set(words))
+    if words and re.fullmatch(r"[a-z]\w*", words[0]):
+        return run_command(words[0], words[1:], wants_help)
+    if wants_help:
         from distill.commands.help import main_help
 
         print(main_help({name: text for name, (_, text) in COMMANDS.items()}))
         return 0
-    if given == ["--version"]:
+    if words == ["--version"]:
         from distill.runtime.version import __version__
 
         print(__version__)
         return 0
-    if given == ["--schema"]:
+    if words == ["--schema"]:
         from distill.config.schema import print_schema
 
         return print_schema()
     from distill.commands.main_job import main as run_job
 
-    return run_job(given)
+    return run_job(words)
 
 
-def run_command(name: str, arguments: list[str], asks: bool = False) -> int:
+def run_command(name: str, arguments: list[str], wants_help: bool = False) -> int:
     """The exit status of a command; of one that there is not, after a line that names the nearest.
 
     Args:
-        asks: whether to print its help alone.
+        wants_help: prints its help, and does nothing.
     """
     from distill.commands.ending import say, status_of
     from distill.runtime.errors import SettingError
@@ -57,7 +57,7 @@ def run_command(name: str, arguments: list[str], asks: bool = False) -> int:
         say(f"{name} is no command{did_you_mean(name, COMMANDS)}: give one of {', '.join(COMMANDS)}, or NAME=VALUE")
         return SettingError.status
     command = import_module(COMMANDS[name][0])
-    if asks:
+    if wants_help:
         print(command.HELP.strip())
         return 0
     limit_spinning()

@@ -37,8 +37,8 @@ class CompareArguments:
 
 def run(arguments: list[str]) -> None:
     """Compare the runs, write the page, and print the tables and where it is."""
-    given = parse(CompareArguments, arguments, "compare", MOVED)
-    compared = ComparedRuns(find_runs(given.run), given.by, "by")
-    only = Path(given.run[0]).expanduser()
-    own = only if len(given.run) == 1 and is_sweep(only) else FOLDER
-    print(f"{compared}\nComparison: {compared.write(given.output or own)}")
+    options = parse(CompareArguments, arguments, "compare", MOVED)
+    compared = ComparedRuns(find_runs(options.run), options.by, "by")
+    only = Path(options.run[0]).expanduser()
+    folder = only if len(options.run) == 1 and is_sweep(only) else FOLDER
+    print(f"{compared}\nComparison: {compared.write(options.output or folder)}")

@@ -35,6 +35,6 @@ def run(arguments: list[str]) -> None:
     """Score what the command line names, and print the table."""
     from distill.commands.scoring import evaluate_models
 
-    given, settings = split(EvaluateArguments, arguments, "evaluate")
-    print(evaluate_models(given.model, settings, given.output))
-    print(f"\nWritten: {given.output}/scores.json and scores.md")
+    options, settings = split(EvaluateArguments, arguments, "evaluate")
+    print(evaluate_models(options.model, settings, options.output))
+    print(f"\nWritten: {options.output}/scores.json and scores.md")

@@ -45,7 +45,7 @@ def main_help(commands: Mapping[str, str]) -> str:
         if folder.is_dir()
     }
     tables = {"commands:": commands, "recipes (+recipe=NAME):": recipes, "groups (GROUP=OPTION):": groups}
-    return "\n\n".join([HELP.strip(), *(_table(*each) for each in tables.items()), OPTIONS.strip()])
+    return "\n\n".join([HELP.strip(), *(_table(title, rows) for title, rows in tables.items()), OPTIONS.strip()])
 
 
 def _summary(recipe: Path) -> str:

@@ -11,7 +11,8 @@ from distill.runtime.errors import SettingError
 from distill.runtime.threads import keep_compiled_kernels, limit_spinning
 
 if TYPE_CHECKING:
-    from distill.config.command_line import CommandLine, Composed, ComposedRun
+    from distill.config.command_line import CommandLine
+    from distill.config.composition import ComposedRun, Composition
     from distill.runtime.signals import Signals
 
 
@@ -22,7 +23,8 @@ def main(arguments: list[str]) -> int:
 
 def run_command(arguments: list[str], signals: "Signals") -> int:
     """Do what a command line says; of a sweep the exit status of the first run that failed."""
-    from distill.config.command_line import CommandLine, by_hydra, check_overrides, compose
+    from distill.config.command_line import CommandLine, check_overrides
+    from distill.config.composition import by_hydra, compose
 
     limit_spinning()
     keep_compiled_kernels()
@@ -33,13 +35,13 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
         if line.shows:
             by_hydra(line, lambda _: None)
             return 0
-        found = compose(line)
-        if found.sweeps or "--multirun" in line.options:
+        composition = compose(line)
+        if composition.sweeps or "--multirun" in line.options:
             from distill.commands.sweep import run_sweep
 
-            return run_sweep(line, found, lambda job, direction: train(job, signals, direction))
-        folder = str(found.folder)
-        return run_one(line, found, signals)
+            return run_sweep(line, composition, lambda job, direction: train(job, signals, direction))
+        folder = str(composition.folder)
+        return run_one(line, composition, signals)
     except Exception as error:
         failure = expected(error, folder)
         if failure is None:
@@ -52,13 +54,14 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
         return failure.status
 
 
-def run_one(line: "CommandLine", found: "Composed", signals: "Signals") -> int:
+def run_one(line: "CommandLine", composition: "Composition", signals: "Signals") -> int:
     """Run what was composed: one run, or a chain of them."""
-    from distill.config.command_line import check_one_run, run_of
+    from distill.config.command_line import check_one_run
+    from distill.config.composition import run_of
 
     check_one_run(line)
-    folder = Path(os.path.abspath(found.folder))
-    if (chain := found.chain) is not None:
+    folder = Path(os.path.abspath(composition.folder))
+    if (chain := composition.chain) is not None:
         from distill.commands.chain import run_chain
         from distill.runtime.progress import configure_logging
 
@@ -70,7 +73,7 @@ def run_one(line: "CommandLine", found: "Composed", signals: "Signals") -> int:
         configure_logging(0)
         print(run_chain(chain, folder, line.config_dir))
         return 0
-    job = run_of(found)._replace(folder=folder)
+    job = run_of(composition)._replace(folder=folder)
     if (status := start_ranks(job)) is not None:
         return status
     train(job, signals)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def run(arguments: list[str]) -> None:
     """Prepare what the command line names."""
-    from distill.config.command_line import composed
+    from distill.config.composition import composed
 
     prepare(composed(arguments))
 

@@ -19,25 +19,30 @@ ONE_PROCESS = "--multirun runs its jobs in one process: take backend=single, or 
 RENEW = 20  # seconds between two loads of the page while the sweep goes on
 
 if TYPE_CHECKING:
-    from distill.config.command_line import CommandLine, Composed, ComposedRun
+    from distill.config.command_line import CommandLine
+    from distill.config.composition import ComposedRun, Composition
 
     Train = Callable[[ComposedRun, str | None], float | None]
 
 logger = logging.getLogger(__name__)
 
 
-def run_sweep(line: "CommandLine", found: "Composed", train: "Train") -> int:
+def run_sweep(line: "CommandLine", composition: "Composition", train: "Train") -> int:
     """Run a sweep or a search; gives the exit status of the first run that failed, after which the others go on.
 
     Args:
         train: runs a job and gives the number that a search wants, in the direction that it names.
     """
-    from distill.config.command_line import by_hydra, check_sweep, fixed_overrides
+    from distill.config.composition import by_hydra, check_sweep, fixed_overrides
 
     if is_rank():
         raise SettingError(ONE_PROCESS)
-    check_sweep(found)
-    sweep = Sweep(Path(found.hydra.sweep.dir), fixed_overrides(line, found.hydra), found.settings.get("optimize"))
+    check_sweep(composition)
+    sweep = Sweep(
+        Path(composition.hydra.sweep.dir),
+        fixed_overrides(line, composition.hydra),
+        composition.settings.get("optimize"),
+    )
     statuses: list[int] = []
     try:
         by_hydra(line, lambda run: _run(run, sweep, train, statuses))
@@ -52,9 +57,9 @@ def run_sweep(line: "CommandLine", found: "Composed", train: "Train") -> int:
     return next(iter(statuses), 0)
 
 
-def _run(run: "Composed", sweep: "Sweep", train: "Train", statuses: list[int]) -> float | None:
+def _run(run: "Composition", sweep: "Sweep", train: "Train", statuses: list[int]) -> float | None:
     """One run of a sweep. Its error is kept back from Hydra, which would print lines of its own and end all."""
-    from distill.config.command_line import run_of
+    from distill.config.composition import run_of
     from distill.distributed.launch import should_launch
 
     sweep.begin(run.folder, run.overrides)

@@ -74,7 +74,11 @@ class EvaluateConfig(Settings):
         None, "rows and pseudo_perplexity.share of one set alone, by its name.", factory=dict
     )
     # Values are Component.
-    measures: dict[str, Any] = setting(None, "Measures of your own by name.", factory=dict)
+    measures: dict[str, Any] = setting(
+        None,
+        "Further measures by name: a torchmetrics Metric of logits and targets, as `_target_` and its arguments.",
+        factory=dict,
+    )
     twin: str | None = setting(None, "Run folder of the no-teacher twin, which the report lays beside the student.")
 
     @field_validator("sets")

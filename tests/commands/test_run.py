@@ -20,8 +20,9 @@ from transformers.utils import logging as transformers_logging
 import distill
 from distill.commands.api import run as module
 from distill.commands.api.run_results import RunResults
-from distill.config.command_line import composed_run, run_dir
+from distill.config.command_line import run_dir
 from distill.config.compose import register
+from distill.config.composition import composed_run
 from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
 from distill.runtime.signals import SAME_REQUEST, Signals
 

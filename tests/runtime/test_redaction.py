@@ -12,8 +12,9 @@ from job import Shelf, command, distill, program, results
 from omegaconf import OmegaConf
 from own_models import KEY
 
-from distill.config.command_line import CommandLine, check_overrides, composed_run
+from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, chain_config, register
+from distill.config.composition import composed_run
 from distill.config.flat_settings import flatten
 from distill.config.settings import CONF, RECIPES, Config
 from distill.runtime import redaction

@@ -29,7 +29,7 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
         Interrupted: a signal ended it, which is a KeyboardInterrupt.
     """
     from distill.commands.scoring import evaluate_models
-    from distill.config.command_line import hydra_as_before
+    from distill.config.composition import hydra_as_before
     from distill.runtime.signals import handled
 
     for name, given, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):

@@ -14,7 +14,7 @@ from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError
 
 if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults
-    from distill.config.command_line import ComposedRun
+    from distill.config.composition import ComposedRun
 
 # By its exit status, what has ended a run that was started as a command. A chain's stage has a status of its own.
 ENDINGS = {each.status: each for each in (SettingError, Diverged, RankLost, StorageFailed)}
@@ -41,7 +41,8 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
         Diverged, RankLost, StorageFailed: as the command's exit statuses 3, 4 and 74 say.
         Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call goes on.
     """
-    from distill.config.command_line import CommandLine, composed_run, run_dir
+    from distill.config.command_line import CommandLine, run_dir
+    from distill.config.composition import composed_run
 
     if isinstance(overrides, str):
         raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")

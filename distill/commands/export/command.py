@@ -35,10 +35,10 @@ class ExportArguments:
 
 def run(arguments: list[str]) -> None:
     """Write the files into the folder of the model, and print the table."""
-    given = parse(ExportArguments, arguments, "export", MOVED)
-    choose("format", given.format, ["onnx"])
-    if given.max_sequences < 1:
-        raise SettingError(f"max_sequences={given.max_sequences}: give at least 1")
+    options = parse(ExportArguments, arguments, "export", MOVED)
+    choose("format", options.format, ["onnx"])
+    if options.max_sequences < 1:
+        raise SettingError(f"max_sequences={options.max_sequences}: give at least 1")
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -46,4 +46,4 @@ def run(arguments: list[str]) -> None:
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    print(onnx.table(onnx.write(given.model, given.input, given.max_sequences)))
+    print(onnx.table(onnx.write(options.model, options.input, options.max_sequences)))

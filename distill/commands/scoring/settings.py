@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distill.commands.scoring.located import Located, formats_of_run, settings_of_run
-from distill.config.command_line import composed
 from distill.config.compose import add_recipe
+from distill.config.composition import composed
 from distill.config.paths import check_paths
 from distill.config.rules import check_corpus, check_evaluation, check_unread
 from distill.config.settings import CONF, Config

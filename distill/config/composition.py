@@ -1,0 +1,230 @@
+"""What Hydra makes of a command line: one composition, by which one run is made, or each of a sweep."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distill.config.command_line import CommandLine, check_one_run, check_overrides
+from distill.config.compose import build, chain_config, register
+from distill.config.folders import CONF
+from distill.config.settings import ChainConfig, Config
+from distill.config.sweep.index import SweepIndex
+from distill.config.sweep.names import swept_overrides
+from distill.config.written import as_yaml, without_environment
+from distill.runtime.errors import SettingError
+from distill.runtime.redaction import redact, secrets_in
+
+BASIC = "basic"  # Hydra's own sweeper
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What Hydra makes of a command line: the settings, and its own part."""
+
+    settings: Any
+    hydra: Any
+    overrides: list[str]  # those of the settings
+    folder: Path  # of the run
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether a recipe, or hydra.mode on the command line, makes this a sweep."""
+        return "MULTIRUN" in str(self.hydra.get("mode"))
+
+    @property
+    def recipe(self) -> str:
+        return str(self.hydra.runtime.choices.get("recipe") or "default")
+
+    @property
+    def chain(self) -> ChainConfig | None:
+        """The chain that the recipe names; None where it names one run."""
+        return chain_config(self.settings, self.overrides)
+
+
+class ComposedRun(NamedTuple):
+    """One run, and what its report says of it."""
+
+    config: Config
+    folder: Path
+    recipe: str
+    command: str
+    resolved: str  # the settings as YAML, as they were given
+
+
+def composed(arguments: list[str]) -> Config:
+    """The settings of the one run that a command line names, for commands beside the main one.
+
+    Args:
+        arguments: the command line: `+recipe=NAME`, NAME=VALUE, and --config-dir FOLDER.
+
+    Raises:
+        SettingError: bad input, or a chain or a sweep, which are several runs.
+    """
+    composition = _one_run(CommandLine.of(arguments))
+    return build(composition.settings, composition.overrides)
+
+
+def composed_run(arguments: list[str]) -> ComposedRun:
+    """The one run that a command line names, for programs that run it themselves.
+
+    What Hydra keeps for the whole process, such as the configuration of a program that uses it too, is as before
+    afterwards.
+
+    Args:
+        arguments: as `composed` takes them, and hydra.run.dir, the folder of the run.
+
+    Raises:
+        SettingError: bad input, several runs, or a part of Hydra that only the command has.
+    """
+    with hydra_as_before():
+        return run_of(_one_run(CommandLine.of(arguments)))
+
+
+def _one_run(line: CommandLine) -> Composition:
+    if options := [name for name in line.options if name not in ("--config-dir", "--multirun")]:
+        raise SettingError(
+            f"{options[0]} is an option of the command: run `python -m distill` with it, or leave it out"
+        )
+    check_overrides(line)
+    composition = compose(line)
+    if (
+        "--multirun" in line.options
+        or composition.sweeps
+        or any(override.is_sweep_override() for override in line.parsed())
+    ):
+        raise SettingError(
+            "this command is about one run: leave --multirun, lists of several values and recipes of sweeps out"
+        )
+    check_one_run(line)
+    if composition.settings.get("chain") is not None:
+        raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
+    return composition
+
+
+def compose(line: CommandLine) -> Composition:
+    """The configuration that a command line makes; of a sweep what its runs have in common."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    register()
+    path, overrides = [], []
+    swept = {override.input_line for override in line.parsed() if override.is_sweep_override()}
+    for override in line.parsed():
+        if override.key_or_group == "hydra.searchpath":
+            path += override.value()
+    for text in line.overrides:
+        if not text.startswith("hydra.searchpath=") and text not in swept:
+            overrides.append(text)
+    if folder := line.options.get("--config-dir"):
+        path.insert(0, f"file://{Path(folder).absolute()}")
+    listed = ",".join("'{}'".format(entry.replace("'", "\\'")) for entry in path)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        settings = hydra_compose(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"], return_hydra_config=True)
+    HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
+    without_hydra = OmegaConf.masked_copy(settings, [str(name) for name in settings if name != "hydra"])
+    return Composition(without_hydra, HydraConfig.get(), line.of_settings, Path(str(settings.hydra.run.dir)))
+
+
+def run_of(composition: Composition) -> ComposedRun:
+    """The run that was composed."""
+    config = build(composition.settings, composition.overrides)
+    command = " ".join(["python -m distill", *map(redact, composition.overrides)])
+    return ComposedRun(config, composition.folder, composition.recipe, command, as_yaml(config.given))
+
+
+def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> None:
+    """Let Hydra read the command line of this process: it shows what is asked for, or calls `run` for each of a sweep.
+
+    Raises:
+        SettingError: of Hydra, in its own classes, and what `run` raises.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    def task(settings: Any) -> float | None:
+        job = HydraConfig.get()
+        return run(Composition(settings, job, list(job.overrides.task), Path(job.runtime.output_dir)))
+
+    register()
+    name_sweep_folders(line)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, which get one line
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
+
+
+def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
+    """The names of the overrides that are the same in all runs of a sweep, as Hydra writes them: `+recipe`.
+
+    Args:
+        hydra: its own configuration, with the overrides of its sweeper besides those of the command line.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    sweeper = OmegaConf.to_container(hydra.sweeper)
+    assert isinstance(sweeper, dict)
+    params = [f"{name}={value}" for name, value in (sweeper.get("params") or {}).items()]
+    is_swept = {
+        override.get_key_element(): override.is_sweep_override()
+        for override in [*OverridesParser.create().parse_overrides(params), *line.parsed()]
+    }  # of a name that comes twice the last one holds
+    return {name for name, swept in is_swept.items() if not swept}
+
+
+def name_sweep_folders(line: CommandLine) -> None:
+    """Let Hydra name the folders of a sweep's runs by what is swept: the value of `${sweep_folder:}`."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    def folder() -> str:
+        job = HydraConfig.get()
+        if OmegaConf.is_missing(job.job, "num"):  # the configuration is only shown
+            return "NAME=VALUE"
+        swept = swept_overrides(job.overrides.task, fixed_overrides(line, job))
+        return SweepIndex(Path(job.sweep.dir)).folder_of(swept, numbered=sweeper_of(job) != BASIC)
+
+    OmegaConf.register_new_resolver("sweep_folder", folder, replace=True)
+
+
+def sweeper_of(hydra: Any) -> str:
+    """The option of hydra/sweeper; Hydra's own is basic, and runs every value that is given."""
+    return str(hydra.runtime.choices.get("hydra/sweeper"))
+
+
+@contextmanager
+def hydra_as_before() -> Iterator[None]:
+    """Within it Hydra is as if nothing had used it; afterwards it is as the program around has left it."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    states = GlobalHydra.instance(), HydraConfig.instance()
+    before = states[0].hydra, states[1].cfg
+    states[0].clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(states[0])  # what composes has put a copy in its place
+        states[0].hydra, states[1].cfg = before
+
+
+def check_sweep(composition: Composition) -> None:
+    """Look at a sweep before its first run.
+
+    Raises:
+        SettingError: a recipe holds a secret, which Hydra would write into a file of its own, or the sweeper needs a
+            number of each run and no `optimize` names one.
+    """
+    if secret := next(secrets_in(without_environment(composition.settings)), None):
+        raise SettingError(
+            f"{secret} is named like a secret, which Hydra would write into a file of the sweep: write "
+            f"{secret.rpartition('.')[2]}: ${{oc.env:NAME}} into the recipe and set that variable"
+        )
+    if sweeper_of(composition.hydra) != BASIC and composition.settings.get("optimize") is None:
+        raise SettingError(
+            f"optimize=null, but the sweeper {sweeper_of(composition.hydra)} chooses by a number of each run: set "
+            "optimize=perplexity, or another number of the results"
+        )
