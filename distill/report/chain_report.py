@@ -42,13 +42,13 @@ def write(path: Path, results: dict[str, list[Runs]], milestones: dict[str, Mile
     scores = {model: _scores(stages) for model, stages in results.items()}
     curves = {stage: curves_of(stage, runs) for stage, runs in milestones.items()}
     tables = [table_markdown(_table(results, scores))] if results else []
-    sections = [section(path, stage, milestones[stage], found) for stage, found in curves.items()]
+    sections = [section(path, stage, milestones[stage], drawn) for stage, drawn in curves.items()]
     text = "\n\n".join([*tables, *sections, *anchors]) + "\n"
     with atomic(path / "chain.md") as new:
         new.write_text(text, encoding="utf-8")
     content = {
-        "models": {model: {", ".join(column): of for column, of in found.items()} for model, found in scores.items()},
-        "milestones": {stage: {": ".join(curve): of for curve, of in found.items()} for stage, found in curves.items()},
+        "models": {model: {", ".join(column): of for column, of in by.items()} for model, by in scores.items()},
+        "milestones": {stage: {": ".join(curve): of for curve, of in by.items()} for stage, by in curves.items()},
     }
     with atomic(path / "chain.json") as new:
         new.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -65,14 +65,14 @@ def blocks(results: dict[str, list[Runs]], anchors: list[str]) -> list[Block]:
 
 def _table(results: dict[str, list[Runs]], scores: dict[str, dict[Column, list[float]]]) -> Table:
     """A line for each model, beside the first one."""
-    columns = list(dict.fromkeys(column for found in scores.values() for column in found))
+    columns = list(dict.fromkeys(column for by_column in scores.values() for column in by_column))
     first = next(iter(scores.values()))
     table = Table(["", "parameters", "tokens/s", *(", ".join(column) for column in columns)], note=NOTE)
-    for model, found in scores.items():
+    for model, by_column in scores.items():
         student = results[model][0][0].student
         assert student is not None  # of a finished run
         cells = [model, short(student.parameters), number(student.tokens_per_second)]
-        table.rows.append([*cells, *(_compared(found.get(column), first.get(column)) for column in columns)])
+        table.rows.append([*cells, *(_compared(by_column.get(column), first.get(column)) for column in columns)])
     return table
 
 
@@ -83,12 +83,12 @@ def _scores(stages: list[Runs]) -> dict[Column, list[float]]:
 
 def scores_of(runs: Runs) -> dict[Column, list[float]]:
     """Every score of the students, of each seed that has it."""
-    found: dict[Column, list[float]] = {}
+    scores: dict[Column, list[float]] = {}
     for name, measure in runs[0].measures.items():
         for data in runs[0].student.scores.get(name, {}) if runs[0].student else {}:
             values = [run.student.score(name, data) for run in runs if run.student]
-            found[measure.title, data_label(runs[0], data)] = [value for value in values if value is not None]
-    return found
+            scores[measure.title, data_label(runs[0], data)] = [value for value in values if value is not None]
+    return scores
 
 
 def data_label(record: Record, name: str) -> str:
@@ -117,20 +117,20 @@ def curves_of(stage: str, runs: MilestoneRuns) -> Curves:
 
     The stage itself has one value where it was evaluated after that step, the stages run from there one for each seed.
     """
-    record, found = runs.record, Curves()
+    record, curves = runs.record, Curves()
     for point in record.history:
         if point.step is not None and point.step in record.snapshots:
             for name, measure in record.measures.items():
                 for data, value in point.scores.get(name, {}).items():
                     if is_number(value):
                         curve = stage, f"{measure.title}, {data_label(record, data)}"
-                        found.setdefault(curve, {})[point.step] = [value]
+                        curves.setdefault(curve, {})[point.step] = [value]
     for name, by_step in runs.stages.items():
         for step, of_step in by_step.items():
             for column, values in scores_of(of_step).items():
                 if values:
-                    found.setdefault((name, ", ".join(column)), {})[step] = values
-    return found
+                    curves.setdefault((name, ", ".join(column)), {})[step] = values
+    return curves
 
 
 def section(path: Path, stage: str, runs: MilestoneRuns, curves: Curves) -> str:

@@ -143,16 +143,16 @@ def draw(sheet: Sheet, figure: Any = None) -> Any:
 
     with matplotlib.rc_context(STYLE):
         figure, axes = _grid(figure, len(sheet.panels), sheet.columns, sheet.height)
-        for number, (own, panel) in enumerate(zip(axes, sheet.panels, strict=True)):
-            own.set_title(plain(panel.title))
+        for number, (area, panel) in enumerate(zip(axes, sheet.panels, strict=True)):
+            area.set_title(plain(panel.title))
             if isinstance(panel, DotPanel):
-                _dots(own, panel, named=number % sheet.columns == 0)
+                _dots(area, panel, named=number % sheet.columns == 0)
                 continue
-            _panel(own, panel)
+            _panel(area, panel)
             if number >= len(axes) - sheet.columns:
-                own.set_xlabel(plain(panel.axis))
-            if sheet.legend == "inside" and len(own.get_legend_handles_labels()[0]) > 1:
-                own.legend(loc="upper right", fontsize=7)
+                area.set_xlabel(plain(panel.axis))
+            if sheet.legend == "inside" and len(area.get_legend_handles_labels()[0]) > 1:
+                area.legend(loc="upper right", fontsize=7)
         handles, labels = axes[0].get_legend_handles_labels()
         if sheet.legend == "below" and len(handles) > 1:
             figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(handles)), handletextpad=0.4)
@@ -274,7 +274,7 @@ def is_crowded(values: Sequence[float]) -> bool:
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> str:
-    """Write the PNG; give back the SVG elements, with colours as CSS variables and ids of this figure's own."""
+    """Write the PNG; give back the SVG elements, with colours as CSS variables and ids of this figure's area."""
     from PIL import Image
 
     drawn = io.BytesIO()

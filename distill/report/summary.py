@@ -228,8 +228,8 @@ def _steps_beside(steps: int | None, twin: Baseline) -> tuple[bool, str]:
 
 def _is_unclear(twin: Baseline, measure: str, key: str) -> bool:
     """Whether the bootstrap of student and twin on a set leaves open which is better; not so where there is none."""
-    found = twin.bootstrap.get(measure, {}).get(key) or Resampled()
-    return is_number(found.low) and is_number(found.high) and found.low <= 1 <= found.high
+    drawn = twin.bootstrap.get(measure, {}).get(key) or Resampled()
+    return is_number(drawn.low) and is_number(drawn.high) and drawn.low <= 1 <= drawn.high
 
 
 def _verdict(
@@ -253,20 +253,20 @@ def _resampled(record: Record) -> str:
     """How sure it is that the student is better than its twin: of the first measure that has a bootstrap."""
     bootstrap = record.baseline.bootstrap if record.baseline else {}
     for name, measure in record.measures.items():
-        by_set = {key: found for key, found in bootstrap.get(name, {}).items() if is_number(found.low)}
+        by_set = {key: drawn for key, drawn in bootstrap.get(name, {}).items() if is_number(drawn.low)}
         if by_set:
-            parts = [_resampled_set(record.label_of(key), found) for key, found in by_set.items()]
+            parts = [_resampled_set(record.label_of(key), drawn) for key, drawn in by_set.items()]
             resamples = number(next(iter(by_set.values())).resamples)
             title = measure.title.lower()
             return f"In {resamples} paired resamples of each set its {title} is the lower one {listed(parts)}."
     return ""
 
 
-def _resampled_set(label: str, found: Resampled) -> str:
-    drawn = f"{number(found.num_units)} {found.units}"
+def _resampled_set(label: str, drawn: Resampled) -> str:
+    units = f"{number(drawn.num_units)} {drawn.units}"
     return (
-        f"in {percent(found.better, 1)} of them on {label} ({drawn}; {percent(found.confidence)} interval of the "
-        f"ratio {interval(found.low, found.high)})"
+        f"in {percent(drawn.better, 1)} of them on {label} ({units}; {percent(drawn.confidence)} interval of the "
+        f"ratio {interval(drawn.low, drawn.high)})"
     )
 
 

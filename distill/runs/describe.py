@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from distill.runs.record import Record
 from distill.runtime.version import __version__
 from distill.tasks import Prepared
 from distill.teacher.cache import Cache
-from distill.teacher.members import title_of
+from distill.teacher.members import ONLY, title_of
 
 AnyModel = TypeVar("AnyModel", bound=facts.Model)
 
@@ -73,22 +73,22 @@ def model_facts(kind: type[AnyModel], name: str, model: Any) -> AnyModel:
 
 def teacher_facts(pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
     """The only teacher, or what several are together; `caches` by the name of a member, which the only one lacks."""
+    kept = {name: cache_facts(cache) for name, cache in caches.items()}
+    members = {
+        member.name: replace(model_facts(facts.Teacher, member.title, member.model), cache=kept.get(member.name))
+        for member in pair.teachers
+        if member.name
+    }
     whole = model_facts(facts.Teacher, title_of(pair.teachers), pair.teacher)
-    for member in pair.teachers:
-        described = whole
-        if member.name:
-            described = whole.members[member.name] = model_facts(facts.Teacher, member.title, member.model)
-        described.cache = cache_facts(caches[member.name]) if member.name in caches else None
-    return whole
+    return replace(whole, members=members, cache=kept.get(ONLY))
 
 
 def student_facts(config: Config, pair: Pair) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
     make = config.student.custom
     call = None if make is None else call_of(make, config.corpus.tokens.sequence_length)
-    student.origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
-    student.start = _start(config, pair)
-    return student
+    origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
+    return replace(student, origin=origin, start=_start(config, pair))
 
 
 def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> facts.Origin:
@@ -244,8 +244,8 @@ def backend_facts(backend: Backend, config: Config, batches: Batches, syncs: int
 
 
 def cache_facts(cache: Cache) -> facts.TeacherCache:
-    known = {each.name for each in fields(facts.TeacherCache)}
-    return facts.TeacherCache(**{name: value for name, value in cache.facts().items() if name in known})
+    names = {field.name for field in fields(facts.TeacherCache)}
+    return facts.TeacherCache(**{name: value for name, value in cache.facts().items() if name in names})
 
 
 def environment(device: torch.device) -> facts.Environment:

@@ -32,12 +32,12 @@ def to_json(value: Any) -> Any:
     if not is_dataclass(value):
         return value
     written: dict[str, Any] = {}
-    for each in fields(value):
-        inner = to_json(getattr(value, each.name))
-        if _key(each) == "*":
+    for item in fields(value):
+        inner = to_json(getattr(value, item.name))
+        if _key(item) == "*":
             written |= inner
-        elif inner not in (None, {}, []) or not each.metadata.get("sparse"):
-            written[_key(each)] = inner
+        elif inner not in (None, {}, []) or not item.metadata.get("sparse"):
+            written[_key(item)] = inner
     return written
 
 
@@ -54,7 +54,7 @@ def from_json(kind: type[Part], value: Any, where: str = "") -> Part:
 def _read_part(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _mismatch(kind, value, where)
-    named = {_key(each): each for each in fields(kind)}
+    named = {_key(item): item for item in fields(kind)}
     beside = {name: inner for name, inner in value.items() if name not in named and isinstance(inner, dict)}
     hints = _hints(kind)
     present = {key: inner for key in named if (inner := beside if key == "*" else value.get(key)) is not None}
@@ -97,8 +97,8 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _key(each: Any) -> str:
-    return each.metadata.get("key") or each.name
+def _key(item: Any) -> str:
+    return item.metadata.get("key") or item.name
 
 
 def _mismatch(kind: Any, value: Any, where: str) -> ValueError:

@@ -10,8 +10,7 @@ from sample import CONFIG, objective
 from distill.config.settings import Config, PrecisionConfig, TeacherConfig
 from distill.data.unread import Unread
 from distill.report import report, summary
-from distill.runs.banner import PAPER
-from distill.runs.banner import notes as notes_of
+from distill.runs.banner import PAPER, notes_of
 from distill.runs.record import Record
 
 
@@ -159,10 +158,12 @@ def test_titles_inside_a_sentence(title: str, words: str) -> None:
 
 
 def notes(recipe: str = "", scale: str = "embedded", int8: bool = False, needs_teacher: bool = True) -> list[str]:
-    tokens: Any = SimpleNamespace(unread=Unread(), duplicates=None)
+    data: Any = SimpleNamespace(tokens=SimpleNamespace(unread=Unread(), duplicates=None), left_out=[])
+    pair: Any = SimpleNamespace(comparable=True)
+    objective: Any = SimpleNamespace(needs_teacher=needs_teacher)
     precision = PrecisionConfig(teacher="int8" if int8 else "fp32")
     config = Config(teacher=TeacherConfig(kind="embedded"), precision=precision, scale=scale)
-    return notes_of(config, recipe, tokens, needs_teacher)
+    return notes_of(config, recipe, pair, data, objective)
 
 
 def test_the_benchmarks_scale_is_named_in_its_own_recipe_alone() -> None:

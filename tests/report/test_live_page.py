@@ -80,7 +80,7 @@ def test_a_run_that_has_stopped_says_so_and_how_to_go_on(
 
 def test_a_finished_run_without_its_report_names_the_command_for_it(tmp_path: Path) -> None:
     _, text = written(replace(under_way(), ending=Ending(0, "")), tmp_path)
-    assert "python -m distill.report /home/someone/runs/distilbert_gutenberg" in text and "status" not in text
+    assert "distill report run=/home/someone/runs/distilbert_gutenberg" in text and "status" not in text
 
 
 @pytest.mark.parametrize("count", [1, MOST - 1, MOST, 10_000])
@@ -121,7 +121,7 @@ def test_curves_lie_where_their_numbers_say() -> None:
 
 
 def test_the_last_lines_of_logs_are_fit_to_be_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_known", {"hunter2-hunter2": "***"})
+    monkeypatch.setattr(redaction, "_secrets", {"hunter2-hunter2"})
     assert cleaned(["a\r\x1b[Kb\r", "", "\x1b[31mred\x1b[0m", "pass hunter2-hunter2 on", "bell\x07"]) == [
         "b", "red", "pass *** on", "bell\\x07",
     ]  # fmt: skip

@@ -19,6 +19,7 @@ from distill.report import live, report
 from distill.report.live_run import is_free
 from distill.runs.check import check
 from distill.runs.metrics import RunLog
+from distill.runtime import redaction
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import log
 
@@ -91,6 +92,7 @@ def test_a_bug_leaves_its_traceback_in_the_page(shelf: Shelf, monkeypatch: pytes
     def fail(_: RunLog) -> None:
         raise RuntimeError("an odd thing with api_key=abcdefgh")
 
+    monkeypatch.setattr(redaction, "_secrets", {"abcdefgh"})  # as of a setting
     at_step(monkeypatch, 2, fail)
     with pytest.raises(RuntimeError):
         shelf.run(shelf.root / "bug")
@@ -128,7 +130,7 @@ def test_a_report_that_fails_leaves_a_page_that_names_the_cure(shelf: Shelf, mon
     at_step(monkeypatch, 4, lambda _: wait_until((folder / "report.html").exists))
     assert shelf.run(folder, OFTEN) == 0
     page = (folder / "report.html").read_text()
-    assert results(folder)["finished"] and f"python -m distill.report {folder}" in page and "Under way" not in page
+    assert results(folder)["finished"] and f"distill report run={folder}" in page and "Under way" not in page
 
 
 @pytest.mark.parametrize("every", ["null", "0"])

@@ -47,8 +47,8 @@ class Column:
 
     def value(self, record: Record) -> float | None:
         """None where the record has no such number."""
-        found = self.read(record)
-        return found if is_number(found) else None
+        value = self.read(record)
+        return value if is_number(value) else None
 
     def of_model(self, model: Model | None) -> float | None:
         """The same of another model than the student; None where it has none."""
@@ -73,18 +73,20 @@ COSTS = (
 
 def scores_of(record: Record) -> list[Column]:
     """The student's scores: every measure on every set, then its agreement with the teacher."""
-    found = []
+    columns = []
     for name, measure in record.measures.items():
         for data in record.sets_of(name):
             read = partial(_score, name, data)
             label, lower = record.label_of(data), measure.lower_is_better
-            found.append(Column(f"{data}.{name}", measure.title, label, read, lower, number, name, data, True))
+            columns.append(Column(f"{data}.{name}", measure.title, label, read, lower, number, name, data, True))
     for key, (title, form) in AGREEMENT.items():
         for data, agreement in (record.agreement or {}).items():
             if getattr(agreement, key) is not None:
                 read = partial(_agreement, key, data)
-                found.append(Column(f"{data}.{key}", title, record.label_of(data), read, key == "kl", form, key, data))
-    return found
+                columns.append(
+                    Column(f"{data}.{key}", title, record.label_of(data), read, key == "kl", form, key, data)
+                )
+    return columns
 
 
 def _score(measure: str, data: str, record: Record) -> float | None:
@@ -116,8 +118,8 @@ def column_named(name: str, columns: list[Column], setting: str) -> Column:
     by_name = {column.name: column for column in reversed(columns)}
     by_name |= {column.measure: column for column in reversed(columns) if column.measure}
     if name not in by_name:
-        known = [*dict.fromkeys(column.measure for column in columns if column.measure)]
-        known += [column.name for column in columns]
-        nearest = did_you_mean(name, known)
-        raise SettingError(f"{setting}={name} is no number of this run{nearest}: choose one of {', '.join(known)}")
+        names = [*dict.fromkeys(column.measure for column in columns if column.measure)]
+        names += [column.name for column in columns]
+        nearest = did_you_mean(name, names)
+        raise SettingError(f"{setting}={name} is no number of this run{nearest}: choose one of {', '.join(names)}")
     return by_name[name]

@@ -47,22 +47,22 @@ class Comparison:
     def values(self, group: Group, column: Column, mark: str | None = "") -> list[float]:
         """The numbers of a group's runs, in the order of their seeds; of those with this mark alone (None: of all)."""
         marks = self.marks.get(column.name, {})
-        found = [
+        values = [
             column.value(run.record)
             for run in group.runs
             if run.record is not None and (mark is None or marks.get(str(run.folder), "") == mark)
         ]
-        return [value for value in found if value is not None]
+        return [value for value in values if value is not None]
 
     def mark(self, group: Group, column: Column) -> str:
         """The mark of a group's numbers; groups have the same settings, and so nearly always one mark."""
         marks = self.marks.get(column.name, {})
-        return next((found for run in group.finished if (found := marks.get(str(run.folder), ""))), "")
+        return next((mark for run in group.finished if (mark := marks.get(str(run.folder), ""))), "")
 
     def best(self, column: Column) -> list[tuple[Group, list[float]]]:
         """The groups with numbers that can be compared, best mean first."""
-        found = [(group, values) for group in self.groups if (values := self.values(group, column))]
-        return sorted(found, key=lambda pair: fmean(pair[1]), reverse=not column.lower_is_better)
+        ranked = [(group, values) for group in self.groups if (values := self.values(group, column))]
+        return sorted(ranked, key=lambda pair: fmean(pair[1]), reverse=not column.lower_is_better)
 
 
 def compare(runs: Sequence[Run], first: str | None = None, setting: str = "--by") -> Comparison:
@@ -88,8 +88,8 @@ def compare(runs: Sequence[Run], first: str | None = None, setting: str = "--by"
     for column in ordered:
         _mark(comparison, column)
     if first is not None and records:
-        known = {column.name: column for record in records for column in columns_of(record)} | columns
-        column = column_named(first, list(known.values()), setting)
+        by_name = {column.name: column for record in records for column in columns_of(record)} | columns
+        column = column_named(first, list(by_name.values()), setting)
         ordered.sort(key=lambda other: other.name != column.name)
         ranked = [group for group, _ in comparison.best(column)]
         comparison.groups.sort(key=lambda group: ranked.index(group) if group in ranked else len(ranked))
@@ -129,10 +129,10 @@ def basis_of(record: Record, vocabulary: str | None, column: Column) -> tuple[st
 def _scored(record: Record, column: Column, of_words: bool) -> list[Any]:
     """What is known of the evaluation set; its tokens are those of one vocabulary."""
     data, corpus = record.evaluation.get(column.data) or EvaluationSet(), record.corpus
-    found: list[Any] = [data.description, data.documents]
+    facts: list[Any] = [data.description, data.documents]
     if of_words:
         pseudo = column.measure == "pseudo_perplexity"
-        found += [data.sequences, data.tokens, data.pseudo_positions if pseudo else data.positions]
+        facts += [data.sequences, data.tokens, data.pseudo_positions if pseudo else data.positions]
     if column.data == "heldout":  # documents of the corpus
-        found += [corpus.name, corpus.documents, *[corpus.tokens] * of_words]
-    return found
+        facts += [corpus.name, corpus.documents, *[corpus.tokens] * of_words]
+    return facts

@@ -40,13 +40,13 @@ def axis_of(comparison: Comparison) -> str | None:
     """The setting for the horizontal axis: numbers, as many as possible, with few lines for the other settings."""
     groups = comparison.groups
     numeric = _numeric(comparison)
-    found = []
+    fitting = []
     for name in numeric:
         series = {_series(group, name) for group in groups}
         values = {group.values[name] for group in groups}
         if len(series) <= MOST_SERIES and len(values) * len(series) <= 2 * len(groups):
-            found.append((len(values), name))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+            fitting.append((len(values), name))
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
 
 def scattered_settings(comparison: Comparison) -> list[str]:
