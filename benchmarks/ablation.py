@@ -1,6 +1,7 @@
 """What each setting of a short distillation is worth: one change at a time of DistilBERT's weights at masked positions.
 
-    DISTILL_DATA=DATA python benchmarks/ablation.py --work DIR corpus.rows=3000 backend.threads=1 --json ablation.json
+    export DISTILL_DATA=DATA
+    python benchmarks/ablation.py --work DIR corpus.max_sequences=3000 backend.threads=1 --json ablation.json
     python benchmarks/ablation.py --work DIR --only "base" --only "temperature 1"
 
 Every row is a real run of `python -m distill +recipe=distilbert_gutenberg` with the settings that `CHANGES` names;
@@ -8,9 +9,9 @@ further settings of the command line hold for all rows. `BASE` is what the recip
 Choices are made by the perplexity on held-out text of the corpus, and confirmed by that on books which no choice was
 made on. Finished runs are not run again.
 
-Expected before it was run, at 3,000 rows once, embedded pair: temperature 1 and a smaller weight of the words' own
+Expected before it was run, at 3,000 rows once, bundled pair: temperature 1 and a smaller weight of the words' own
 term each gain 1 to 3 % on held-out text and less on the books; soft targets at every position and smoothed masks lose
-2 to 15 %; every second layer is the worst row but the twin; frozen lower layers lose less than 2 % and are quicker;
+2 to 15 %; every second layer is the worst row but the baseline; frozen lower layers lose less than 2 % and are quicker;
 draws of a cache cost 2 %.
 """
 
@@ -34,9 +35,9 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "temperature 1, mlm 0": ("objective.temperature=1", "objective.mlm.weight=0"),
     "mlm weight 0": ("objective.mlm.weight=0",),
     "cosine weight 0": ("objective.cosine.weight=0",),
-    "cosine at masked rows": ("objective.cosine.rows=masked",),
-    "soft targets at all positions": ("objective.soft.rows=all",),
-    "masked share 0.15": ("objective.masking.share=0.15",),
+    "cosine at masked rows": ("objective.cosine.positions=masked",),
+    "soft targets at all positions": ("objective.soft.positions=all",),
+    "masked share 0.15": ("objective.masking.mlm_probability=0.15",),
     "masks smoothed 0.7": ("objective.masking.smoothing=0.7",),
     "every second layer": ("student.layers=null",),
     "layers chosen by scores": ("student.layers=auto",),
@@ -57,9 +58,9 @@ CHANGES: dict[str, tuple[str, ...]] = {
         for how, name in (("at random", "Random"), ("highest entropy", "Entropy"))
         for share in (0.3, 0.1)
     },
-    "a third of the rows, three times": ("corpus.rows=1000", "train.epochs=3", "objective.cosine.weight=0"),
-    "the same, one stored set of masks": ("corpus.rows=1000", "train.epochs=3", *CACHED),
-    "no teacher": ("objective=mlm", "objective.masking.share=0.3", "objective.masking.smoothing=0"),
+    "a third of the rows, three times": ("corpus.max_sequences=1000", "train.epochs=3", "objective.cosine.weight=0"),
+    "the same, one stored set of masks": ("corpus.max_sequences=1000", "train.epochs=3", *CACHED),
+    "no teacher": ("objective=mlm", "objective.masking.mlm_probability=0.3", "objective.masking.smoothing=0"),
 }
 
 # Two runs instead of one, each of half of the tokens, of which the second goes on from the student of the first.
@@ -72,7 +73,7 @@ HALVES: dict[str, tuple[str, ...]] = {
 
 def arguments_of(name: str, seed: int, rows: int, common: list[str]) -> list[str]:
     sets = "[heldout,books]" if os.environ.get("DISTILL_DATA") else "[heldout]"
-    scores = [f"evaluate.sets={sets}", f"evaluate.rows={rows}", "evaluate.pseudo_perplexity.share=0"]
+    scores = [f"evaluate.sets={sets}", f"evaluate.max_sequences={rows}", "evaluate.pseudo_perplexity.fraction=0"]
     scores += ["evaluate.curve.points=0", "evaluate.every_epoch=false"]
     return ["+recipe=distilbert_gutenberg", *BASE, *scores, *common, *CHANGES[name], f"seed={seed}"]
 
@@ -86,15 +87,15 @@ def run(name: str, seed: int, rows: int, common: list[str], work: Path) -> dict[
 
 def run_halves(name: str, seed: int, rows: int, common: list[str], work: Path) -> dict[str, Any]:
     """The same of two runs, one after the other."""
-    given = [word.removeprefix("corpus.rows=") for word in common if word.startswith("corpus.rows=")]
+    given = [word.removeprefix("corpus.max_sequences=") for word in common if word.startswith("corpus.max_sequences=")]
     total = int(given[-1]) if given else 5000
     longer = 2 if "corpus.sequence_length=64" in HALVES[name] else 1
     base = arguments_of("base", seed, rows, common)
-    first = [*base, "schedule=constant", f"corpus.rows={longer * total // 2}", *HALVES[name]]
+    first = [*base, "schedule=constant", f"corpus.max_sequences={longer * total // 2}", *HALVES[name]]
     folder = folder_of(work, f"{name} first", seed, first)
     before = execute(folder, first)["training"]["seconds"]
     second = [word for word in base if not word.startswith("student.layers")]
-    second += ["schedule.warmup=0", f"corpus.rows={total // 2}", f"seed={seed + 100}"]
+    second += ["schedule.warmup=0", f"corpus.max_sequences={total // 2}", f"seed={seed + 100}"]
     second += ["student=pretrained", f"student.path={folder}", "student.dropout=0"]
     content = execute(folder_of(work, f"{name} second", seed, second), second)
     return line_of(name, seed, content, before + content["training"]["seconds"])

@@ -113,7 +113,7 @@ def make_batches(options: argparse.Namespace, job: Job, rank: int, size: int) ->
         FIRST_WORD, VOCABULARY, ((job.steps + 1) * job.accumulate * options.rows * size, options.tokens), np.uint16
     )
     rows[:, 0], rows[:, [options.tokens // 2, -1]] = START, SEPARATOR
-    settings = MaskingConfig(smoothing=0.0, whole_words=True, ngrams=3, most=MOST_PREDICTIONS)
+    settings = MaskingConfig(smoothing=0.0, whole_words=True, ngrams=3, max_predictions=MOST_PREDICTIONS)
     maskable = np.arange(VOCABULARY) >= FIRST_WORD
     words = MaskedLM(settings, MASK, PAD, maskable, np.ones(VOCABULARY), np.zeros(VOCABULARY, bool))
     collator = MaskedLMAndOrder(words, SEPARATOR, swaps=options.order)

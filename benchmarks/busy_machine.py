@@ -10,9 +10,9 @@ Distill's limit, and with `OMP_WAIT_POLICY=passive`, beside so many other proces
 (`--busy`). Each is a process of its own; the settings take turns, and medians count. Kinds of work:
 
     linear     20 linear layers of 256, forward, 256 rows: many short parallel regions
-    train      a training step of the embedded pair (4 x 192 -> 2 x 192, 16 rows of 128 tokens), as `step.py` times it
+    train      a training step of the bundled pair (4 x 192 -> 2 x 192, 16 rows of 128 tokens), as `step.py` times it
     compiled   the same with precision.compile=true, whose kernels are compiled C++ with threads of their own
-    score      the forward of evaluation: hidden states and logits of the embedded teacher's shape
+    score      the forward of evaluation: hidden states and logits of the bundled teacher's shape
 
 Expected: on a quiet machine the limit costs 3 % at most; beside four busy processes all threads with it are at least
 as fast as one thread, where OpenMP's own way is several times slower than that.
@@ -82,7 +82,7 @@ def training(kind: str) -> Iterator[None]:
     from distill.config.settings import PrecisionConfig
 
     steps, done = 100_000, Queue[None]()
-    shape, device = SHAPES["embedded"], torch.device("cpu")
+    shape, device = SHAPES["bundled"], torch.device("cpu")
     precision = PrecisionConfig(compile=kind == "compiled")
     variant = Variant("eager objective", "masked", precision)
     pair = make_teacher(shape, device), make_student(shape, device)
@@ -98,7 +98,7 @@ def scoring(kind: str) -> Iterator[None]:
     import torch
     from step_models import SHAPES, make_teacher
 
-    shape = SHAPES["embedded"]
+    shape = SHAPES["bundled"]
     model = make_teacher(shape, torch.device("cpu"))
     ids = torch.randint(5, shape.vocabulary, (16, shape.tokens))
     with torch.inference_mode():

@@ -78,7 +78,7 @@ class Chaos:
         settings = [
             f"corpus.path={self.work / 'books'}", f"corpus.cache={self.work / 'cache'}", "corpus.workers=1",
             "corpus.sequence_length=32", "corpus.vocab_size=300", "corpus.heldout=0.2", "evaluate.sets=[heldout]",
-            "evaluate.rows=8", SIZE, "precision=fp32", f"train.batch_size={rows}", "train.accumulate=2",
+            "evaluate.max_sequences=8", SIZE, "precision=fp32", f"train.batch_size={rows}", "train.accumulate=2",
             "train.epochs=null", f"train.steps={STEPS}", "train.log_every=1", "train.save_every=2",
             "evaluate.every_steps=60", f"hydra.run.dir={folder}",
         ]  # fmt: skip

@@ -141,10 +141,10 @@ def write_text(folder: Path, megabytes: float) -> Path:
 
 
 def text_rates(folder: Path, counts: list[int], given: Path | None, megabytes: float) -> list[dict[str, Any]]:
-    """Text to rows of ids with the embedded teacher's tokenizer, once for every number of processes."""
+    """Text to rows of ids with the bundled teacher's tokenizer, once for every number of processes."""
     path = given or write_text(folder, megabytes)
     kind = "text" if given is None else "gutenberg"
-    _, tokenizer, _ = load_teacher(TeacherConfig(kind="embedded"))
+    _, tokenizer, _ = load_teacher(TeacherConfig(kind="bundled"))
     assert tokenizer is not None
     results = []
     for workers in counts:

@@ -72,9 +72,11 @@ LOOPBACK = [
 def run(row: Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One row's results.json; a finished run in `folder` is taken as it is, an interrupted one goes on."""
     command = [
-        sys.executable, "-m", "distill", "+recipe=distilbert_gutenberg", "scale=embedded", *row.settings(),
-        f"corpus.rows={options.rows}", f"corpus.sequence_length={options.tokens}", f"train.epochs={options.epochs}",
-        "backend.threads=1", "backend.device=cpu", "evaluate.rows=128", "evaluate.pseudo_perplexity.share=0.02",
+        sys.executable, "-m", "distill", "+recipe=distilbert_gutenberg", "scale=bundled", *row.settings(),
+        f"corpus.max_sequences={options.rows}", f"corpus.sequence_length={options.tokens}",
+        f"train.epochs={options.epochs}",
+        "backend.threads=1", "backend.device=cpu", "evaluate.max_sequences=128",
+        "evaluate.pseudo_perplexity.fraction=0.02",
         f"evaluate.sets=[{options.sets}]", f"hydra.run.dir={folder}", *options.overrides,
     ]  # fmt: skip
     network, share = (None, None) if options.loopback else (NETWORKS[options.network], options.share)

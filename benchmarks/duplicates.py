@@ -1,7 +1,7 @@
 """What duplicates cost: counting them while text becomes tokens, and the pass before that which leaves them out.
 
 Text is the prose of the installed packages with a share of its documents once more. It is prepared in one process with
-the tokenizer of the embedded teacher, in turns, each time into an empty cache, with each value of `corpus.duplicates`.
+the tokenizer of the bundled teacher, in turns, each time into an empty cache, with each value of `corpus.duplicates`.
 Seconds are those of the processor, in which other processes of the machine do not count. The search for equal digests
 and its memory are measured by themselves, on made-up digests.
 """
@@ -50,7 +50,7 @@ def prepared(tokenizer: Any, path: Path, way: str) -> tuple[float, Tokens]:
 
 def in_turns(path: Path, rounds: int) -> dict[str, Any]:
     """The seconds of every way in every round, and the counts of duplicates by way."""
-    _, tokenizer, _ = load_teacher(TeacherConfig(kind="embedded"))
+    _, tokenizer, _ = load_teacher(TeacherConfig(kind="bundled"))
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     counts: dict[str, Any] = {}
     prepared(tokenizer, path, "keep")  # reads the file and loads what is loaded once

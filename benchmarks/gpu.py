@@ -45,7 +45,9 @@ def run(folder: Path, *overrides: str) -> list[str]:
 def parts(folder: Path, device: str) -> list[Part]:
     """What runs, in this order."""
     if device == "cpu":
-        small = run(folder / "run", "corpus.rows=64", "train.steps=2", "evaluate.rows=8", "backend.device=cpu")
+        small = run(
+            folder / "run", "corpus.max_sequences=64", "train.steps=2", "evaluate.max_sequences=8", "backend.device=cpu"
+        )
         step = script("step", "--shapes", "tiny", "--rows", "masked", "--only", "fp32", "--device", "cpu")
         return [Part("a run", 3, small), Part("the step", 3, step)]
     found = [

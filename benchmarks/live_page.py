@@ -1,6 +1,6 @@
 """What the page of a run under way costs: processor time of a page, and steps with and without pages, in turns.
 
-The real loop of the embedded recipe trains in this process. In every other turn no page is written and no metrics are
+The real loop of the bundled recipe trains in this process. In every other turn no page is written and no metrics are
 kept for it, as with `report.every=null`. Pages come every second here, so that their cost stands out of the noise; the
 share at the default of 15 seconds follows from the processor time of a page.
 """
@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace) -> InTurns:
     InTurns.turn = options.turn
     job.RunPage = InTurns  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
-        size = [f"train.steps={options.steps}", "train.epochs=null", "evaluate=heldout", "evaluate.rows=8"]
+        size = [f"train.steps={options.steps}", "train.epochs=null", "evaluate=heldout", "evaluate.max_sequences=8"]
         pages = [f"report.every={options.every}", f"hydra.run.dir={folder}/run"]
         sys.argv = ["distill", f"+recipe={options.recipe}", *size, *options.settings, *pages]
         if status := distill():

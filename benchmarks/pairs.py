@@ -1,4 +1,4 @@
-"""Quality of pairs and of mixes of losses: teacher, student and its twin without a teacher, for two seeds each.
+"""Quality of pairs and of mixes of losses: teacher, student and its baseline without a teacher, for two seeds each.
 
     DISTILL_DATA=DATA python benchmarks/pairs.py --work DIR                 # everything, about two hours on 2 cores
     DISTILL_DATA=DATA python benchmarks/pairs.py --work DIR --group causal  # one of the tables
@@ -21,16 +21,16 @@ from typing import Any
 
 from machine import save, table
 
-SETS = ["evaluate.sets=[books,wikitext2]", "evaluate.rows=800", "evaluate.pseudo_perplexity.share=0"]
+SETS = ["evaluate.sets=[books,wikitext2]", "evaluate.max_sequences=800", "evaluate.pseudo_perplexity.fraction=0"]
 SEEDS = (0, 1)
 TEACHERS = {
     "gpt2": ["+recipe=gpt2_pretrain", "train.epochs=null", "train.minutes=40", "train.log_every=50", *SETS],
-    # The embedded teacher at home in reviews: it goes on with masked words of IMDB.
+    # The bundled teacher at home in reviews: it goes on with masked words of IMDB.
     "reviews": [
         "+recipe=bert_pretrain",
         "corpus=imdb",
         "student=pretrained",
-        "student.path=EMBEDDED",
+        "student.path=BUNDLED",
         "train.batch_size=32",
         "train.accumulate=1",
         "train.epochs=null",
@@ -40,23 +40,23 @@ TEACHERS = {
     ],
 }
 # The weights, temperature and layers of the published table, whatever the recipe has by now.
-EMBEDDED = ["+recipe=distilbert_gutenberg", "objective=masked", "student.layers=[0,1]", *SETS]
-CAUSAL = ["+recipe=distilgpt2_gutenberg", "teacher.path=TEACHER/gpt2", "corpus.rows=4000", *SETS]
-CAUSAL_TWIN = ["+recipe=distilgpt2_gutenberg_twin", *CAUSAL[1:]]
+BUNDLED = ["+recipe=distilbert_gutenberg", "objective=masked", "student.layers=[0,1]", *SETS]
+CAUSAL = ["+recipe=distilgpt2_gutenberg", "teacher.path=TEACHER/gpt2", "corpus.max_sequences=4000", *SETS]
+CAUSAL_BASELINE = ["+recipe=distilgpt2_gutenberg_baseline", *CAUSAL[1:]]
 NARROW = [
     *("+recipe=distilbert_gutenberg", "objective=masked", "student=bert", "student.start=neighbours"),
     "student.dropout=0",
     "student.config={hidden_size: 96, num_hidden_layers: 3, num_attention_heads: 4, intermediate_size: 384}",
-    *("student.layers=null", "corpus.rows=24000", "objective.cosine.weight=0", "optimizer.lr=2e-3", *SETS),
+    *("student.layers=null", "corpus.max_sequences=24000", "objective.cosine.weight=0", "optimizer.lr=2e-3", *SETS),
 ]
 MODERN = [
     *("+recipe=distilbert_gutenberg", "objective=masked", "student=modernbert", "student.layers=null"),
     "student.dropout=0",
     "student.config={hidden_size: 192, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 384}",
-    *("corpus.rows=6000", "optimizer.lr=1e-3", *SETS),
+    *("corpus.max_sequences=6000", "optimizer.lr=1e-3", *SETS),
 ]
 RELATIONS = "objective.relations={weight: 1.0, relation_heads: 12}"
-TWIN = ["objective.soft.weight=0", "objective.cosine.weight=0", "objective.mlm.weight=1"]
+BASELINE = ["objective.soft.weight=0", "objective.cosine.weight=0", "objective.mlm.weight=1"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Run:
 
 
 BOTH = [
-    *("teacher=several", "teacher.members.books={kind: embedded}"),
+    *("teacher=several", "teacher.members.books={kind: bundled}"),
     *("teacher.members.reviews={path: TEACHER/reviews}", "objective.cosine.weight=0"),
 ]
 REVIEWS = ["teacher=pretrained", "teacher.path=TEACHER/reviews", "objective.cosine.weight=0"]
@@ -76,39 +76,38 @@ IMDB = "evaluate.sets=[books,wikitext2,imdb]"
 GROUPS: dict[str, list[Run]] = {
     "causal": [
         Run("first half", [*CAUSAL, "student.layers=first"]),
-        Run("first half, twin", [*CAUSAL_TWIN, "student.layers=first"]),
+        Run("first half, baseline", [*CAUSAL_BASELINE, "student.layers=first"]),
         Run("evenly spread", [*CAUSAL, "student.layers=even"]),
     ],
     "hidden": [
-        Run("default mix", EMBEDDED),
-        Run("+ hidden states (MSE)", [*EMBEDDED, "objective.hidden_mse.weight=1"]),
-        Run("+ relations", [*EMBEDDED, RELATIONS]),
+        Run("default mix", BUNDLED),
+        Run("+ hidden states (MSE)", [*BUNDLED, "objective.hidden_mse.weight=1"]),
+        Run("+ relations", [*BUNDLED, RELATIONS]),
     ],
     "narrow": [
         Run("soft + mlm", NARROW),
         Run("soft + mlm + relations", [*NARROW, RELATIONS]),
-        Run("twin: mlm", [*NARROW, *TWIN]),
+        Run("baseline: mlm", [*NARROW, *BASELINE]),
     ],
     "families": [
         Run("ModernBERT from BERT", MODERN),
-        Run("twin: mlm", [*MODERN, *TWIN]),
+        Run("baseline: mlm", [*MODERN, *BASELINE]),
     ],
     "teachers": [
-        Run("the embedded teacher", [*EMBEDDED, "objective.cosine.weight=0", IMDB]),
-        Run("a teacher of reviews", [*EMBEDDED, *REVIEWS, IMDB]),
-        Run("both", [*EMBEDDED, *BOTH, IMDB]),
+        Run("the bundled teacher", [*BUNDLED, "objective.cosine.weight=0", IMDB]),
+        Run("a teacher of reviews", [*BUNDLED, *REVIEWS, IMDB]),
+        Run("both", [*BUNDLED, *BOTH, IMDB]),
     ],
 }
 
 
 def execute(folder: Path, arguments: list[str], teachers: Path) -> dict[str, Any]:
     """The results of a run, which is run unless it is finished."""
-    from distill.models.teacher import embedded_folder
+    from distill.models.teacher import bundled_folder
 
     if not (folder / "results.json").is_file():
         words = [
-            word.replace("TEACHER", str(teachers)).replace("EMBEDDED", embedded_folder("embedded"))
-            for word in arguments
+            word.replace("TEACHER", str(teachers)).replace("BUNDLED", bundled_folder("bundled")) for word in arguments
         ]
         command = [sys.executable, "-m", "distill", *words, f"hydra.run.dir={folder}"]
         folder.parent.mkdir(parents=True, exist_ok=True)

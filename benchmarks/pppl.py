@@ -37,7 +37,7 @@ from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel
 from distill.models.teacher import load_teacher
 
-EMBEDDED_STUDENT = {"dim": 256, "n_heads": 4, "hidden_dim": 1024, "n_layers": 2}
+BUNDLED_STUDENT = {"dim": 256, "n_heads": 4, "hidden_dim": 1024, "n_layers": 2}
 MINICONS_BATCHES = (4, 16, 64)  # at 64, its logits of rows of 128 take 1 GB where V is 30,522
 PRODUCTS = ("linear_pointwise", "mm", "addmm", "bmm", "mkl_linear", "attention_for_cpu")  # ends of operators' names
 NAME = "pseudo_perplexity"
@@ -53,7 +53,7 @@ class Case:
     share: float
 
 
-CASES = [Case("bert-base", 1, 0.1), Case("embedded-teacher", 16, 0.1), Case("embedded-student", 16, 0.1)]
+CASES = [Case("bert-base", 1, 0.1), Case("bundled-teacher", 16, 0.1), Case("bundled-student", 16, 0.1)]
 
 
 @dataclass
@@ -77,12 +77,12 @@ class Problem:
 
     def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
         torch.manual_seed(0)
-        teacher, self.tokenizer, _ = load_teacher(TeacherConfig(kind="embedded"))
+        teacher, self.tokenizer, _ = load_teacher(TeacherConfig(kind="bundled"))
         assert teacher is not None and self.tokenizer is not None
         self.model = {
             "bert-base": lambda: random_model("bert"),
-            "embedded-teacher": lambda: teacher,
-            "embedded-student": lambda: random_model("distilbert", vocab_size=len(self.tokenizer), **EMBEDDED_STUDENT),
+            "bundled-teacher": lambda: teacher,
+            "bundled-student": lambda: random_model("distilbert", vocab_size=len(self.tokenizer), **BUNDLED_STUDENT),
         }[case.name]().to(device)
         self.model.eval()
         self.device, self.share = device, case.share
@@ -90,7 +90,7 @@ class Problem:
         # The measure reads as many logits as there are tokens.
         self.tokenizer.add_tokens([f"[further {number}]" for number in range(self.vocab - len(self.tokenizer))])
         masks = masked_lm(MASKING, self.tokenizer, np.ones(self.vocab, np.int64))
-        settings = EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(share=self.share, batch_size=batch_size))
+        settings = EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(fraction=self.share, batch_size=batch_size))
         scoring = Scoring(masks, self.tokenizer, settings, Single(BackendConfig(device=self.device)))
         self.measure = SinglePass(scoring)
         random = np.random.default_rng(0)

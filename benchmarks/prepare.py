@@ -2,7 +2,7 @@
 
 Hosts are commands of this machine, each with a folder of its own, that fill one folder at the same time; all ways to
 prepare take turns. Publishing is compared with what it took the place of: one process that put all rows together. The
-tokenizer is the embedded teacher's. `--data` is a folder of Gutenberg books, by default $DISTILL_DATA/gutenberg/train.
+tokenizer is the bundled teacher's. `--data` is a folder of Gutenberg books, by default $DISTILL_DATA/gutenberg/train.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from distill.data.shards.destination import LocalFolder
 from distill.data.shards.groups import divide, work_of
 from distill.data.shards.publish import Publication, publish
 from distill.data.sources import Source, find_source
-from distill.models.teacher import embedded_folder
+from distill.models.teacher import bundled_folder
 
 HOST = Path(__file__).with_name("prepare_host.py")
 PACKING = "packing.pickle"  # for the hosts
@@ -50,7 +50,7 @@ def packing_of(source: Source) -> Packing:
     from distill.data.tokens import Text, _packing
     from distill.models.load import load_tokenizer
 
-    tokenizer = load_tokenizer("teacher.path", embedded_folder("embedded"))
+    tokenizer = load_tokenizer("teacher.path", bundled_folder("bundled"))
     return _packing(Text((source,), "corpus"), tokenizer, TokensConfig(), masked_rows)
 
 

@@ -1,6 +1,6 @@
 """What a profile costs: steps with and without one, in turns of a second or two within one run.
 
-The real loop of the embedded recipe trains in this process. In every other turn nothing is timed and nothing sampled,
+The real loop of the bundled recipe trains in this process. In every other turn nothing is timed and nothing sampled,
 as with `profile=off`; the traced steps, of which a run has two, are left out.
 """
 
@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace) -> dict[bool, list[float]]:
     profiling.recorder = recorder
     InTurns.turn = options.turn
     with tempfile.TemporaryDirectory() as folder:
-        size = [f"train.steps={options.steps}", "train.epochs=null", "evaluate=heldout", "evaluate.rows=8"]
+        size = [f"train.steps={options.steps}", "train.epochs=null", "evaluate=heldout", "evaluate.max_sequences=8"]
         sys.argv = ["distill", f"+recipe={options.recipe}", *size, *options.settings, f"hydra.run.dir={folder}/run"]
         if status := distill():
             raise SystemExit(status)

@@ -192,10 +192,10 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     options.device, options.compile = "cpu", False
     small = SHAPES["small"]
     cases: dict[str, tuple[Shape, str]] = {
-        "fitted: 4 x 192 -> 2 x 192, 16 x 128": (SHAPES["embedded"], "all"),
-        "masked rows alone": (SHAPES["embedded"], "masked"),
-        "32 rows of 64": (SHAPES["embedded"]._replace(rows=32, tokens=64), "all"),
-        "4 rows of 512": (SHAPES["embedded"]._replace(rows=4, tokens=512), "all"),
+        "fitted: 4 x 192 -> 2 x 192, 16 x 128": (SHAPES["bundled"], "all"),
+        "masked rows alone": (SHAPES["bundled"], "masked"),
+        "32 rows of 64": (SHAPES["bundled"]._replace(rows=32, tokens=64), "all"),
+        "4 rows of 512": (SHAPES["bundled"]._replace(rows=4, tokens=512), "all"),
         "4 x 256 -> 2 x 256, V 8,192": (small, "all"),
         "8 x 384 -> 4 x 384, V 8,192": (Shape(8, 4, 384, 8192, 8, 128), "masked"),
         "bert-base -> DistilBERT, 2 x 128": (SHAPES["base"]._replace(rows=2), "masked"),

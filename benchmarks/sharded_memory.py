@@ -229,11 +229,12 @@ def command_peaks(folder: Path, cache: Path, processes: int, backend: str, optio
     run = cache / f"run-{backend}-{processes}"
     settings = [
         "+recipe=distilgpt2_gutenberg", f"corpus.path={books}", f"corpus.cache={cache / 'tokens'}", "corpus.workers=1",
-        f"corpus.sequence_length={options.tokens}", "corpus.cross_documents=false", "corpus.rows=64",
+        f"corpus.sequence_length={options.tokens}", "corpus.cross_documents=false", "corpus.max_sequences=64",
         "corpus.heldout=0.2", f"teacher.path={folder}", "precision=bf16", "student=gpt2",
         "student.config={n_embd:64,n_layer:2,n_head:2}",
         "objective.cosine.weight=0",
-        f"train.batch_size={options.rows}", "train.epochs=null", "train.steps=1", "evaluate=heldout", "evaluate.rows=8",
+        f"train.batch_size={options.rows}", "train.epochs=null", "train.steps=1", "evaluate=heldout",
+        "evaluate.max_sequences=8",
         f"backend={backend}", "backend.device=cpu", "backend.timeout=600", f"hydra.run.dir={run}",
         *["backend.shard_student=false"] * (backend == "fsdp"),
     ]  # fmt: skip

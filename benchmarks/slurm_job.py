@@ -73,7 +73,7 @@ class Trial:
     def submit(self, folder: Path, limit: str) -> int:
         script = self.home / "slurm.sh"
         script.write_text(job_file(limit))
-        given = {"BACKEND": self.backend, "SCALE": "embedded", "USER": "root", "TMPDIR": str(self.home)}
+        given = {"BACKEND": self.backend, "SCALE": "bundled", "USER": "root", "TMPDIR": str(self.home)}
         given |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         return self.cluster.submit(script, *self.settings, f"hydra.run.dir={folder}", **given)
 
@@ -182,8 +182,8 @@ def main() -> int:
         return inside([sys.executable, *sys.argv, "--inside"])
     work = Path(options.inside)
     settings = [
-        "corpus.workers=1", "corpus.sequence_length=32", "corpus.rows=1600", "evaluate.sets=[heldout]",
-        "evaluate.rows=8", "evaluate.pseudo_perplexity.share=0", "precision=fp32", "train.batch_size=4",
+        "corpus.workers=1", "corpus.sequence_length=32", "corpus.max_sequences=1600", "evaluate.sets=[heldout]",
+        "evaluate.max_sequences=8", "evaluate.pseudo_perplexity.fraction=0", "precision=fp32", "train.batch_size=4",
         "train.epochs=null", f"train.steps={options.steps}", "train.log_every=1", "train.save_every=10",
     ]  # fmt: skip
     with SlurmCluster(work / "cluster", NODES) as cluster:

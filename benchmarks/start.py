@@ -26,7 +26,7 @@ def losses(start: str, steps: int, folder: Path, arguments: list[str]) -> list[d
         f"train.log_every={steps // TENTHS}",
         f"train.save_every={steps}",
         "schedule=constant",
-        "evaluate={sets:[heldout],rows:32}",
+        "evaluate={sets:[heldout],max_sequences:32}",
         f"hydra.run.dir={folder / start}",
     ]
     corpus = arguments if any(a.startswith("corpus.path") for a in arguments) else ["corpus=prose", *arguments]

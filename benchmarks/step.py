@@ -90,7 +90,7 @@ class NoHistory:
 
 def settings(rows: str, task: str = "mlm") -> ObjectiveConfig:
     terms: dict[str, Any] = {name: {"weight": WEIGHTS[name]} for name in ("soft", task, "cosine")}
-    terms["soft"] |= {"rows": rows, "temperature": TEMPERATURE}
+    terms["soft"] |= {"positions": rows, "temperature": TEMPERATURE}
     return objective_config({"task": task, **terms})
 
 
@@ -262,7 +262,7 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    shapes = options.shapes or ("base-512,base" if device.type == "cuda" else "base,small,embedded")
+    shapes = options.shapes or ("base-512,base" if device.type == "cuda" else "base,small,bundled")
     results: list[dict[str, Any]] = []
     for name in shapes.split(","):
         for rows in ["targets"] if SHAPES[name].documents else options.rows.split(","):

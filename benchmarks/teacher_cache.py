@@ -1,10 +1,11 @@
 """What a teacher cache costs and saves: bytes a token, time, and the student's perplexity against the live teacher's.
 
     DISTILL_DATA=DATA python benchmarks/teacher_cache.py --work DIR --seeds 3 --json teacher_cache.json
-    python benchmarks/teacher_cache.py --work DIR --pairs masked --only live "top 64" "63 draws" [corpus.rows=2000 ...]
+    python benchmarks/teacher_cache.py --work DIR --pairs masked --only live "top 64" "63 draws" \\
+        [corpus.max_sequences=2000 ...]
     python benchmarks/teacher_cache.py --work DIR --pairs causal --teacher runs/gpt2_pretrain
 
-Real runs, one after the other: the recipe `distilbert_gutenberg` (the embedded teacher, which is flat; static masks,
+Real runs, one after the other: the recipe `distilbert_gutenberg` (the bundled teacher, which is flat; static masks,
 no cosine term) and `distilgpt2_gutenberg` (a GPT-2 of `gpt2_pretrain`, made first where no `--teacher` is given).
 Those of one seed see the same rows and masks in the same order: the live teacher, the largest entries of 16 to 64
 with one entry for the rest, and draws without bias at no more than half of the bytes of top 64
@@ -12,7 +13,7 @@ with one entry for the rest, and draws without bias at no more than half of the 
 of the same settings are not run again; every run is appended to `DIR/lines.jsonl`. Further arguments go to every run.
 `--noise STEPS` adds the table of `teacher_cache_noise.py`.
 
-Expected before any of it was run. The embedded teacher at T = 2 gives its 64 most probable words a quarter of the
+Expected before any of it was run. The bundled teacher at T = 2 gives its 64 most probable words a quarter of the
 probability, and top 64 had 20 % more perplexity than the live teacher. With K draws the variance of the estimated
 probabilities is about P^2 / K for a flat rest of mass P: 0.009 for 63 draws and P = 3/4. The soft term has the weight
 5 and the gradient T (q - p), so its noise has the variance 10^2 x 0.009 = 0.9 a position, and that of the words,
@@ -45,10 +46,10 @@ HEAD = (
     "KL",
 )
 QUICK = [
-    "corpus.rows=16",
+    "corpus.max_sequences=16",
     "corpus.sequence_length=32",
     "train={batch_size:8,accumulate:1,epochs:null,steps:2}",
-    "evaluate.rows=4",
+    "evaluate.max_sequences=4",
 ]
 
 
@@ -116,10 +117,12 @@ def main() -> None:
     for pair in options.pairs:
         teacher = options.teacher
         if pair == "causal" and teacher is None:
-            of_students = [each for each in arguments if each.startswith("corpus.rows=")]  # a teacher sees all rows
+            of_students = [
+                each for each in arguments if each.startswith("corpus.max_sequences=")
+            ]  # a teacher sees all rows
             settings = [each for each in common if each not in of_students]
             teacher = make_teacher(options.work, options.teacher_minutes, settings)
-        rows = [] if pair == "masked" or options.quick else ["corpus.rows=4000"]
+        rows = [] if pair == "masked" or options.quick else ["corpus.max_sequences=4000"]
         length = [] if options.quick else [f"train.epochs={options.epochs}"]
         settings = [*pair_settings(pair, teacher), *evaluation(800), *rows, *length, *common]
         for seed in range(options.seeds):

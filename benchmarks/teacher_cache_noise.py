@@ -1,6 +1,6 @@
 """How far the gradient of a cached teacher is from that of the live one: bias, and noise against a step's own.
 
-    python benchmarks/teacher_cache_noise.py --pair masked [--steps 32] [--draws 2] [corpus.rows=2000 ...]
+    python benchmarks/teacher_cache_noise.py --pair masked [--steps 32] [--draws 2] [corpus.max_sequences=2000 ...]
     python benchmarks/teacher_cache_noise.py --pair causal --teacher runs/gpt2_pretrain
 
 The gradient of all parameters of the student, as it starts, for the whole loss (soft targets and words), in fp32.

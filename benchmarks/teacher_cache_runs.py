@@ -73,9 +73,9 @@ def evaluation(rows: int) -> list[str]:
     sets = "[books,wikitext2]" if "DISTILL_DATA" in os.environ else "[heldout]"
     return [
         f"evaluate.sets={sets}",
-        f"evaluate.rows={rows}",
+        f"evaluate.max_sequences={rows}",
         "evaluate.every_epoch=false",
-        "evaluate.pseudo_perplexity.share=0",
+        "evaluate.pseudo_perplexity.fraction=0",
     ]
 
 

@@ -2,7 +2,7 @@
 
     DISTILL_DATA=DATA python benchmarks/time_to_quality.py --work DIR --seeds 3 --json time_to_quality.json
     python benchmarks/time_to_quality.py --work DIR --turns 0            # trainings alone, on a machine that is busy
-    python benchmarks/time_to_quality.py --work DIR --teacher distill/teacher/embedded_deep --student-layers 3
+    python benchmarks/time_to_quality.py --work DIR --teacher distill/teacher/bundled_deep --student-layers 3
     python benchmarks/time_to_quality.py --work DIR --pair causal --teacher runs/gpt2_pretrain
 
 Three kinds of recipe train students of the same teacher on the same books, and are scored on the same unseen ones:
@@ -16,7 +16,7 @@ rows times seconds a row, and nobody waits for it.
 Targets are the example's final perplexity and the teacher's times 1.25, 1.1, 1.05 and 1.03; between two scores of a
 run the logarithm of perplexity is taken for a straight line. Finished runs are not run again.
 
-Expected before it was run, for the embedded pair: the example ends near 1.5 times the teacher after 6.4 million
+Expected before it was run, for the bundled pair: the example ends near 1.5 times the teacher after 6.4 million
 tokens, since its student starts from layers 0 and 2; tuned, it is at 1.2 after 5,000 rows; Distill reaches the first
 of these after a few hundred rows at most, and 1.06 after 5,000. The plain step takes 3 to 4 times as long for a row.
 """
@@ -51,7 +51,7 @@ from time_to_quality_runs import (
 from distill.config.settings import PrecisionConfig
 
 TARGETS = (1.25, 1.1, 1.05, 1.03)
-QUICK = ["corpus.sequence_length=32", "evaluate.rows=4"]
+QUICK = ["corpus.sequence_length=32", "evaluate.max_sequences=4"]
 
 
 def serve(calls: Any, shape: Shape, options: argparse.Namespace) -> None:
@@ -84,13 +84,13 @@ def plain_seconds(shape: Shape, updates: int) -> float:
 
 def distill_seconds(kind: str, contestant: Contestant, folder: Path, common: list[str], steps: int) -> float:
     """Seconds a row of a short run of Distill; its first steps, which compile, are left out."""
-    length = ["train.epochs=null", f"train.steps={steps}", "train.log_every=1", "evaluate.rows=4"]
+    length = ["train.epochs=null", f"train.steps={steps}", "train.log_every=1", "evaluate.max_sequences=4"]
     arguments = [
         f"+recipe={RECIPES[kind]}",
         *contestant.settings,
         *common,
         *length,
-        "evaluate.pseudo_perplexity.share=0",
+        "evaluate.pseudo_perplexity.fraction=0",
     ]
     execute(folder, [*arguments, "evaluate.sets=[heldout]"])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -184,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--pair", choices=("masked", "causal"), default="masked")
-    parser.add_argument("--teacher", help="folder of a teacher; by default the embedded one (masked pairs alone)")
+    parser.add_argument("--teacher", help="folder of a teacher; by default the bundled one (masked pairs alone)")
     parser.add_argument("--student-layers", type=int, help="by default half of the teacher's")
     parser.add_argument("--only", nargs="+", help="of the recipes, by names in which * stands for anything")
     parser.add_argument("--seeds", type=int, default=3)
@@ -203,11 +203,11 @@ def main() -> None:
     if options.quick:
         common += QUICK
         every = [each for each in every if "tuned" not in each.name]
-        every[0] = Contestant(every[0].name, (*every[0].settings, "train.steps=2", "corpus.rows=100"), True)
+        every[0] = Contestant(every[0].name, (*every[0].settings, "train.steps=2", "corpus.max_sequences=100"), True)
     chosen = [each for each in every if not options.only or any(fnmatch(each.name, name) for name in options.only)]
     score_rows = 4 if options.quick else options.score_rows
     courses: dict[str, list[Course]] = {}
-    folder = Path(options.teacher) if options.teacher else Path(__file__).parents[1] / "distill/teacher/embedded"
+    folder = Path(options.teacher) if options.teacher else Path(__file__).parents[1] / "distill/teacher/bundled"
     config = next(path for path in (folder / "student/config.json", folder / "config.json") if path.is_file())
     teacher = json.loads(config.read_text())
     layers = options.student_layers or (teacher.get("num_hidden_layers") or teacher["n_layer"]) // 2

@@ -16,7 +16,7 @@ from teacher_cache_runs import digest_of, execute
 EXAMPLE = {
     "masked": [
         "objective=distilbert",
-        "objective.masking.share=0.15",
+        "objective.masking.mlm_probability=0.15",
         "objective.masking.smoothing=0.7",
         "student.layers=null",
         "student.dropout=0.1",
@@ -28,7 +28,7 @@ EXAMPLE_STEP = ["train.batch_size=5", "train.accumulate=10", "optimizer.lr=5e-4"
 TUNED = {
     "masked": [
         "objective=distilbert",
-        "objective.masking.share=0.15",
+        "objective.masking.mlm_probability=0.15",
         "objective.masking.smoothing=0",
         "student.layers=auto",
         "student.dropout=0",
@@ -79,8 +79,14 @@ class Course:
 
 def contestants(kind: str, rows: int) -> list[Contestant]:
     """The first is what all others are compared with; `rows`: of a short training."""
-    short = [f"corpus.rows={rows}", "train.epochs=1"]
-    example = [*EXAMPLE[kind], *EXAMPLE_STEP, "corpus.rows=null", "train.epochs=null", f"train.steps={UPDATES}"]
+    short = [f"corpus.max_sequences={rows}", "train.epochs=1"]
+    example = [
+        *EXAMPLE[kind],
+        *EXAMPLE_STEP,
+        "corpus.max_sequences=null",
+        "train.epochs=null",
+        f"train.steps={UPDATES}",
+    ]
     tuned = [
         Contestant(f"example, tuned {number}", (*TUNED[kind], *step, *short), True)
         for number, step in enumerate(TUNED_STEPS)
@@ -93,9 +99,9 @@ def scored(rows: int, updates: int) -> list[str]:
     sets = "[books]" if os.environ.get("DISTILL_DATA") else "[heldout]"
     return [
         f"evaluate.sets={sets}",
-        f"evaluate.rows={rows}",
+        f"evaluate.max_sequences={rows}",
         f"evaluate.every_steps={max(1, updates // POINTS)}",
-        "evaluate.pseudo_perplexity.share=0",
+        "evaluate.pseudo_perplexity.fraction=0",
     ]
 
 
@@ -109,7 +115,7 @@ def updates_of(contestant: Contestant) -> int:
     given = dict(each.split("=", 1) for each in contestant.settings)
     if "train.steps" in given:
         return int(given["train.steps"])
-    return -(-int(given["corpus.rows"]) // rows_per_step(contestant))
+    return -(-int(given["corpus.max_sequences"]) // rows_per_step(contestant))
 
 
 def course(kind: str, contestant: Contestant, seed: int, work: Path, common: list[str], score_rows: int) -> Course:

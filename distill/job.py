@@ -24,9 +24,10 @@ from distill.optim import updates as optim
 from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
 from distill.report.comparison.goal import Goal
 from distill.report.live_run import RunPage
-from distill.report.publish import make_milestones, write_outputs
+from distill.report.publish import make_snapshots, write_outputs
 from distill.runs import profiling, trackers
 from distill.runs.banner import announce, notes_of
+from distill.runs.baseline import find_baseline, settled_baseline
 from distill.runs.check import check
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
@@ -34,15 +35,14 @@ from distill.runs.describe import describe
 from distill.runs.history import Examination, Points, StudentHistory
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics, RunLog
-from distill.runs.milestones import check_within
 from distill.runs.outcome import finished_record
 from distill.runs.pair import load_models, settle_pair
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
+from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
-from distill.runs.twin import find_twin, settled_twin
 from distill.runtime.progress import configure_logging
 from distill.tasks import Task, find_task
 from distill.teacher.cache import Cache
@@ -74,7 +74,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         data = task.prepare(config, loaded.tokenizer, ranks)  # training rows in their order, evaluation sets
         steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
         identity = run_identity(config, {**loaded.digests, "corpus": data.tokens.digest}, data.batches, steps)
-        twin = find_twin(config, identity, steps, terms)
+        baseline = find_baseline(config, identity, steps, terms)
         folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.finished(steps, config.train.length)) is not None:
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
@@ -83,7 +83,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         # What the settings leave open is decided now; from here on no setting is `auto`.
         config, formats = settle_formats(config, folder)
         config, pair = settle_pair(config, loaded, task, data.batches, folder)
-        twin = settled_twin(twin, config)
+        baseline = settled_baseline(baseline, config)
         objective = make_objective(config, terms, data.batches, steps, len(pair.tokenizer), ranks)
         opened = Run(config, task, pair, data, objective, folder, ranks)
         caches = choose_caches(opened, loaded.digests)
@@ -94,7 +94,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
         state = folder.begin(learner.model, learner.optimizer, resolved)
         page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
-        notes = notes_of(config, recipe, pair, data, objective) + (twin.remarks if twin else [])
+        notes = notes_of(config, recipe, pair, data, objective) + (baseline.remarks if baseline else [])
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
         evaluator = make_evaluator(opened)
@@ -109,7 +109,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         record = train_profiled(opened, training, followers, record)
         if record.training.ended_by == TRIAL:
             return record
-        done = finished_record(record, opened, state, followers, twin)
+        done = finished_record(record, opened, state, followers, baseline)
         return publish(opened, done, page, resolved)
 
 
@@ -136,7 +136,7 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
 
 
 def num_steps(config: Config, batches: Batches) -> int:
-    """The steps of the run, wall-clock aside. Raises SettingError for milestones beyond them."""
+    """The steps of the run, wall-clock aside. Raises SettingError for snapshots beyond them."""
     steps = total_steps(config.train, batches.steps_per_epoch)
     check_within(config.train, steps)
     return steps
@@ -213,14 +213,14 @@ def make_followers(
     settings = config.tracker if folder.writes else TrackerConfig()
     tracker = trackers.build(settings, folder.path, config.given, record.recipe or "")
     log = RunLog(folder, tracker, page, state.step, steps)
-    examination = Examination(evaluator, data.sets, by_row=config.evaluate.twin is not None)
+    examination = Examination(evaluator, data.sets, by_row=config.evaluate.baseline is not None)
     points = Points.of(config.evaluate)
     teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None
     return Followers(
         log,
         Metrics(run.objective, data.batches, config.train.log_every, log, state),
         Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
-        make_milestones(run, record),
+        make_snapshots(run, record),
         StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, tracker),
     )
 

@@ -147,7 +147,12 @@ class Shelf:
         self.root = root
         self.books = library(root / "books")
         self.corpus = [f"corpus.path={self.books}", f"corpus.cache={root / 'cache'}", "corpus.workers=1"]
-        self.corpus += ["corpus.sequence_length=32", "corpus.heldout=0.1", "evaluate.sets=[heldout]", "evaluate.rows=8"]
+        self.corpus += [
+            "corpus.sequence_length=32",
+            "corpus.heldout=0.1",
+            "evaluate.sets=[heldout]",
+            "evaluate.max_sequences=8",
+        ]
         self.teacher = root / "teacher"
 
     def pretrain(self) -> int:
@@ -156,10 +161,16 @@ class Shelf:
         return distill("+recipe=bert_pretrain", *self.corpus, *train, *size)
 
     def arguments(self, folder: Path, *more: str) -> list[str]:
-        train = ["train.batch_size=8", "train.accumulate=2", "train.epochs=2", "train.save_every=2", "corpus.rows=60"]
+        train = [
+            "train.batch_size=8",
+            "train.accumulate=2",
+            "train.epochs=2",
+            "train.save_every=2",
+            "corpus.max_sequences=60",
+        ]
         teacher = ["teacher=pretrained", f"teacher.path={self.teacher}"]
         # The same format on every machine that the tests run on, whatever pays there.
-        fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.share=0.1", "precision=fp32"]
+        fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.fraction=0.1", "precision=fp32"]
         # tests/runs/test_layer_search.py finds layers by scores; DistilBERT's weights show each term in the loss.
         fixed += ["student.layers=[0,1]", "objective=masked"]
         return ["+recipe=distilbert_gutenberg", *fixed, f"hydra.run.dir={folder}", *more]

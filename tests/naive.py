@@ -50,10 +50,10 @@ def definition(
             logits, target = of_student.logits[row, column][:VOCAB], targets.get(flat)
             if target is not None:
                 values["mlm"].append(-(logits[target] - logits.exp().sum().log()))
-            if teacher is not None and (soft["rows"] == "all" or target is not None):
+            if teacher is not None and (soft["positions"] == "all" or target is not None):
                 teacher_logits = of_teacher.logits[row, column][:VOCAB]
                 values["soft"].append(kl(teacher_logits, logits, settings.temperature, soft["cutoff"]))
-            if teacher is not None and (cosine.get("rows", "all") == "all" or target is not None):
+            if teacher is not None and (cosine.get("positions", "all") == "all" or target is not None):
                 a, b = of_student.hidden_states[-1][row, column], of_teacher.hidden_states[-1][row, column]
                 values["cosine"].append(1 - (a @ b) / (a.norm() * b.norm()))
     means = {n: torch.stack(v).mean() if v else torch.zeros((), dtype=torch.float64) for n, v in values.items()}

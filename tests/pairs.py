@@ -18,7 +18,7 @@ Definition = Callable[[list[Tensor], dict[str, Tensor]], Tensor]
 def window(batch_size: int, shortest: int | None = 4) -> list[Batch]:
     """The same rows with the same masks for every size of a micro-batch."""
     rows = make_rows(COUNT, shortest=shortest)
-    masks = make_masks(make_tokenizer(), rows, share=0.3)
+    masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3)
     return Batches(rows, masks, batch_size, -(-COUNT // batch_size), 0).window(0)
 
 

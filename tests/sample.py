@@ -1,4 +1,4 @@
-"""Made-up results of a run with teacher, student and twin, as results.json and metrics.jsonl would hold them."""
+"""Made-up results of a run with teacher, student and baseline, as results.json and metrics.jsonl would hold them."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -54,7 +54,7 @@ def sample_results() -> dict[str, Any]:
         "objective": objective("soft", "mlm", "cosine"),
         "measures": to_json(measure_facts([PERPLEXITY, PSEUDO_PERPLEXITY])),
         "recipe": "distilbert_gutenberg",
-        "scale": "embedded",
+        "scale": "bundled",
         "command": "python -m distill +recipe=distilbert_gutenberg",
         "notes": ["The teacher ships with the package; scale=paper gives the paper's."],
         "finished": True,
@@ -62,16 +62,16 @@ def sample_results() -> dict[str, Any]:
             "name": "Project Gutenberg",
             "documents": 30,
             "tokens": 3_944_120,
-            "rows": 30_813,
+            "max_sequences": 30_813,
             "sequence_length": 128,
             "skipped": [f"book{number}.txt" for number in range(7)],
             "preparation": {"seconds": 14.2, "tokens_per_second": 277_755.0},
         },
         "teacher": model("little-bert", 1.0),
         "student": model("half-bert", 1.25),
-        "twin": {
-            **model("twin", 1.7),
-            "folder": "runs/twin",
+        "baseline": {
+            **model("baseline", 1.7),
+            "folder": "runs/baseline",
             "steps": 123,
             "history": history(1.3, ("total", "mlm")),
             "objective": objective("mlm"),

@@ -46,12 +46,12 @@ def test_two_halves_are_two_runs_of_half_of_the_tokens(monkeypatch: pytest.Monke
         return {"training": {"seconds": 2.0}, "student": {"perplexity": {"books": 3.0}}, "teacher": None}
 
     monkeypatch.setattr(ablation, "execute", executed)
-    found = ablation.run_halves("two halves, rows of 64 tokens first", 1, 4, ["corpus.rows=3000"], tmp_path)
+    found = ablation.run_halves("two halves, rows of 64 tokens first", 1, 4, ["corpus.max_sequences=3000"], tmp_path)
     assert found["training_seconds"] == 4.0 and found["perplexity"] == {"books": 3.0}
     first, second = (composed(*(word for word in each if not word.startswith("hydra"))) for each in started)
     for config in (first, second):
         check(config)
-    tokens = [each.corpus.tokens.sequence_length * each.corpus.rows for each in (first, second)]
+    tokens = [each.corpus.tokens.sequence_length * each.corpus.max_sequences for each in (first, second)]
     assert tokens == [1500 * 128] * 2 and second.student.path in started[0][-1]
     assert [each.schedule.path.split(".")[-1] for each in (first, second)] == ["Constant", "Linear"]
 

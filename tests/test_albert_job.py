@@ -26,7 +26,7 @@ def albert(shelf: Shelf) -> Path:
 
 
 def arguments(shelf: Shelf, teacher: Path, folder: Path) -> list[str]:
-    return [*shelf.corpus, f"teacher.path={teacher}", "corpus.rows=60", "precision=fp32", *TRAIN, to(folder)]
+    return [*shelf.corpus, f"teacher.path={teacher}", "corpus.max_sequences=60", "precision=fp32", *TRAIN, to(folder)]
 
 
 def run(shelf: Shelf, teacher: Path, folder: Path, *more: str) -> int:

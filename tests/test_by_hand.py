@@ -14,7 +14,7 @@ from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 
-@pytest.mark.parametrize("part", ["", "student"])  # of milestones: test_milestones.py
+@pytest.mark.parametrize("part", ["", "student"])  # of snapshots: test_snapshots.py
 def test_a_run_and_its_student_are_teachers(done: Path, part: str) -> None:
     model, tokenizer, _ = load_teacher(TeacherConfig(kind="pretrained", path=str(done / part)))
     found = model.state_dict()
@@ -35,8 +35,8 @@ def test_its_path_alone_makes_it_the_teacher(shelf: Shelf, done: Path, tmp_path:
 def test_what_the_path_stands_for_is_the_command_lines_to_say(tmp_path: Path) -> None:
     main = "+recipe=distilbert_gutenberg"
     assert composed(main, f"teacher.path={tmp_path}").teacher.kind == "pretrained"
-    assert composed(main, "teacher.path=null").teacher.kind == "embedded"
-    for chosen in ("teacher=embedded", "teacher.kind=embedded"):
+    assert composed(main, "teacher.path=null").teacher.kind == "bundled"
+    for chosen in ("teacher=bundled", "teacher.kind=bundled"):
         with pytest.raises(SettingError, match=r"choose teacher\.kind=pretrained"):
             check(composed(main, chosen, f"teacher.path={tmp_path}"))
     assert composed(main, "teacher=none", "objective=mlm", f"teacher.path={tmp_path}").teacher.kind == "none"
@@ -51,13 +51,13 @@ def test_a_run_that_has_not_finished_is_no_model_yet(done: Path, tmp_path: Path)
     with pytest.raises(SettingError, match=r"goes on where it stopped$"):
         load_pretrained("student.path", str(unfinished))
     for step in (50, 100):
-        (unfinished / "milestones" / f"step-{step}").mkdir(parents=True)
+        (unfinished / "snapshots" / f"step-{step}").mkdir(parents=True)
     for load in (load_pretrained, load_tokenizer):
         with pytest.raises(SettingError) as error:
             load("teacher.path", str(unfinished))
         text = str(error.value)
         assert text.startswith(f"teacher.path={unfinished} is a run that has not finished") and "\n" not in text
-        assert text.endswith(f"or name its milestone {unfinished / 'milestones' / 'step-100'}")
+        assert text.endswith(f"or name its snapshot {unfinished / 'snapshots' / 'step-100'}")
 
 
 def test_a_run_that_cannot_be_continued_is_begun_from(

@@ -26,7 +26,7 @@ def to(folder: Path) -> str:
 
 
 def arguments(shelf: Shelf, teacher: Path, folder: Path) -> list[str]:
-    return [*shelf.corpus, f"teacher.path={teacher}", "corpus.rows=60", "precision=fp32", *TRAIN, to(folder)]
+    return [*shelf.corpus, f"teacher.path={teacher}", "corpus.max_sequences=60", "precision=fp32", *TRAIN, to(folder)]
 
 
 def run(shelf: Shelf, teacher: Path, folder: Path, *more: str) -> int:
@@ -112,12 +112,12 @@ def test_draws_of_its_teacher_serve_every_seed_of_the_run(shelf: Shelf, causal_t
     assert found[0] == found[1] and found[0]["kept_mass"] == 0 and found[0]["sampled"] == 24
 
 
-def test_its_twin_learns_without_the_teacher(shelf: Shelf, causal_teacher: Path, student: Path) -> None:
-    folder = shelf.root / "distilgpt2-twin"
-    assert distill("+recipe=distilgpt2_gutenberg_twin", *arguments(shelf, causal_teacher, folder)) == 0
+def test_its_baseline_learns_without_the_teacher(shelf: Shelf, causal_teacher: Path, student: Path) -> None:
+    folder = shelf.root / "distilgpt2-baseline"
+    assert distill("+recipe=distilgpt2_gutenberg_baseline", *arguments(shelf, causal_teacher, folder)) == 0
     content = results(folder)
     assert content["teacher"] is None and content["training"]["final_loss"].keys() == {"total", "clm"}
     again = shelf.root / "distilgpt2-beside"
-    assert run(shelf, causal_teacher, again, f"evaluate.twin={folder}") == 0
-    assert results(again)["twin"]["perplexity"] == pytest.approx(content["student"]["perplexity"])
+    assert run(shelf, causal_teacher, again, f"evaluate.baseline={folder}") == 0
+    assert results(again)["baseline"]["perplexity"] == pytest.approx(content["student"]["perplexity"])
     assert_same(again, student)

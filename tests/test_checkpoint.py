@@ -31,7 +31,7 @@ def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, teacher: Any, seed:
     """With dropout, AdamW, warm-up and clipping: everything that a checkpoint could forget."""
     train = TrainConfig(**{"batch_size": 4, "accumulate": 2, "epochs": 2, "save_every": 1, "keep": 3, **settings})
     student = make_model("distilbert", 1, seed=seed, dropout=0.2).train()
-    objective = objective_config(masking=MaskingConfig(share=0.3))
+    objective = objective_config(masking=MaskingConfig(mlm_probability=0.3))
     return Fit(folder, tokenizer, rows, teacher, student, objective, train)
 
 

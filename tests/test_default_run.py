@@ -28,7 +28,7 @@ def test_it_is_the_main_recipe(arguments: list[str]) -> None:
 def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
     config = composed([f"corpus.path={tmp_path}"])
     check(config)
-    assert config.scale == "embedded" and config.teacher.kind == "embedded"
+    assert config.scale == "bundled" and config.teacher.kind == "bundled"
     assert config.evaluate.missing.value == "skip"
     assert all(getattr(source, "hub", None) is None for source in config.evaluate.sources.values())
 
@@ -38,7 +38,7 @@ def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
     [
         (["+recipe=smoke"], "config"),
         (["scale=custom"], "config"),
-        (["-m", "scale=embedded,custom"], "config"),
+        (["-m", "scale=bundled,custom"], "config"),
         (["--config-dir", ".", "+recipe=smoke", "seed=1,2", "--multirun"], "config"),
         (["--cfg", "job", "seed=1"], "main"),
         (["--config-dir", ".", "-m", "seed=1,2"], "main"),
@@ -71,7 +71,13 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    small = ["train.steps=2", "corpus.heldout=0.2", "corpus.cache=cache", "corpus.workers=1", "evaluate.rows=40"]
+    small = [
+        "train.steps=2",
+        "corpus.heldout=0.2",
+        "corpus.cache=cache",
+        "corpus.workers=1",
+        "evaluate.max_sequences=40",
+    ]
     before = sys.argv
     assert distill(f"corpus.path={books}", *small, "corpus.sequence_length=32", "precision=fp32") == 0
     assert sys.argv is before
@@ -80,8 +86,8 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert content["command"].startswith("python -m distill corpus.path=")
     start = content["student"]["start"]
     assert start.pop("search")["all_subsets"]
-    assert start == {"kind": "layers", "from": "the embedded teacher", "layers": [0, 1]}
+    assert start == {"kind": "layers", "from": "the bundled teacher", "layers": [0, 1]}
     assert sum("is left out: it lies neither" in note for note in content["notes"]) == 2
     card = (tmp_path / "runs" / MAIN_RECIPE / "student" / "README.md").read_text()
-    assert "\n# DistilBert distilled from the embedded teacher\n" in card
-    assert any("scale    embedded" in line for line in lines)
+    assert "\n# DistilBert distilled from the bundled teacher\n" in card
+    assert any("scale    bundled" in line for line in lines)

@@ -192,7 +192,7 @@ def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str
     """Both measures and the agreement, up to the numbers themselves, which fake tensors do not have."""
     monkeypatch.setattr(Perplexity, "compute", lambda self: {self.name: float(self.sums.device == CUDA)})
     rows = make_rows(8, shortest=5)
-    settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
+    settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(fraction=0.5))
     evaluator = make_evaluator(settings, make_masks(tokenizer, rows), precision(format), backend())
     data = EvaluationSet("rows", "rows of ids", rows, 1)
     student, teacher = model_on_gpu("distilbert", 1), model_on_gpu("bert", 2)

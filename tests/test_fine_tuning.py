@@ -196,14 +196,14 @@ def test_random_weights_with_a_tokenizer_of_another(shelf: Shelf, reviews: list[
         (["objective=mlm"], ("corpus",)),
         (["student.path=null"], ("student.path",)),
         (["evaluate.sets=[other]"], ("evaluate.sets: other has no source",)),
-        (["objective.masking.share=0.2"], ("objective.masking", "leave it out")),
+        (["objective.masking.mlm_probability=0.2"], ("objective.masking", "leave it out")),
         (["corpus.heldout=0.1"], ("corpus.heldout=0.1", "labelled examples")),
         (["objective=distil_classes"], ("teacher.kind=none", "objective.soft_classes")),
         (
-            ["teacher=embedded", "+objective.cosine.weight=1", "+objective.cosine.rows=masked"],
-            ("objective.cosine.rows", "predicts none", "set it to all"),
+            ["teacher=bundled", "+objective.cosine.weight=1", "+objective.cosine.positions=masked"],
+            ("objective.cosine.positions", "predicts none", "set it to all"),
         ),
-        (["teacher=embedded", "objective=distil_classes"], ("teacher.kind=embedded", "classes of texts")),
+        (["teacher=bundled", "objective=distil_classes"], ("teacher.kind=bundled", "classes of texts")),
     ],
 )
 def test_what_is_refused(

@@ -32,15 +32,15 @@ GOLDEN = {
 }
 SETTINGS = (
     "objective=masked",
-    "corpus={workers:1,heldout:0.1,rows:64,sequence_length:32}",
+    "corpus={workers:1,heldout:0.1,max_sequences:64,sequence_length:32}",
     "teacher=pretrained",
     "student.layers=[0,2]",
-    "objective.soft.rows=all",
-    "objective.masking={share:0.15,smoothing:0.7}",
+    "objective.soft.positions=all",
+    "objective.masking={mlm_probability:0.15,smoothing:0.7}",
     "precision=fp32",
     "train={batch_size:4,accumulate:3,epochs:1}",
     "optimizer.lr=2e-3",
-    "evaluate={sets:[heldout],rows:4,pseudo_perplexity:{share:0.1}}",
+    "evaluate={sets:[heldout],max_sequences:4,pseudo_perplexity:{fraction:0.1}}",
 )
 
 

@@ -127,15 +127,15 @@ def handles_signals(process: int) -> bool:
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1)
 
 
-def test_the_twin_stands_beside_the_student(shelf: Shelf) -> None:
-    twin, student = shelf.root / "twin", shelf.root / "with-twin"
-    assert distill("+recipe=distilbert_gutenberg_twin", *shelf.arguments(twin, "objective=mlm")[1:]) == 0
-    assert results(twin)["training"]["final_loss"].keys() == {"total", "mlm"}
-    assert shelf.run(student, f"evaluate.twin={twin}") == 0
+def test_the_baseline_stands_beside_the_student(shelf: Shelf) -> None:
+    baseline, student = shelf.root / "baseline", shelf.root / "with-baseline"
+    assert distill("+recipe=distilbert_gutenberg_baseline", *shelf.arguments(baseline, "objective=mlm")[1:]) == 0
+    assert results(baseline)["training"]["final_loss"].keys() == {"total", "mlm"}
+    assert shelf.run(student, f"evaluate.baseline={baseline}") == 0
     content = results(student)
-    assert content["twin"]["perplexity"] == pytest.approx(results(twin)["student"]["perplexity"])
-    assert len(content["twin"]["history"]) == 2
-    assert "twin" in (student / "report.md").read_text().lower()
+    assert content["baseline"]["perplexity"] == pytest.approx(results(baseline)["student"]["perplexity"])
+    assert len(content["baseline"]["history"]) == 2
+    assert "baseline" in (student / "report.md").read_text().lower()
 
 
 def test_soft_targets_on_masked_rows_and_the_plain_kernel_agree_with_the_fused(shelf: Shelf) -> None:
@@ -175,12 +175,12 @@ def test_a_run_ends_by_the_clock(shelf: Shelf) -> None:
     assert content["training"]["ended_by"] == "minutes" and content["student"]["perplexity"]["heldout"] > 1
 
 
-def test_a_run_that_had_a_teacher_is_no_twin(
+def test_a_run_that_had_a_teacher_is_no_baseline(
     shelf: Shelf, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     """It is refused before anything is trained."""
     assert results(done)["teacher"] is not None
-    assert shelf.run(tmp_path / "run", f"evaluate.twin={done}") == 2
+    assert shelf.run(tmp_path / "run", f"evaluate.baseline={done}") == 2
     line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"distill: evaluate.twin={done} is no twin of this run: it learned from a teacher (")
+    assert line.startswith(f"distill: evaluate.baseline={done} is no baseline of this run: it learned from a teacher (")
     assert not (tmp_path / "run" / "config.yaml").exists()

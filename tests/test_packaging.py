@@ -15,13 +15,13 @@ def test_the_wheel_carries_everything_and_runs_elsewhere(tmp_path: Path) -> None
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    teachers = [f"teacher/{kind}/model.safetensors" for kind in ("embedded", "embedded_deep")]
+    teachers = [f"teacher/{kind}/model.safetensors" for kind in ("bundled", "bundled_deep")]
     for name in ("conf/config.yaml", "recipes/smoke.yaml", *teachers, "report/templates/page.html", "py.typed"):
         assert (site / "distill" / name).is_file(), name
     elsewhere.mkdir()
     books = library(tmp_path / "books")
     corpus = [f"corpus.path={books}", f"corpus.cache={tmp_path / 'cache'}", "corpus.workers=1", "corpus.heldout=0.1"]
-    command = [sys.executable, "-m", "distill", "+recipe=smoke", *corpus, "train.steps=2", "evaluate.rows=4"]
+    command = [sys.executable, "-m", "distill", "+recipe=smoke", *corpus, "train.steps=2", "evaluate.max_sequences=4"]
     done = subprocess.run(
         command, cwd=elsewhere, env={**environment(), "PYTHONPATH": str(site)}, capture_output=True, text=True
     )

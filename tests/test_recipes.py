@@ -14,7 +14,7 @@ from distill.optim.schedule import length_in_steps, make_schedule, progress_of
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
-CHAINS = {"albert_chain", "albert_milestones", "seeds"}
+CHAINS = {"albert_chain", "albert_snapshots", "seeds"}
 BENCHMARKS = RECIPES.parent / "benchmarks"
 MEASURED = {path.stem for path in (BENCHMARKS / "recipe").glob("*.yaml")}
 SEARCHES = {"search"}  # of an optional package; run by test_sweep_job.py
@@ -34,8 +34,8 @@ OF_SOURCES = {"mixture"}  # run by test_mixture_job.py
 
 
 def test_the_recipes_are_there() -> None:
-    masked = {"distilbert_gutenberg", "distilbert_gutenberg_twin", "bert_pretrain", "smoke"}
-    causal = {"distilgpt2_gutenberg", "distilgpt2_gutenberg_twin", "gpt2_pretrain"}
+    masked = {"distilbert_gutenberg", "distilbert_gutenberg_baseline", "bert_pretrain", "smoke"}
+    causal = {"distilgpt2_gutenberg", "distilgpt2_gutenberg_baseline", "gpt2_pretrain"}
     assert masked | causal | {"albert_pretrain", "distilalbert_gutenberg"} | OF_TABLES <= set(NAMES)
 
 
@@ -72,7 +72,7 @@ def test_scale_needs_no_recipe(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CHAINS | MEASURED))
 def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> None:
-    (tmp_path / "milestones" / "step-1").mkdir(parents=True)  # of the stages before
+    (tmp_path / "snapshots" / "step-1").mkdir(parents=True)  # of the stages before
     file = (BENCHMARKS / "recipe" if name in MEASURED else RECIPES) / f"{name}.yaml"
     command = f"python -m distill {'--config-dir benchmarks ' * (name in MEASURED)}+recipe={name}"
     assert any(command in line for line in file.read_text().splitlines())
@@ -122,7 +122,9 @@ def test_scales_of_albert(name: str, tmp_path: Path) -> None:
     aws = name == "aws"
     assert (optimizer.lr, optimizer.clip, optimizer.clip_each_rank) == (1.76e-3, 1.0, aws)
     assert config.backend.compression == ("fp16" if aws else "none")
-    assert student.dropout == (0.0 if aws else 0.1) and config.objective.masking.most == (None if aws else 20)
+    assert student.dropout == (0.0 if aws else 0.1) and config.objective.masking.max_predictions == (
+        None if aws else 20
+    )
     schedule = make_schedule(config.schedule, length_in_steps(train, 0), optimizer.lr)
     rates = [optimizer.lr * schedule(progress_of(step, 125_000, 0.0, 1.0)) for step in (0, 3124, 3125, 124_999)]
     slope = (optimizer.lr - (3e-5 if aws else 0.0)) / (125_000 - 3125)  # a step
@@ -142,7 +144,13 @@ def test_every_option_of_every_group_composes() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES - OF_SOURCES))
 def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
-    small: list[Any] = [*shelf.corpus, "train.steps=2", "train.batch_size=4", "train.accumulate=2", "corpus.rows=60"]
+    small: list[Any] = [
+        *shelf.corpus,
+        "train.steps=2",
+        "train.batch_size=4",
+        "train.accumulate=2",
+        "corpus.max_sequences=60",
+    ]
     models = OF_SCRATCH.get(name)
     if models is None:
         saved = {"clm": save_model, "mlm_sop": save_ordered}.get(composed(f"+recipe={name}").objective.task)

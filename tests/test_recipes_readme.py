@@ -16,8 +16,14 @@ from distill.runs.check import check
 from distill.tasks import find_task
 
 README = (RECIPES / "README.md").read_text()
-SMALL = ["corpus.cache=cache", "corpus.workers=1", "corpus.sequence_length=32", "corpus.heldout=0.1", "corpus.rows=60"]
-SMALL += ["train.steps=2", "evaluate.rows=8", "evaluate.sets=[heldout]", "precision=fp32", "hydra.run.dir=run"]
+SMALL = [
+    "corpus.cache=cache",
+    "corpus.workers=1",
+    "corpus.sequence_length=32",
+    "corpus.heldout=0.1",
+    "corpus.max_sequences=60",
+]
+SMALL += ["train.steps=2", "evaluate.max_sequences=8", "evaluate.sets=[heldout]", "precision=fp32", "hydra.run.dir=run"]
 
 
 def section(title: str) -> str:
@@ -60,7 +66,7 @@ def test_every_recipe_is_in_the_table_and_the_table_is_no_recipe(capfd: pytest.C
 
 @pytest.mark.parametrize("number", range(len(commands("Change one"))))
 def test_changed_recipes_run(number: int, shelf: Shelf) -> None:
-    # Of a width that MiniLM's 48 relation heads divide, as they do that of the embedded teacher.
+    # Of a width that MiniLM's 48 relation heads divide, as they do that of the bundled teacher.
     teacher = save_model(Path("teacher"), "bert", hidden_size=48)
     pair = ["teacher=pretrained", f"teacher.path={teacher}"]
     assert distill(*on_the_shelf(commands("Change one")[number], shelf), *pair, *SMALL) == 0

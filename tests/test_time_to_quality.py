@@ -39,7 +39,7 @@ def test_the_example_has_a_thousand_updates_and_all_have_rows(kind: str, rows: i
 
 
 def test_operations_are_those_of_the_step_benchmark() -> None:
-    shape = SHAPES["embedded"]
+    shape = SHAPES["bundled"]
     assert shape.rows * operations_of_row(shape, 0.15, True) == pytest.approx(operations(shape, "all"), rel=1e-9)
     assert operations_of_row(shape, 0.3, False) < operations_of_row(shape, 0.3, True)
     bert = {"num_hidden_layers": 4, "hidden_size": 192, "vocab_size": 6144}
@@ -59,7 +59,7 @@ def test_the_table_names_the_best_tuned_and_what_was_not_reached() -> None:
     }
     assert best_tuned(courses) == ["example", "example, tuned 1", "distill"]
     rates = {"plain": [0.02], "distill": [0.01], "command": [{"seconds": 60, "training": 30}], "machine": "here"}
-    printed = show("masked", courses, SHAPES["embedded"], rates)
+    printed = show("masked", courses, SHAPES["bundled"], rates)
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()]
     assert ["the end of example, 70.00", "example", "300", "6"] in [line[:4] for line in lines]
     assert ["the end of example, 70.00", "distill", "100", "1"] in [line[:4] for line in lines]

@@ -31,7 +31,7 @@ from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedules.linear import Linear
 
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]
-MASKED = objective_config(rows="masked", masking=MaskingConfig(share=0.3))
+MASKED = objective_config(rows="masked", masking=MaskingConfig(mlm_probability=0.3))
 
 
 @pytest.fixture(scope="module", params=[objective_config(), MASKED, only(mlm=1.0)], ids=["default", "masked", "mlm"])
@@ -198,7 +198,7 @@ def save_slowly(fit: Fit) -> dict[str, float]:
 
 
 def score(fit: Fit, batch_size: int) -> dict[str, dict[str, float]]:
-    settings = conf.EvaluateConfig(batch_size=batch_size, pseudo_perplexity=conf.PseudoPerplexityConfig(share=0.5))
+    settings = conf.EvaluateConfig(batch_size=batch_size, pseudo_perplexity=conf.PseudoPerplexityConfig(fraction=0.5))
     masks = tiny.make_masks(fit.tokenizer, fit.rows)
     evaluator = tiny.make_evaluator(settings, masks, conf.PrecisionConfig(), fit.backend)
     return evaluator.score(fit.student, "student", [EvaluationSet("set", "a set", fit.rows, 1)])

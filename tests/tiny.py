@@ -131,6 +131,7 @@ def make_rows(count: int, length: int = LENGTH, seed: int = 3, shortest: int | N
 
 def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
     """Masks by these settings, which are not checked: a share of 1, too, leaves nothing to chance."""
+    assert changes.keys() <= conf.MaskingConfig.model_fields.keys()
     masking = conf.MaskingConfig.model_construct(**changes)
     return masked_lm(masking, tokenizer, np.bincount(rows.reshape(-1), minlength=VOCAB))
 
@@ -151,7 +152,7 @@ def corpus_config(**flat: Any) -> conf.CorpusConfig:
 def changed(corpus: conf.CorpusConfig, **flat: Any) -> conf.CorpusConfig:
     """The same settings with some of them changed, by the names of the command line."""
     for name, value in flat.items():
-        corpus = change(corpus, name, value)
+        corpus = _change(corpus, name, value, "corpus")
     return corpus
 
 
@@ -204,9 +205,9 @@ def objective_config(
     A weight or temperature may be {"start": ..., "end": ...}.
     """
     given: dict[str, dict[str, Any]] = {
-        "soft": {"weight": soft, "temperature": temperature, "rows": rows, "cutoff": cutoff},
+        "soft": {"weight": soft, "temperature": temperature, "positions": rows, "cutoff": cutoff},
         "mlm": {"weight": mlm},
-        "cosine": {"weight": cosine, "rows": cosine_rows},
+        "cosine": {"weight": cosine, "positions": cosine_rows},
         **more,
     }
     settings = compose.objective_config({**given, "kernel": kernel, "temperature": temperature})
@@ -302,7 +303,7 @@ class Fit:
     backend: Any = None  # None: one process
     keyed_dropout: bool = False  # as on the CPU in a real run
     points: Points = field(default_factory=Points)
-    milestones: Any = None
+    snapshots: Any = None
     precision: str = "fp32"  # of both models
     on_log: Any = None  # called with this object and the metrics
     logs: list[dict[str, float]] = field(default_factory=list)
@@ -332,7 +333,7 @@ class Fit:
             self.backend.rank,
             self.backend.size,
             equal_windows=self.backend.equal_windows,
-            step_rows=self.settings.rows_per_step,
+            step_rows=self.settings.sequences_per_step,
         )
 
     def resume(self, path: Path | None = None) -> "Fit":
@@ -353,7 +354,7 @@ class Fit:
             self.checkpoints,
         )
         metrics = Metrics(self.terms, self.batches, self.settings.log_every, self, self.state)
-        observers = (metrics,) if self.milestones is None else (metrics, self.milestones)
+        observers = (metrics,) if self.snapshots is None else (metrics, self.snapshots)
         return train(training, self.terms, observers, self)
 
     def losses(self) -> list[dict[str, float]]:

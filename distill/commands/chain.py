@@ -2,7 +2,7 @@
 
 A stage is what `python -m distill +recipe=RECIPE SETTINGS` would run, in its own process and folder. So it can be
 interrupted and goes on like any run, and a stage that is finished is not run again. A stage can be run for several
-seeds, and from each milestone of an earlier stage.
+seeds, and from each snapshot of an earlier stage.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
-from distill.report.chain_report import MilestoneRuns
+from distill.report.chain_report import SnapshotRuns
 from distill.report.jobs import Job, JobsPage
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results
@@ -27,7 +27,7 @@ from distill.runtime.errors import SettingError, StageFailed
 from distill.runtime.redaction import redact, secret_given
 from distill.runtime.signals import STOPPING, handled
 
-REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its milestones
+REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its snapshots
 
 STAGE = "chain_stage.json"  # in the folder of a run: the command and the inputs that it was finished with
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """One job of a stage: from which milestone (its step) and with which seed, where there are several."""
+    """One job of a stage: from which snapshot (its step) and with which seed, where there are several."""
 
     folder: Path
     step: int | None = None
@@ -50,7 +50,7 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
         options: of every command, such as --config-dir.
 
     Raises:
-        SettingError: a stage that names a later one or none, milestones that are not kept, or a table of stages that
+        SettingError: a stage that names a later one or none, snapshots that are not kept, or a table of stages that
             are not there.
         StageFailed: a job ended with another status than 0.
     """
@@ -65,7 +65,7 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
             model: [[_record(run.folder) for run in runs_of(path, chain, name)] for name in stages]
             for model, stages in chain.table.items()
         }
-        text = chain_report.write(path, results, _milestone_runs(path, chain), chain.anchors)
+        text = chain_report.write(path, results, _snapshot_runs(path, chain), chain.anchors)
         page.blocks = chain_report.blocks(results, chain.anchors)
     return text
 
@@ -74,8 +74,8 @@ def jobs_of(path: Path, chain: ChainConfig) -> list[Job]:
     """The jobs of all stages for their page, as far as they are known."""
     jobs: list[Job] = []
     for name, stage in chain.stages.items():
-        if (of := stage.milestones_of) is not None and not (path / of / "results.json").is_file():
-            jobs.append(Job(name, note=f"one from each milestone of {of}"))
+        if (of := stage.snapshots_of) is not None and not (path / of / "results.json").is_file():
+            jobs.append(Job(name, note=f"one from each snapshot of {of}"))
             continue
         jobs += [Job(str(run.folder.relative_to(path)), run.folder) for run in runs_of(path, chain, name)]
     return jobs
@@ -92,7 +92,7 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
     known = {"arguments": [redact(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
     if _is_finished(run.folder, known):
         return
-    parts = {"milestone of step": run.step, "seed": run.seed}
+    parts = {"snapshot of step": run.step, "seed": run.seed}
     label = ", ".join([name, *(f"{part} {value}" for part, value in parts.items() if value is not None)])
     logger.info(f"stage {label}: python -m distill {' '.join(known['arguments'])}")
     if status := _run([sys.executable, "-m", "distill", *arguments]):
@@ -101,11 +101,11 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
 
 
 def check_chain(chain: ChainConfig) -> None:
-    """Raises SettingError for stages that do not come before, do not exist, or have no milestones."""
+    """Raises SettingError for stages that do not come before, do not exist, or have no snapshots."""
     known: list[str] = []
     for name, stage in chain.stages.items():
-        if stage.milestones_of is not None:
-            _check_milestones(chain, name, stage.milestones_of, known)
+        if stage.snapshots_of is not None:
+            _check_snapshots(chain, name, stage.snapshots_of, known)
         for setting in stage.settings:
             if (secret := secret_given(setting)) is not None:
                 raise SettingError(
@@ -116,59 +116,55 @@ def check_chain(chain: ChainConfig) -> None:
                 where = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
                 if other not in known:
                     raise SettingError(f"{where} does not come before: name one of {', '.join(known) or 'none'}")
-                of = chain.stages[other].milestones_of
-                if of not in (None, stage.milestones_of):
-                    raise SettingError(
-                        f"{where} has a run from each milestone of {of}: set milestones_of={of} here too"
-                    )
+                of = chain.stages[other].snapshots_of
+                if of not in (None, stage.snapshots_of):
+                    raise SettingError(f"{where} has a run from each snapshot of {of}: set snapshots_of={of} here too")
         known.append(name)
     for model, stages in chain.table.items():
         for name in stages:
             if name not in known:
                 raise SettingError(f"chain.table.{model}: there is no stage {name}: name one of {', '.join(known)}")
-            if (of := chain.stages[name].milestones_of) is not None:
+            if (of := chain.stages[name].snapshots_of) is not None:
                 raise SettingError(
-                    f"chain.table.{model}: {name} scores a model from each milestone of {of}, which have a table of "
+                    f"chain.table.{model}: {name} scores a model from each snapshot of {of}, which have a table of "
                     "their own: leave it out"
                 )
 
 
-def _check_milestones(chain: ChainConfig, name: str, of: str, known: list[str]) -> None:
-    """Refuse `milestones_of=of` for the stage `name`, where only the stages `known` come before."""
-    setting = f"chain.stages.{name}.milestones_of={of}"
+def _check_snapshots(chain: ChainConfig, name: str, of: str, known: list[str]) -> None:
+    """Refuse `snapshots_of=of` for the stage `name`, where only the stages `known` come before."""
+    setting = f"chain.stages.{name}.snapshots_of={of}"
     if of not in known:
         raise SettingError(f"{setting} does not come before: name one of {', '.join(known) or 'none'}")
     earlier = chain.stages[of]
-    if earlier.seeds or earlier.milestones_of is not None:
+    if earlier.seeds or earlier.snapshots_of is not None:
+        raise SettingError(f"{setting} is run several times, by its seeds or snapshots_of: name a stage that runs once")
+    if not any(each.lstrip("+").startswith("train.snapshot") for each in earlier.settings):
         raise SettingError(
-            f"{setting} is run several times, by its seeds or milestones_of: name a stage that runs once"
-        )
-    if not any(each.lstrip("+").startswith("train.milestone") for each in earlier.settings):
-        raise SettingError(
-            f"{setting} keeps none: add train.milestone_every=STEPS or train.milestones=[STEP,...] to "
+            f"{setting} keeps none: add train.snapshot_every=STEPS or train.snapshots=[STEP,...] to "
             f"chain.stages.{of}.settings"
         )
     if not any(of in REFERENCE.findall(each) for each in chain.stages[name].settings):
         raise SettingError(
-            f"{setting}, but no setting of {name} has {{{of}}}, which stands for the milestone: add one, such as "
+            f"{setting}, but no setting of {name} has {{{of}}}, which stands for the snapshot: add one, such as "
             f"student.path={{{of}}}"
         )
 
 
 def runs_of(path: Path, chain: ChainConfig, name: str) -> list[Run]:
-    """The jobs of a stage; where it is run from milestones, the stage that keeps them has to be finished.
+    """The jobs of a stage; where it is run from snapshots, the stage that keeps them has to be finished.
 
     Raises:
-        SettingError: that stage has kept no milestones.
+        SettingError: that stage has kept no snapshots.
     """
     stage = chain.stages[name]
     steps: list[int | None] = [None]
-    if stage.milestones_of is not None:
-        steps = [*_record(path / stage.milestones_of).snapshots]
+    if stage.snapshots_of is not None:
+        steps = [*_record(path / stage.snapshots_of).snapshots]
         if not steps:
             raise SettingError(
-                f"chain.stages.{name}.milestones_of={stage.milestones_of} was finished without milestones in "
-                f"{path / stage.milestones_of}: remove that folder to run it again, or choose another hydra.run.dir"
+                f"chain.stages.{name}.snapshots_of={stage.snapshots_of} was finished without snapshots in "
+                f"{path / stage.snapshots_of}: remove that folder to run it again, or choose another hydra.run.dir"
             )
     seeds: list[int | None] = [*stage.seeds] or [None]
     return [
@@ -183,24 +179,24 @@ def runs_of(path: Path, chain: ChainConfig, name: str) -> list[Run]:
 
 
 def _folder_of(path: Path, chain: ChainConfig, stage: StageConfig, run: Run, name: str) -> Path:
-    """What {name} stands for in the settings of a run: the milestone that it is run from, or an earlier stage's folder.
+    """What {name} stands for in the settings of a run: the snapshot that it is run from, or an earlier stage's folder.
 
-    That is the run of the earlier stage from the same milestone and with the same seed, or its only or first one.
+    That is the run of the earlier stage from the same snapshot and with the same seed, or its only or first one.
     """
-    if name == stage.milestones_of:
-        return path / name / "milestones" / f"step-{run.step}"
+    if name == stage.snapshots_of:
+        return path / name / "snapshots" / f"step-{run.step}"
     found = [each for each in runs_of(path, chain, name) if each.step in (None, run.step)]
     return next((each for each in found if each.seed == run.seed), found[0]).folder
 
 
 def _inputs(path: Path, chain: ChainConfig, stage: StageConfig, run: Run) -> dict[str, str]:
-    """sha256 of what the settings of a stage refer to, by its folder: a run's results, or a milestone's weights."""
+    """sha256 of what the settings of a stage refer to, by its folder: a run's results, or a snapshot's weights."""
     names = {name for setting in stage.settings for name in REFERENCE.findall(setting)}
     files = {}
     for name in names:
         folder = _folder_of(path, chain, stage, run, name)
         weights = sorted(folder.glob("*.safetensors"))
-        files[str(folder)] = weights if name == stage.milestones_of else [folder / "results.json"]
+        files[str(folder)] = weights if name == stage.snapshots_of else [folder / "results.json"]
     return {folder: _digest(files[folder]) for folder in sorted(files)}
 
 
@@ -227,12 +223,12 @@ def _is_finished(folder: Path, known: dict[str, Any]) -> bool:
         return False
 
 
-def _milestone_runs(path: Path, chain: ChainConfig) -> dict[str, MilestoneRuns]:
-    """What was run from the milestones of each stage that has some in use."""
-    found: dict[str, MilestoneRuns] = {}
+def _snapshot_runs(path: Path, chain: ChainConfig) -> dict[str, SnapshotRuns]:
+    """What was run from the snapshots of each stage that has some in use."""
+    found: dict[str, SnapshotRuns] = {}
     for name, stage in chain.stages.items():
-        if (of := stage.milestones_of) is not None:
-            by_step = found.setdefault(of, MilestoneRuns(_record(path / of))).stages.setdefault(name, {})
+        if (of := stage.snapshots_of) is not None:
+            by_step = found.setdefault(of, SnapshotRuns(_record(path / of))).stages.setdefault(name, {})
             for run in runs_of(path, chain, name):
                 assert run.step is not None
                 by_step.setdefault(run.step, []).append(_record(run.folder))

@@ -19,7 +19,7 @@ usage: distill predict model=MODEL [text=TEXT ...] [input=FILE] [output=FILE] [O
 
 Let a trained model answer: words for [MASK], a continuation, classes or values, or answers to questions.
 
-  model=MODEL      a run folder, a milestone, a model folder or a name on the Hub
+  model=MODEL      a run folder, a snapshot, a model folder or a name on the Hub
   text=TEXT        a text; given again for each further one (second=TEXT: the other text of a pair)
   question=TEXT context=TEXT   for a model that finds answers
   input=FILE       *.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and without

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from distill.config.model import EMPTY
+from distill.config.renamed import new_name
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -91,6 +92,8 @@ class Component:
             if name not in self.optional or (name in parameters and value is not None)
         }
         for name in given:
+            if name not in parameters and (new := new_name(f"{self.setting}.{name}")) is not None:
+                raise SettingError(f"{self.setting}.{name} has another name now: give {new}")
             if name in context or (name not in parameters and not _takes_all(parameters)):
                 names = sorted(set(parameters) - context)
                 also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has

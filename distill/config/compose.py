@@ -313,8 +313,10 @@ def _of_set(settings: EvaluateConfig, name: str, given: Any) -> SetConfig:
     setting = f"evaluate.by_set.{name}"
     own = group_of(setting, {} if given is None else given)
     share = group_of(f"{setting}.pseudo_perplexity", own.get("pseudo_perplexity") or {})
-    shared = {"share": settings.pseudo_perplexity.share}
-    return parse(SetConfig, {"rows": settings.rows, **own, "pseudo_perplexity": shared | share}, setting)
+    shared = {"fraction": settings.pseudo_perplexity.fraction}
+    return parse(
+        SetConfig, {"max_sequences": settings.max_sequences, **own, "pseudo_perplexity": shared | share}, setting
+    )
 
 
 def _measure(setting: str, given: Any) -> Component:

@@ -1,4 +1,4 @@
-"""The settings of a corpus: where its text comes from, how it becomes rows of token ids, and where these are kept."""
+"""The settings of a corpus: where its text comes from, how it becomes sequences of tokens, and where these are kept."""
 
 from enum import Enum
 from typing import Any, Literal, Self
@@ -74,17 +74,17 @@ class SourceConfig(Settings):
     subset: str | None = setting(None, "Configuration of the data set on the Hub.")
     split: str = setting("train", "Split of a Hub data set, and of the usual folder under $DISTILL_DATA.")
     streaming: bool = setting(False, "Read a Hub data set without downloading it whole.")
-    share: float = setting(1.0, "Use this seeded fraction of the documents.", gt=0, le=1)
+    fraction: float = setting(1.0, "Use this seeded fraction of the documents.", gt=0, le=1)
 
 
 class TokensConfig(Settings):
-    """How text becomes rows of token ids."""
+    """How text becomes sequences of token ids."""
 
-    sequence_length: int = setting(128, "Length of a row.", unit="tokens", ge=10, le=131_072)
-    cross_documents: bool = setting(False, "Let rows run over the end of a document.")
+    sequence_length: int = setting(128, "Length of a sequence.", unit="tokens", ge=10, le=131_072)
+    cross_documents: bool = setting(False, "Let sequences run over the end of a document.")
     heldout: float = setting(0.02, "Keep this fraction of the documents for the evaluation set `heldout`.", ge=0, lt=1)
-    unreadable: Missing = setting(Missing.skip, "Skip a file that cannot be read with a count, or stop.")
-    max_bad: float = setting(
+    invalid_files: Missing = setting(Missing.skip, "Skip a file that cannot be read with a count, or stop.")
+    max_invalid: float = setting(
         0.05, "Stop when more than this fraction of the records (lines of plain text) is invalid.", ge=0, le=1
     )
     vocab_size: int = setting(
@@ -98,25 +98,29 @@ class TokensConfig(Settings):
 
 
 class CacheConfig(Settings):
-    """Where rows of token ids are kept, and how many processes make them."""
+    """Where sequences of token ids are kept, and how many processes make them."""
 
-    cache: str = setting("~/.cache/distill", "Folder of prepared rows on this machine.")
+    cache: str = setting("~/.cache/distill", "Folder of prepared sequences on this machine.")
     tokens: str | None = setting(
-        None, "Folder or URL of prepared rows that several hosts fill and read; null uses `cache`."
+        None, "Folder or URL of prepared sequences that several hosts fill and read; null uses `cache`."
     )
     # A shard is held on the disk of the host that makes it, and object stores take files of up to 5 TB.
     shard_bytes: int = setting(
-        1 << 30, "About this much of rows goes into one file, before compression.", unit="bytes", ge=1, le=1 << 40
+        1 << 30, "About this much of sequences goes into one file, before compression.", unit="bytes", ge=1, le=1 << 40
     )
-    compression: Literal["zstd"] | None = setting(None, "Compression of prepared rows: zstd, or null for none.")
+    compression: Literal["zstd"] | None = setting(None, "Compression of prepared sequences: zstd, or null for none.")
     local: str | None = setting(
         None, "Folder on storage of each node itself, into which token caches are copied once per node."
     )
     local_bytes: int = setting(
-        16 << 30, "Keep at most this much in `local`, or of blocks of rows from a URL.", unit="bytes", ge=1, le=1 << 50
+        16 << 30,
+        "Keep at most this much in `local`, or of blocks of sequences from a URL.",
+        unit="bytes",
+        ge=1,
+        le=1 << 50,
     )
     shuffle_bytes: int = setting(
-        4 << 30, "Shuffle this much of uncompressed rows together; a smaller corpus is shuffled as a whole.",
+        4 << 30, "Shuffle this much of uncompressed sequences together; a smaller corpus is shuffled as a whole.",
         unit="bytes", ge=1, le=1 << 40,
     )  # fmt: skip
     workers: int | None = setting(None, "Processes that prepare tokens; null is one per core.", ge=1, le=1024)
@@ -138,11 +142,12 @@ class CorpusFlags(Settings):
     fallback: bool = setting(
         False, "Train on the docstrings of installed packages when there is no path, no $DISTILL_DATA and no `hub`."
     )
-    rows: int | None = setting(
-        None, "Train on at most this many rows or labelled examples, a seeded choice; null is all.", unit="rows",
+    max_sequences: int | None = setting(
+        None, "Train on at most this many sequences or labelled examples, a seeded choice; null is all.",
+        unit="sequences",
         ge=0, le=10**12,
     )  # fmt: skip
-    unknown: float = setting(
+    max_unknown: float = setting(
         0.2, "Stop when more than this fraction of the text is unknown to the vocabulary.", ge=0, le=1
     )
     unlabelled: str | None = setting(
@@ -151,8 +156,8 @@ class CorpusFlags(Settings):
 
     @model_validator(mode="after")
     def _has_something_to_learn_from(self) -> Self:
-        if self.rows == 0 and self.unlabelled is None:
-            raise SettingError("corpus.rows=0 is too small: give 1 or more, or null for all")
+        if self.max_sequences == 0 and self.unlabelled is None:
+            raise SettingError("corpus.max_sequences=0 is too small: give 1 or more, or null for all")
         return self
 
 
@@ -160,8 +165,8 @@ class CorpusConfig(CorpusFlags):
     """What the student is trained on."""
 
     source: SourceConfig | Component = setting(None, "Where the text comes from.", factory=SourceConfig)
-    tokens: TokensConfig = setting(None, "How text becomes rows of token ids.", factory=TokensConfig)
-    cache: CacheConfig = setting(None, "Where rows of token ids are kept.", factory=CacheConfig)
-    # Of a mixture, in place of `source`: SourceConfig or Component by name, and what share of the rows each has.
+    tokens: TokensConfig = setting(None, "How text becomes sequences of token ids.", factory=TokensConfig)
+    cache: CacheConfig = setting(None, "Where sequences of token ids are kept.", factory=CacheConfig)
+    # Of a mixture, in place of `source`: SourceConfig or Component by name, and the fraction that each has.
     sources: dict[str, Any] = setting(None, "Sources of a mixture by name.", factory=dict)
     weights: dict[str, float] = setting(None, "Weight of each source of a mixture.", factory=dict)

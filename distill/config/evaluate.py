@@ -8,40 +8,42 @@ from distill.config.corpus import Missing
 from distill.config.model import BATCH, ROWS, STEPS, Settings, setting
 from distill.runtime.errors import SettingError
 
-SHARE = "Score this seeded fraction of the positions; 1 is all, 0 none."
+FRACTION = "Score this seeded fraction of the positions; 1 is all, 0 none."
 
 
 class PseudoPerplexityConfig(Settings):
     """Pseudo-perplexity of masked language models."""
 
-    share: float = setting(0.1, SHARE, ge=0, le=1)
+    fraction: float = setting(0.1, FRACTION, ge=0, le=1)
     batch_size: int = setting(
-        32, "Masked copies of up to 128 tokens in one forward; of longer rows as many as have that many positions.",
-        unit="rows", ge=1, le=BATCH,
+        32, "Masked copies of up to 128 tokens in one forward; fewer of longer sequences, with as many positions.",
+        unit="sequences", ge=1, le=BATCH,
     )  # fmt: skip
 
 
-class SetShare(Settings):
+class SetFraction(Settings):
     """As `PseudoPerplexityConfig`, of one set."""
 
-    share: float = setting(0.1, SHARE, ge=0, le=1)
+    fraction: float = setting(0.1, FRACTION, ge=0, le=1)
 
 
 class SetConfig(Settings):
     """What of one set is scored, in place of the settings of the same names for all sets."""
 
-    rows: int | None = setting(None, "Score at most this many rows of this set.", unit="rows", ge=1, le=ROWS)
-    pseudo_perplexity: SetShare = setting(None, "Pseudo-perplexity of this set.", factory=SetShare)
+    max_sequences: int | None = setting(
+        None, "Score at most this many sequences of this set.", unit="sequences", ge=1, le=ROWS
+    )
+    pseudo_perplexity: SetFraction = setting(None, "Pseudo-perplexity of this set.", factory=SetFraction)
 
 
 class CurveConfig(Settings):
-    """Perplexity of the student while it trains, on a few rows of the first set; not of tasks on labelled examples."""
+    """Perplexity of the student while it trains, on a few sequences of the first set; not with labelled examples."""
 
     points: int = setting(
         0, "Score at this many points, evenly spread over the run, besides one before the first step; 0 is none.",
         ge=0, le=1000,
     )  # fmt: skip
-    rows: int = setting(64, "Rows that are scored at each point.", unit="rows", ge=1, le=ROWS)
+    sequences: int = setting(64, "Sequences that are scored at each point.", unit="sequences", ge=1, le=ROWS)
 
 
 class EvaluateConfig(Settings):
@@ -51,10 +53,14 @@ class EvaluateConfig(Settings):
     # Values are SourceConfig or Component.
     sources: dict[str, Any] = setting(None, "Where the text of each set comes from, by its name.", factory=dict)
     missing: Missing = setting(Missing.stop, "Stop where a set is not available, or leave it out with a note.")
-    rows: int | None = setting(
-        None, "Score at most this many rows of a set, a seeded choice; null is all.", unit="rows", ge=1, le=ROWS
+    max_sequences: int | None = setting(
+        None,
+        "Score at most this many sequences of a set, a seeded choice; null is all.",
+        unit="sequences",
+        ge=1,
+        le=ROWS,
     )
-    batch_size: int = setting(32, "Rows in one forward.", unit="rows", ge=1, le=BATCH)
+    batch_size: int = setting(32, "Sequences in one forward.", unit="sequences", ge=1, le=BATCH)
     every_steps: int | None = setting(
         None, "Score the student after every so many steps, besides the end of the run.", unit="steps", ge=1, le=STEPS
     )
@@ -63,7 +69,7 @@ class EvaluateConfig(Settings):
     )
     curve: CurveConfig = setting(None, "Perplexity while the student trains.", factory=CurveConfig)
     stride: int | None = setting(
-        None, "Tokens that the window of a causal model's perplexity moves on; null is half a row.", unit="tokens",
+        None, "Tokens that the window of a causal model's perplexity moves on; null is half a sequence.", unit="tokens",
         ge=1, le=1_048_576,
     )  # fmt: skip
     pseudo_perplexity: PseudoPerplexityConfig = setting(
@@ -71,7 +77,7 @@ class EvaluateConfig(Settings):
     )
     # Values are SetConfig.
     by_set: dict[str, Any] = setting(
-        None, "rows and pseudo_perplexity.share of one set alone, by its name.", factory=dict
+        None, "max_sequences and pseudo_perplexity.fraction of one set alone, by its name.", factory=dict
     )
     # Values are Component.
     measures: dict[str, Any] = setting(
@@ -79,7 +85,9 @@ class EvaluateConfig(Settings):
         "Further measures by name: a torchmetrics Metric of logits and targets, as `_target_` and its arguments.",
         factory=dict,
     )
-    twin: str | None = setting(None, "Run folder of the no-teacher twin, which the report lays beside the student.")
+    baseline: str | None = setting(
+        None, "Run folder of the no-teacher baseline, which the report lays beside the student."
+    )
 
     @field_validator("sets")
     @classmethod
@@ -89,19 +97,19 @@ class EvaluateConfig(Settings):
                 raise SettingError(f"evaluate.sets={sets} names {name} twice: name each set once")
         return sets
 
-    def rows_of(self, name: str) -> int | None:
-        """At most how many rows of this set are scored; None: all."""
+    def max_sequences_of(self, name: str) -> int | None:
+        """At most how many sequences of this set are scored; None: all."""
         own = self.by_set.get(name)
-        return self.rows if own is None else own.rows
+        return self.max_sequences if own is None else own.max_sequences
 
-    def share_of(self, name: str) -> float:
-        """The share of the positions of this set that pseudo-perplexity scores."""
+    def fraction_of(self, name: str) -> float:
+        """The fraction of the positions of this set that pseudo-perplexity scores."""
         own = self.by_set.get(name)
-        return float(self.pseudo_perplexity.share if own is None else own.pseudo_perplexity.share)
+        return float(self.pseudo_perplexity.fraction if own is None else own.pseudo_perplexity.fraction)
 
     @property
     def scores_singly(self) -> bool:
         """Whether pseudo-perplexity is measured on any set."""
-        return any(self.share_of(name) > 0 for name in (*self.sets, *self.by_set)) or (
-            not self.sets and self.pseudo_perplexity.share > 0
+        return any(self.fraction_of(name) > 0 for name in (*self.sets, *self.by_set)) or (
+            not self.sets and self.pseudo_perplexity.fraction > 0
         )

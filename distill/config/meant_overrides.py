@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from distill.config.teacher import EMBEDDED
+from distill.config.teacher import BUNDLED
 
 REPLACED = ("student.config", "corpus.sources")  # settings whose dict is replaced as a whole
 
@@ -40,7 +40,7 @@ def _replace_dicts(composed: Any, overrides: list[str]) -> None:
 
 
 def _take_teacher_path(composed: Any, overrides: list[str]) -> None:
-    """Let `teacher.path=FOLDER` on the command line alone replace an embedded teacher, which would not read it.
+    """Let `teacher.path=FOLDER` on the command line alone replace an bundled teacher, which would not read it.
 
     Args:
         composed: Hydra's configuration, changed in place.
@@ -52,5 +52,5 @@ def _take_teacher_path(composed: Any, overrides: list[str]) -> None:
     names = {override.key_or_group for override in OverridesParser.create().parse_overrides(overrides)}
     chosen = OmegaConf.select(composed, "teacher.kind", throw_on_missing=False)
     given = "teacher.path" in names and OmegaConf.select(composed, "teacher.path") is not None
-    if given and chosen in EMBEDDED and not names & {"teacher", "teacher.kind"}:
+    if given and chosen in BUNDLED and not names & {"teacher", "teacher.kind"}:
         OmegaConf.update(composed, "teacher.kind", "pretrained")

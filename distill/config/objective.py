@@ -42,7 +42,7 @@ class MaskingConfig(Settings):
     """How positions are chosen to be predicted and what replaces them."""
 
     # Of 1 nothing would be left to predict from.
-    share: float = setting(0.15, "Predict this fraction of the positions.", gt=0, lt=1)
+    mlm_probability: float = setting(0.15, "Predict this fraction of the positions.", gt=0, lt=1)
     mask: float = setting(0.8, "Replace this fraction of them by the mask token.", ge=0, le=1)
     keep: float = setting(0.1, "Leave this fraction of them as they are; the rest get a random token.", ge=0, le=1)
     smoothing: float = setting(
@@ -52,9 +52,9 @@ class MaskingConfig(Settings):
     ngrams: int = setting(
         1, "Choose up to so many whole words in a row together, n of them with p ~ 1/n.", unit="words", ge=1, le=100
     )
-    most: int | None = setting(
-        None, "Predict at most this many positions of a row, whatever `share` says; null is no limit.", ge=1,
-        le=1_048_576,
+    max_predictions: int | None = setting(
+        None, "Predict at most this many positions of a sequence, whatever `mlm_probability` is; null is no limit.",
+        ge=1, le=1_048_576,
     )  # fmt: skip
     static: bool = setting(False, "Draw the same masks in every epoch.")
 

@@ -14,7 +14,7 @@ class OptimizerFlags(Settings):
         "none", "How lr grows where a step has other rows than base_batch: with them, with their root, or not."
     )
     base_batch: int | None = setting(
-        None, "Rows a step, of all ranks together, that lr is meant for.", unit="rows", ge=1, le=10**9
+        None, "Sequences a step, of all ranks together, that lr is meant for.", unit="sequences", ge=1, le=10**9
     )
     clip: float | None = setting(5.0, "Largest norm of the whole gradient; null does not clip.", ge=1e-9, le=1e9)
     clip_each_rank: bool = setting(

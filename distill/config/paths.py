@@ -80,7 +80,7 @@ def _texts_to_read(config: Config) -> Iterator[tuple[str, str | None]]:
     for name, source in config.corpus.sources.items():
         yield f"corpus.sources.{name}.path", _path_of(source)
     yield "corpus.unlabelled", config.corpus.unlabelled
-    yield "evaluate.twin", config.evaluate.twin
+    yield "evaluate.baseline", config.evaluate.baseline
     if config.evaluate.missing is Missing.stop:
         for name in config.evaluate.sets:
             yield f"evaluate.sources.{name}.path", _path_of(config.evaluate.sources.get(name))

@@ -6,7 +6,7 @@ from typing import Any
 from distill.config.component import Component
 from distill.config.mixture_settings import EXAMPLE, MIXTURE
 from distill.config.settings import Config, MaskingConfig, SourceConfig, TeacherCacheConfig
-from distill.config.teacher import EMBEDDED
+from distill.config.teacher import BUNDLED
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -39,7 +39,7 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
     for name, term in terms.items():
         if term.student_reads.last_rows and not task.kind.vocabulary:
             raise SettingError(
-                f"objective.{name}.rows chooses the positions of words that are predicted, and objective.task="
+                f"objective.{name}.positions chooses the positions of words that are predicted, and objective.task="
                 f"{objective.task} predicts none: set it to all"
             )
         if task.kind.causal and term.reads_first_position:
@@ -90,9 +90,10 @@ def _check_unlabelled(config: Config, terms: Terms, task: Any) -> None:
             f"{config.objective.task} teacher=pretrained teacher.path=RUN, or leave it out"
         )
     on_labels = [name for name, term in terms.items() if term.task]
-    if corpus.rows == 0 and on_labels:
+    if corpus.max_sequences == 0 and on_labels:
         raise SettingError(
-            f"corpus.rows=0 leaves objective.{on_labels[0]} without a label: set objective.{on_labels[0]}.weight=0"
+            f"corpus.max_sequences=0 leaves objective.{on_labels[0]} without a label: set "
+            f"objective.{on_labels[0]}.weight=0"
         )
 
 
@@ -145,9 +146,9 @@ def check_members(config: Config, terms: Terms, task: Any) -> None:
         )
     for name, member in settings.members.items():
         setting = f"teacher.members.{name}"
-        if member.kind != "custom" and (member.path is None) != (member.kind in EMBEDDED):
+        if member.kind != "custom" and (member.path is None) != (member.kind in BUNDLED):
             raise SettingError(
-                f"{setting}.path={member.path} with kind={member.kind}: give a path, or kind=embedded alone"
+                f"{setting}.path={member.path} with kind={member.kind}: give a path, or kind=bundled alone"
             )
     caches = {f"teacher.members.{name}": member.cache or settings.cache for name, member in settings.members.items()}
     if settings.kind != "none":

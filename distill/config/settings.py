@@ -25,7 +25,7 @@ from distill.config.evaluate import CurveConfig as CurveConfig
 from distill.config.evaluate import EvaluateConfig as EvaluateConfig
 from distill.config.evaluate import PseudoPerplexityConfig as PseudoPerplexityConfig
 from distill.config.evaluate import SetConfig as SetConfig
-from distill.config.evaluate import SetShare as SetShare
+from distill.config.evaluate import SetFraction as SetFraction
 from distill.config.folders import CONF as CONF
 from distill.config.folders import RECIPES as RECIPES
 from distill.config.model import SEEDS, Settings, setting

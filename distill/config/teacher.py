@@ -10,7 +10,7 @@ from distill.runtime.errors import SettingError
 
 MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
 
-EMBEDDED = ("embedded", "embedded_deep")  # kinds of teachers that ship with this package, in folders of these names
+BUNDLED = ("bundled", "bundled_deep")  # kinds of teachers that ship with this package, in folders of these names
 
 MICRO_BATCHES: dict[str, Any] = {"ge": 1, "le": 10_000}
 
@@ -72,7 +72,7 @@ class FrozenModelConfig(Settings):
 class MemberConfig(FrozenModelConfig):
     """One of several teachers."""
 
-    kind: Literal["embedded", "embedded_deep", "pretrained", "custom"] = setting(
+    kind: Literal["bundled", "bundled_deep", "pretrained", "custom"] = setting(
         "pretrained", "A model that ships with this package, a saved model, or one by a callable of yours."
     )
     weight: float = setting(1.0, "Weight in the mean of all; weights are divided by their sum.", gt=0, le=1e6)
@@ -88,7 +88,7 @@ class MemberConfig(FrozenModelConfig):
 class TeacherConfig(FrozenModelConfig):
     """The frozen model to learn from."""
 
-    kind: Literal["embedded", "embedded_deep", "pretrained", "several", "none", "custom"] = setting(
+    kind: Literal["bundled", "bundled_deep", "pretrained", "several", "none", "custom"] = setting(
         MISSING, "A model that ships with this package, a saved model, several, none, or one by a callable of yours."
     )
     micro_batches: int = setting(

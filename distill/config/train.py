@@ -18,13 +18,15 @@ class OnUsr1(Enum):
 class TrainConfig(Settings):
     """A step, the length of the run, and its checkpoints."""
 
-    batch_size: int = setting(16, "Rows per rank and micro-batch.", unit="rows", ge=1, le=BATCH)
-    accumulate: int = setting(50, "Micro-batches per step; not read where rows_per_step is given.", ge=1, le=1_000_000)
+    batch_size: int = setting(16, "Sequences per rank and micro-batch.", unit="sequences", ge=1, le=BATCH)
+    accumulate: int = setting(
+        50, "Micro-batches per step; not read where sequences_per_step is given.", ge=1, le=1_000_000
+    )
     # Each rank takes its share of them in as many micro-batches as that needs, so the number of ranks may change from
     # one start of a run to the next.
-    rows_per_step: int | None = setting(
-        None, "Rows of one step of all ranks together; null is batch_size x accumulate x ranks.", unit="rows", ge=1,
-        le=10**9,
+    sequences_per_step: int | None = setting(
+        None, "Sequences of one step of all ranks together; null is batch_size x accumulate x ranks.",
+        unit="sequences", ge=1, le=10**9,
     )  # fmt: skip
     epochs: int | None = setting(
         3, "Passes over the corpus; the run ends at the first limit that it reaches.", ge=1, le=1_000_000
@@ -39,10 +41,10 @@ class TrainConfig(Settings):
     keep: int = setting(
         2, "Newest checkpoints kept, besides the newest that a later loss has shown to be good.", ge=1, le=1_000_000
     )
-    milestones: list[Annotated[int, Strict(), Field(ge=1, le=STEPS)]] | None = setting(
+    snapshots: list[Annotated[int, Strict(), Field(ge=1, le=STEPS)]] | None = setting(
         None, "Steps after which the student is kept as a folder that loads like student/.", unit="steps"
     )
-    milestone_every: int | None = setting(
+    snapshot_every: int | None = setting(
         None, "The student is kept as a folder after every so many steps, too.", unit="steps", ge=1, le=STEPS
     )
     max_nonfinite: int = setting(

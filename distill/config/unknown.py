@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from distill.config.renamed import OPTIONS, new_name
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -15,7 +16,7 @@ REMOVED = {
     "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
     "the losses over the vocabulary chunk by chunk",
     "backend.elastic": "torchrun starts ranks again: torchrun --nnodes=MIN:MAX --max-restarts=N -m distill ..., with "
-    "train.rows_per_step set",
+    "train.sequences_per_step set",
     "backend.elastic_wait": "torchrun waits for hosts: --rdzv-conf=join_timeout=SECONDS",
 }
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
@@ -66,6 +67,8 @@ def _no_such_option(missing: str, options: list[str]) -> str:
     if missing in EXTRAS:
         return f"{'='.join(missing.rsplit('/', 1))} is not installed: pip install 'distill[{EXTRAS[missing]}]'"
     group, _, name = missing.rpartition("/")
+    if missing in OPTIONS:
+        return f"{group}={name} has another name now: give {group}={OPTIONS[missing]}"
     if not options:
         return f"{missing}: there is no such group or option; --help shows those that there are"
     nearest, known = did_you_mean(name, options), ", ".join(sorted(options))
@@ -80,6 +83,8 @@ def _no_such_setting(key: str, parent: Any) -> str:
     """
     if key in REMOVED:
         return f"{key} is not a setting any more: {REMOVED[key]}"
+    if (name := new_name(key)) is not None:
+        return f"{key} has another name now: give {name}"
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
     nearest = did_you_mean(name, _names(parent), before)

@@ -110,7 +110,7 @@ def held_out_rule(share: float, work: Sequence[Work]) -> HeldOut:
     """The rule for what these units hold, of which it looks at the first 50 documents.
 
     It reads a GiB at most, in which there are fewer only where few of the documents count, as with a tiny
-    `corpus.share`; then it goes by how many there should be in all.
+    `corpus.fraction`; then it goes by how many there should be in all.
     """
     first = _first(work)
     read_bytes, all_bytes = (sum(each.shard.size for each in some) for some in (first, work))

@@ -43,7 +43,7 @@ def check_counts(
         raise SettingError(
             f"{setting}: the vocabulary does not know {share:.1%} of its tokens, and "
             f"{known / max(num_tokens, 1):.1%} of the positions can be predicted: take a model with a vocabulary of "
-            f"this language, student.tokenizer=corpus, or the right encoding (corpus.unknown={largest:g} is the limit)"
+            f"this language, student.tokenizer=corpus, or the right encoding (corpus.max_unknown={largest:g})"
         )
     if unknown:
         positions = known / max(num_tokens, 1)

@@ -33,7 +33,7 @@ def prepare_mixture(
 ) -> Mixed:
     """The training rows of a mixture.
 
-    With `corpus.rows` an epoch has at most so many rows, and each source gives at most its share of them, a seeded
+    With `corpus.max_sequences` an epoch has at most so many rows, and each source gives at most its share, a seeded
     choice of its rows.
 
     Raises:

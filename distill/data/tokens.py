@@ -115,11 +115,11 @@ def corpus_text(corpus: CorpusConfig) -> Text:
     found = find_source(corpus.source, "corpus", corpus.cache)
     prose = Prose(corpus.cache)
     if found is None and corpus.fallback:
-        return Text((prose,), "corpus", rows=corpus.rows)
+        return Text((prose,), "corpus", rows=corpus.max_sequences)
     sources: tuple[Source, ...] = (_need(found, corpus.source, "corpus"),)
     if corpus.add_prose and not isinstance(found, Prose):
         sources = (*sources, prose)
-    return Text(sources, "corpus", _path_of(corpus.source), corpus.rows)
+    return Text(sources, "corpus", _path_of(corpus.source), corpus.max_sequences)
 
 
 def corpus_texts(corpus: CorpusConfig) -> dict[str, Text]:
@@ -132,7 +132,11 @@ def corpus_texts(corpus: CorpusConfig) -> dict[str, Text]:
         return {"": corpus_text(corpus)}
     texts = {}
     weights = [corpus.weights[name] for name in corpus.sources]
-    most = [None] * len(weights) if corpus.rows is None else np.maximum(quotas(weights, corpus.rows), 1).tolist()
+    most = (
+        [None] * len(weights)
+        if corpus.max_sequences is None
+        else np.maximum(quotas(weights, corpus.max_sequences), 1).tolist()
+    )
     for (name, settings), rows in zip(corpus.sources.items(), most, strict=True):
         setting = f"corpus.sources.{name}"
         found = _need(find_source(settings, setting, corpus.cache), settings, setting)
@@ -174,8 +178,8 @@ def prepare(
         rows: the format of rows, for a tokenizer.
 
     Raises:
-        SettingError: a file or record cannot be read and `corpus.unreadable=stop`, more than `corpus.max_bad` of the
-            records are bad, the tokenizer lacks a special token, there is
+        SettingError: a file or record cannot be read and `corpus.invalid_files=stop`, more than `corpus.max_invalid` of
+            the records are bad, the tokenizer lacks a special token, there is
             not one row, a folder cannot be written, or the text has prompts and the format no place for them.
     """
     assert part in (*PARTS, "all")
@@ -319,5 +323,5 @@ def _no_rows(meta: dict[str, Any], part: str, text: Text, settings: TokensConfig
     unread = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""
     return SettingError(
         f"{text.setting}.path={text.path}: not one row: {count} document{'s' * (count != 1)}, none long "
-        f"enough{unread}; check {text.setting}.kind and {text.setting}.share"
+        f"enough{unread}; check {text.setting}.kind and {text.setting}.fraction"
     )

@@ -90,19 +90,19 @@ class Unread:
             setting: what error lines call the text, such as `corpus`.
         """
         named = f"{setting}.path={path}"
-        strict = settings.unreadable is Missing.stop
+        strict = settings.invalid_files is Missing.stop
         if self.skipped and strict:
-            raise SettingError(f"{named}: {self.skipped[0]}; mend or remove it, or set corpus.unreadable=skip")
+            raise SettingError(f"{named}: {self.skipped[0]}; mend or remove it, or set corpus.invalid_files=skip")
         if self.bad and strict:
-            raise SettingError(f"{named}: {self.first_bad[0]}; mend or remove it, or set corpus.unreadable=skip")
+            raise SettingError(f"{named}: {self.first_bad[0]}; mend or remove it, or set corpus.invalid_files=skip")
         if self.skipped and self.records == self.bad:
             raise SettingError(
                 f"{named}: none of its files can be read, first {self.skipped[0]}; mend them, set {setting}.kind, or "
                 "give another path"
             )
-        if self.share > settings.max_bad:
+        if self.share > settings.max_invalid:
             raise SettingError(
                 f"{named}: {self.bad:,} of {self.records:,} records ({self.share:.1%}) are bad, more than "
-                f"corpus.max_bad={settings.max_bad:g} allows; first {self.first_bad[0]}; mend them, set "
-                f"{setting}.encoding or {setting}.kind, or raise corpus.max_bad"
+                f"corpus.max_invalid={settings.max_invalid:g} allows; first {self.first_bad[0]}; mend them, set "
+                f"{setting}.encoding or {setting}.kind, or raise corpus.max_invalid"
             )

@@ -13,7 +13,7 @@ from distill.runtime.errors import SettingError
 LIBRARIES = ("torch", "transformers", "numpy")
 NAMED = 3  # differences in the message
 # Last parts of the names of settings that a host may have its own values of.
-OF_A_HOST = ("path", "cache", "unlabelled", "tokenizer", "twin", "device", "threads", "workers")
+OF_A_HOST = ("path", "cache", "unlabelled", "tokenizer", "baseline", "device", "threads", "workers")
 
 
 def refuse_differing_settings(given: dict[str, Any], backend: Backend) -> None:

@@ -84,7 +84,7 @@ class Evaluator:
             "name": data.name,
             "description": data.description,
             "documents": data.documents,
-            "rows": data.num_rows,
+            "sequences": data.num_rows,
             "tokens": int((data.rows != self.scoring.collator_of(data).pad_id).sum()),
             "positions": self.passes[0].num_positions(data),
             "pseudo_positions": single[0].num_positions(data) if single else 0,

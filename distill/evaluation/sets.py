@@ -18,7 +18,7 @@ from distill.runtime.errors import SettingError
 
 # The mask of an evaluation set never changes, whatever the seed of the run: runs stay comparable.
 SEED = 0
-MASKING = MaskingConfig(share=0.15, mask=0.8, keep=0.1, smoothing=0.0)
+MASKING = MaskingConfig(mlm_probability=0.15, mask=0.8, keep=0.1, smoothing=0.0)
 HELDOUT = "heldout"  # the kind of the set that is a part of the corpus
 
 
@@ -61,7 +61,7 @@ def load_sets(
     for name, tokens in tokens_of_sets(config, tokenizer, rows):
         if tokens is not None:
             chosen, numbers = _chosen(name, tokens.rows, config)
-            check_known(tokens, tokenizer, config.corpus.unknown, f"evaluate.sets: {name}")
+            check_known(tokens, tokenizer, config.corpus.max_unknown, f"evaluate.sets: {name}")
             sets.append(
                 EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.rows, numbers, tokens.prompts)
             )
@@ -85,7 +85,7 @@ def _chosen(name: str, rows: RowStore, config: Config) -> tuple[np.ndarray, np.n
         SettingError: they are too many to be in memory.
     """
     most = config.corpus.cache.shuffle_bytes
-    most_rows = config.evaluate.rows_of(name)
+    most_rows = config.evaluate.max_sequences_of(name)
     numbers = choose_rows(rows, most_rows, f"evaluated rows of {name}")
     if numbers is None and isinstance(rows, np.ndarray):
         return rows, None
@@ -100,7 +100,7 @@ def _chosen(name: str, rows: RowStore, config: Config) -> tuple[np.ndarray, np.n
 
 def rows_setting(config: Config, name: str) -> str:
     """The setting that says how many rows of a set are scored."""
-    return f"evaluate.by_set.{name}.rows" if name in config.evaluate.by_set else "evaluate.rows"
+    return f"evaluate.by_set.{name}.max_sequences" if name in config.evaluate.by_set else "evaluate.max_sequences"
 
 
 def tokens_of_sets(

@@ -134,13 +134,13 @@ def _is_generic(folder: Path) -> bool:
 
 
 def refuse_unfinished(setting: str, path: str) -> None:
-    """Raises SettingError for the folder of a run that has no student yet, with the newest milestone that it has."""
+    """Raises SettingError for the folder of a run that has no student yet, with the newest snapshot that it has."""
     run = Path(path).expanduser()
     begun = (run / "config.yaml").is_file() and ((run / "checkpoints").is_dir() or (run / "metrics.jsonl").is_file())
     if not begun or (run / "student").is_dir() or (run / "config.json").is_file():
         return
-    kept = sorted((run / "milestones").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
-    other = f", or name its milestone {kept[-1]}" if kept else ""
+    kept = sorted((run / "snapshots").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
+    other = f", or name its snapshot {kept[-1]}" if kept else ""
     raise SettingError(
         f"{setting}={path} is a run that has not finished, so it has no student: give its command again, which goes on "
         f"where it stopped{other}"

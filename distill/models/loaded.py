@@ -72,7 +72,7 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
     """A saved model and its tokenizer, in evaluation mode and fp32; code that comes with a model is never run.
 
     Args:
-        path: a run folder, a milestone, a model folder or a name on the Hub.
+        path: a run folder, a snapshot, a model folder or a name on the Hub.
         device: auto (a GPU where there is one), cpu, cuda or cuda:NUMBER.
         setting: what error lines call the path.
 
@@ -146,7 +146,7 @@ def kind_of(setting: str, path: str) -> ModelKind:
 
 
 def corpus_of(path: str | Path) -> dict[str, Any]:
-    """The settings `corpus` of the run that a model comes from: of a run folder, the student in it, or a milestone."""
+    """The settings `corpus` of the run that a model comes from: of a run folder, the student in it, or a snapshot."""
     folder = Path(path).expanduser()
     for parent in (folder, folder.parent, folder.parent.parent):
         file = parent / "config.yaml"

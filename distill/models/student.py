@@ -106,7 +106,7 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
 def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
     if teacher is None:
         raise SettingError(
-            "student.kind=layers takes layers of a teacher, but teacher.kind=none: name one, as in teacher=embedded or "
+            "student.kind=layers takes layers of a teacher, but teacher.kind=none: name one, as in teacher=bundled or "
             "teacher=pretrained teacher.path=FOLDER, or choose student.kind=config, which starts from random weights"
         )
     if not isinstance(teacher, PreTrainedModel):

@@ -1,4 +1,4 @@
-"""Load the frozen teacher: an embedded one, a saved model, or one by the user's callable."""
+"""Load the frozen teacher: an bundled one, a saved model, or one by the user's callable."""
 
 from typing import Any
 
@@ -6,24 +6,24 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.folders import HERE
 from distill.config.settings import TeacherConfig
-from distill.config.teacher import EMBEDDED
+from distill.config.teacher import BUNDLED
 from distill.models.check import check_model
 from distill.models.custom import custom_model
 from distill.models.kind import MASKED, ModelKind
 from distill.models.load import HubOptions, load_pretrained, load_tokenizer
 from distill.runtime.errors import SettingError
 
-TITLES = {"embedded": "the embedded teacher", "embedded_deep": "the deep embedded teacher"}
+TITLES = {"bundled": "the bundled teacher", "bundled_deep": "the deep bundled teacher"}
 
 
-def embedded_folder(kind: str) -> str:
-    """Where a teacher that ships with this package lies, one of `config_teacher.EMBEDDED`."""
+def bundled_folder(kind: str) -> str:
+    """Where a teacher that ships with this package lies, one of `config_teacher.BUNDLED`."""
     return str(HERE / "teacher" / kind)
 
 
 def teacher_path(settings: TeacherConfig) -> str:
     """The folder or Hub name of a teacher. Raises SettingError where none is given."""
-    path = embedded_folder(settings.kind) if settings.kind in EMBEDDED else settings.path
+    path = bundled_folder(settings.kind) if settings.kind in BUNDLED else settings.path
     if path is None:
         raise SettingError("teacher.path=null: give a model folder, a run folder or a name on the Hub")
     return path
@@ -47,7 +47,7 @@ def load_teacher(
             check_model(model, "teacher", kind)
         return model.requires_grad_(False).eval(), tokenizer, settings.custom.path
     path = teacher_path(settings)
-    if settings.kind in EMBEDDED and kind is not MASKED:
+    if settings.kind in BUNDLED and kind is not MASKED:
         raise SettingError(
             f"teacher.kind={settings.kind} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give one "
             "as teacher=pretrained teacher.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")

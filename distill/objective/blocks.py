@@ -49,7 +49,7 @@ class ByFormulas:
 
     def __init__(self, terms: Sequence[VocabularyTerm]) -> None:
         self.terms = terms
-        self.every_row = any(term.rows == ALL for term in terms)
+        self.every_row = any(term.positions == ALL for term in terms)
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: Single | None, targets: Tensor | None, scales: Tensor
@@ -131,7 +131,7 @@ def averaged(
 
 def on_its_rows(term: VocabularyTerm, losses: Tensor, targets: Tensor) -> Tensor:
     """[n] -> [n], 0 in the rows that do not carry the term."""
-    return losses if term.rows == ALL else torch.where(targets == NO_TARGET, torch.zeros_like(losses), losses)
+    return losses if term.positions == ALL else torch.where(targets == NO_TARGET, torch.zeros_like(losses), losses)
 
 
 def pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

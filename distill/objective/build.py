@@ -46,8 +46,10 @@ def _try_out(name: str, path: str, term: VocabularyTerm) -> None:
         SettingError: it fails, or gives something else than a value per row that depends on the student.
     """
     where = f"objective.{name}._target_={path}"
-    if term.rows not in (ALL, TARGETS):
-        raise SettingError(f"{where}: rows={term.rows} is not known: choose {ALL} or {TARGETS}")
+    if hasattr(term, "rows"):
+        raise SettingError(f"{where}: rows={term.rows} has another name now: call the attribute positions")
+    if term.positions not in (ALL, TARGETS):
+        raise SettingError(f"{where}: positions={term.positions} is not known: choose {ALL} or {TARGETS}")
     student, teacher = torch.randn(3, 7, requires_grad=True), torch.randn(3, 7)
     try:
         losses = term.losses(student, teacher if term.needs_teacher else None, torch.tensor([1, 2, 3]))
@@ -93,7 +95,7 @@ def build_objective(
     weights = {name: term.weight for name, term in settings.terms.items()}
     temperatures = {name: term.temperature for name, term in settings.terms.items() if term.temperature is not None}
     on_logits = [term for term in terms.values() if isinstance(term, VocabularyTerm)]
-    fraction = 1.0 if any(term.rows == ALL for term in on_logits) else settings.masking.share
+    fraction = 1.0 if any(term.positions == ALL for term in on_logits) else settings.masking.mlm_probability
     kernel = by_hand(on_logits)
     # The temperature is a constant of the compiled code: with another one in each step it would be compiled in each.
     compiles = not plain and (kernel.soft or kernel.tokens) is not None and not temperatures.keys() & terms.keys()

@@ -111,7 +111,7 @@ class Objective:
     @property
     def visits_all_rows(self) -> bool:
         """Whether every non-padding position reaches the head; else only those with a target do."""
-        return any(term.rows == ALL for term in self._vocabulary.values())
+        return any(term.positions == ALL for term in self._vocabulary.values())
 
     def positions(self, batch: Batch) -> Tensor | None:
         """Flat positions of the batch that reach the head, [N]; None: all of them."""

@@ -122,8 +122,8 @@ def by_hand(terms: Sequence[VocabularyTerm]) -> Kernel:
     A class that inherits from these two may compute something else. The kernel has soft targets in every row that is
     visited, so a soft term of masked positions is among the others where further rows are visited for their sake.
     """
-    all_rows = any(term.rows == ALL for term in terms)
-    soft = next((term for term in terms if type(term) is Soft and (term.rows == ALL) == all_rows), None)
+    all_rows = any(term.positions == ALL for term in terms)
+    soft = next((term for term in terms if type(term) is Soft and (term.positions == ALL) == all_rows), None)
     tokens = next((term for term in terms if isinstance(term, Mlm | Clm) and type(term) in (Mlm, Clm)), None)
     return Kernel(soft, tokens, [term for term in terms if term is not soft and term is not tokens])
 

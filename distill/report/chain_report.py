@@ -1,4 +1,4 @@
-"""What a chain ends with: a table of its models (size, speed, every score), and their scores by milestone."""
+"""What a chain ends with: a table of its models (size, speed, every score), and their scores by snapshot."""
 
 import json
 from dataclasses import dataclass, field
@@ -20,35 +20,35 @@ Curves = dict[Column, dict[int, list[float]]]  # by title: the values at each st
 
 
 @dataclass
-class MilestoneRuns:
-    """A stage that keeps milestones, and what was run from them.
+class SnapshotRuns:
+    """A stage that keeps snapshots, and what was run from them.
 
     Attributes:
         record: of the stage.
-        stages: by name of the stages that were run from its milestones: their runs, by the step of the milestone.
+        stages: by name of the stages that were run from its snapshots: their runs, by the step of the snapshot.
     """
 
     record: Record
     stages: dict[str, dict[int, Runs]] = field(default_factory=dict)
 
 
-def write(path: Path, results: dict[str, list[Runs]], milestones: dict[str, MilestoneRuns], anchors: list[str]) -> str:
+def write(path: Path, results: dict[str, list[Runs]], snapshots: dict[str, SnapshotRuns], anchors: list[str]) -> str:
     """Write chain.md, chain.json and the figures into the folder, and give the text of the first.
 
     Args:
         results: of the stages that score each model; the first model is what the others are compared with.
-        milestones: what was run from the milestones of a stage, by its name.
+        snapshots: what was run from the snapshots of a stage, by its name.
     """
     scores = {model: _scores(stages) for model, stages in results.items()}
-    curves = {stage: curves_of(stage, runs) for stage, runs in milestones.items()}
+    curves = {stage: curves_of(stage, runs) for stage, runs in snapshots.items()}
     tables = [table_markdown(_table(results, scores))] if results else []
-    sections = [section(path, stage, milestones[stage], drawn) for stage, drawn in curves.items()]
+    sections = [section(path, stage, snapshots[stage], drawn) for stage, drawn in curves.items()]
     text = "\n\n".join([*tables, *sections, *anchors]) + "\n"
     with atomic(path / "chain.md") as new:
         new.write_text(text, encoding="utf-8")
     content = {
         "models": {model: {", ".join(column): of for column, of in by.items()} for model, by in scores.items()},
-        "milestones": {stage: {": ".join(curve): of for curve, of in by.items()} for stage, by in curves.items()},
+        "snapshots": {stage: {": ".join(curve): of for curve, of in by.items()} for stage, by in curves.items()},
     }
     with atomic(path / "chain.json") as new:
         new.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -56,11 +56,11 @@ def write(path: Path, results: dict[str, list[Runs]], milestones: dict[str, Mile
 
 
 def blocks(results: dict[str, list[Runs]], anchors: list[str]) -> list[Block]:
-    """The same for an HTML page, which says where the scores by milestone are."""
+    """The same for an HTML page, which says where the scores by snapshot are."""
     table: list[Block] = []
     if results:
         table.append(_table(results, {model: _scores(stages) for model, stages in results.items()}))
-    return [*table, *anchors, "chain.md has this table as text, and the scores by milestone where stages keep some."]
+    return [*table, *anchors, "chain.md has this table as text, and the scores by snapshot where stages keep some."]
 
 
 def _table(results: dict[str, list[Runs]], scores: dict[str, dict[Column, list[float]]]) -> Table:
@@ -112,8 +112,8 @@ def cell(values: list[float]) -> str:
     return number(median(values)) + spread
 
 
-def curves_of(stage: str, runs: MilestoneRuns) -> Curves:
-    """Every score at the milestones of a stage, by the name of what has it and its measure with the set.
+def curves_of(stage: str, runs: SnapshotRuns) -> Curves:
+    """Every score at the snapshots of a stage, by the name of what has it and its measure with the set.
 
     The stage itself has one value where it was evaluated after that step, the stages run from there one for each seed.
     """
@@ -133,12 +133,12 @@ def curves_of(stage: str, runs: MilestoneRuns) -> Curves:
     return curves
 
 
-def section(path: Path, stage: str, runs: MilestoneRuns, curves: Curves) -> str:
-    """The part of chain.md on the milestones of a stage: a table, and the figure, which is drawn into `path`/plots."""
+def section(path: Path, stage: str, runs: SnapshotRuns, curves: Curves) -> str:
+    """The part of chain.md on the snapshots of a stage: a table, and the figure, which is drawn into `path`/plots."""
     steps = runs.record.snapshots
     head = ["step", *(": ".join(curve) for curve in curves)]
     rows = [[f"{step:,}", *(cell(values.get(step, [])) for values in curves.values())] for step in steps]
-    note = f"Milestones of {stage}, by step. Of several seeds the median with the lowest and the highest."
+    note = f"Snapshots of {stage}, by step. Of several seeds the median with the lowest and the highest."
     scored = {step for (name, _), values in curves.items() if name == stage for step in values}
     if missing := [f"{step:,}" for step in steps if step not in scored]:
         note += f" {stage} was not evaluated after step {', '.join(missing)}: evaluate.every_steps says when it is."
@@ -146,7 +146,7 @@ def section(path: Path, stage: str, runs: MilestoneRuns, curves: Curves) -> str:
     if curves:
         panels = panels_by_step(curves)
         sheet = Sheet(panels, f"Scores by step of {stage}", min(3, len(panels)), 2.0)
-        drawn = picture(path, f"milestones_{stage}", sheet)
+        drawn = picture(path, f"snapshots_{stage}", sheet)
         parts.append(f"![{drawn.caption}]({drawn.file})")
     return "\n\n".join(parts)
 

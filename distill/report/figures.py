@@ -18,7 +18,7 @@ from distill.report.page import Picture, render
 from distill.report.words import short
 
 INK, RULE = "#22303c", "#d5dbe1"
-MODELS = {"teacher": "#66717d", "student": "#0072b2", "twin": "#d55e00"}
+MODELS = {"teacher": "#66717d", "student": "#0072b2", "baseline": "#d55e00"}
 SERIES = ("#0072b2", "#009e73", "#b0588c", "#e69f00", "#56b4e9", "#8c6d31")  # of loss terms, in their order
 CSS_NAMES = {
     INK: "currentColor",
@@ -187,7 +187,7 @@ def _panel(axes: Any, panel: Panel) -> None:
     for line in panel.lines:
         _line(axes, line)
     for mark in panel.marks:
-        axes.axvline(mark, color=MODELS["twin"], linewidth=0.8, linestyle=":")
+        axes.axvline(mark, color=MODELS["baseline"], linewidth=0.8, linestyle=":")
     if panel.whole:
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.xaxis.set_major_formatter("{x:,.0f}")

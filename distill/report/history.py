@@ -1,4 +1,4 @@
-"""The history of a run in tables: losses and scores by epoch or step, the twin's and the teacher's beside them."""
+"""The history of a run in tables: losses and scores by epoch or step, the baseline's and the teacher's beside them."""
 
 from distill.report.page import Block, Picture, Table
 from distill.report.words import NONE, number, short, time_of
@@ -12,10 +12,10 @@ Points = dict[str, HistoryPoint]  # by step or epoch, as it is shown
 def history_blocks(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     """The tables of a history and its figures, where `pictures` has them; of a run under way what there is so far."""
     all_points = {_point(point, record.history_by): point for point in record.history}
-    all_twin = record.baseline.history if record.baseline else []
-    student, twin = _some(all_points), _some({_point(point, record.history_by): point for point in all_twin})
-    tables = [_losses(record, student, twin)]
-    tables += [_measure(record, measure, student, twin) for measure in record.measures]
+    all_baseline = record.baseline.history if record.baseline else []
+    student, baseline = _some(all_points), _some({_point(point, record.history_by): point for point in all_baseline})
+    tables = [_losses(record, student, baseline)]
+    tables += [_measure(record, measure, student, baseline) for measure in record.measures]
     shown: list[Block] = [table for table in tables if table.rows]
     if len(student) < len(all_points):
         shown.insert(0, f"The tables list {len(student)} of {len(all_points)} points; history.jsonl has all.")
@@ -33,25 +33,29 @@ def _some(points: Points) -> Points:
     return {key: of for at, (key, of) in enumerate(points.items(), 1) if (len(points) - at) % max(stride, 1) == 0}
 
 
-def _losses(record: Record, student: Points, twin: Points) -> Table:
-    """Training losses up to each point, with what the twin's terms were beside them."""
+def _losses(record: Record, student: Points, baseline: Points) -> Table:
+    """Training losses up to each point, with what the baseline's terms were beside them."""
     titles = term_titles(record, record.baseline) if record.baseline else term_titles(record)
     columns = [
         (term, points)
-        for points in (student, twin)
+        for points in (student, baseline)
         for term in titles
         if any(point.loss.get(term) is not None for point in points.values())
     ]
     # With one term alone the weighted total is that term again.
-    for points in (student, twin):
+    for points in (student, baseline):
         terms = [term for term, of in columns if of is points]
         if len(terms) == 2 and terms[0] == "total":
             columns.remove(("total", points))
     by_step = record.history_by == "step"
     first = ["Step", "Epochs"] if by_step else ["Epoch", "Steps"]
     head = [*first, "Tokens", "Time", *(titles[term] for term, _ in columns)]
-    twin_columns = sum(of is twin for _, of in columns)
-    groups = [("", 4), ("Student", len(columns) - twin_columns), ("Twin", twin_columns)] if twin_columns else []
+    baseline_columns = sum(of is baseline for _, of in columns)
+    groups = (
+        [("", 4), ("Student", len(columns) - baseline_columns), ("Baseline", baseline_columns)]
+        if baseline_columns
+        else []
+    )
     rows = [
         [
             key,
@@ -65,16 +69,16 @@ def _losses(record: Record, student: Points, twin: Points) -> Table:
     return Table(head, rows if columns else [], title="Training loss", groups=groups)
 
 
-def _measure(record: Record, measure: str, student: Points, twin: Points) -> Table:
-    """One measure at each point for each evaluation set, student and twin side by side; the teacher's last."""
+def _measure(record: Record, measure: str, student: Points, baseline: Points) -> Table:
+    """One measure at each point for each evaluation set, student and baseline side by side; the teacher's last."""
     columns = [
         (key, name, points)
         for key in record.sets_of(measure)
-        for name, points in (("Student", student), ("Twin", twin))
+        for name, points in (("Student", student), ("Baseline", baseline))
         if any(point.score(measure, key) is not None for point in points.values())
     ]
     axis = record.history_by
-    points = {**twin, **student}
+    points = {**baseline, **student}
     ordered = sorted(points, key=lambda at: float((points[at].step if axis == "step" else points[at].epoch) or 0))
     rows = [
         [at, *(number(of[at].score(measure, key)) if at in of else NONE for key, _, of in columns)] for at in ordered
@@ -88,7 +92,7 @@ def _measure(record: Record, measure: str, student: Points, twin: Points) -> Tab
         rows.append(["Teacher", *(cell if first else "" for cell, first in zip(cells, firsts, strict=True))])
     labels = [record.label_of(key) for key, _, _ in columns]
     title = record.measures[measure].title
-    if not twin:
+    if not baseline:
         return Table([axis.capitalize(), *labels], rows, title=title)
     groups = [("", 1), *((label, labels.count(label)) for label in dict.fromkeys(labels))]
     return Table([axis.capitalize(), *(name for _, name, _ in columns)], rows, title=title, groups=groups)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 from distill.report import live
 from distill.report.live import PAGE, STATE
 from distill.report.live_logs import LINES, Series, cleaned, earlier_lines, tails, thinned
-from distill.report.live_sections import Ending, Snapshot, sections, title_of
+from distill.report.live_sections import Ending, RunView, sections, title_of
 from distill.report.words import is_number
 from distill.runs.profile.sampler import Sampler
 from distill.runs.record import Record
@@ -152,7 +152,7 @@ class RunPage:
             return
         try:
             self._sample()
-            run = self._snapshot(ending)
+            run = self._view(ending)
             resting = ending is not None
             every = max(live.RESTING, self.every) if resting else self.every
             live.write(
@@ -184,14 +184,14 @@ class RunPage:
                 self._earlier = found
         return found
 
-    def _snapshot(self, ending: Ending | None) -> Snapshot:
+    def _view(self, ending: Ending | None) -> RunView:
         earlier = self._earlier_lines()
         latest = self._latest or (earlier[-1] if earlier else {})
         logs, count = tails(self.path / "logs") if self.ranks.size > 1 else ({0: cleaned(list(self._said))}, 1)
         step = int(latest.get("step") or self._first_step)
         share, left = self._progress(step, latest.get("seconds"))
         history = read_lines(self.path / "history.jsonl", is_history, only_good=True)
-        return Snapshot(
+        return RunView(
             folder=str(self.path),
             written=live.clock(),
             every=self.every,
@@ -257,7 +257,7 @@ def _in_words(work: Progress) -> str:
     return redact(", ".join(filter(None, (" ".join(part.split()) for part in parts))))
 
 
-def state_of(run: Snapshot) -> dict[str, Any]:
+def state_of(run: RunView) -> dict[str, Any]:
     """How far a run is, for other programs and for the page of the sweep or the chain that it belongs to."""
     return {
         "state": "stopped" if run.ending else "under way",

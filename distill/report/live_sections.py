@@ -30,7 +30,7 @@ class Ending:
 
 
 @dataclass
-class Snapshot:
+class RunView:
     """A run at one moment.
 
     Attributes:
@@ -65,7 +65,7 @@ class Snapshot:
     ending: Ending | None = None
 
 
-def title_of(run: Snapshot) -> str:
+def title_of(run: RunView) -> str:
     """The title of the page, which a tab of a browser shows the beginning of."""
     recipe = run.record.recipe
     if run.ending is not None:
@@ -73,7 +73,7 @@ def title_of(run: Snapshot) -> str:
     return f"{recipe}: under way" if run.share is None else f"{percent(run.share)} of {recipe}"
 
 
-def sections(run: Snapshot) -> list[Section]:
+def sections(run: RunView) -> list[Section]:
     """The page of a run; parts of which nothing is known yet are left out."""
     axis = run.record.history_by
     parts = [
@@ -87,7 +87,7 @@ def sections(run: Snapshot) -> list[Section]:
     return [part for part in parts if part.blocks]
 
 
-def _headline(run: Snapshot) -> list[Block]:
+def _headline(run: RunView) -> list[Block]:
     idle = "between two pieces of work" if run.record.corpus.name else "preparing models and text"
     now = "; ".join(run.activities) or idle
     renewed = (
@@ -96,7 +96,7 @@ def _headline(run: Snapshot) -> list[Block]:
     return [f"Under way: {now}.", *_tiles(run), renewed]
 
 
-def _ending(run: Snapshot, ending: Ending) -> list[Block]:
+def _ending(run: RunView, ending: Ending) -> list[Block]:
     if ending.status == 0:
         report = f"distill report run={run.folder}"
         return ["The run is finished, but its report could not be written. This command writes it:", Code(report)]
@@ -110,7 +110,7 @@ def _ending(run: Snapshot, ending: Ending) -> list[Block]:
     return [*blocks, f"Folder: {run.folder}. Written {run.written}.", *traceback, *_tiles(run)]
 
 
-def _tiles(run: Snapshot) -> list[Block]:
+def _tiles(run: RunView) -> list[Block]:
     latest = run.latest
     of_all = f"step {number(run.step)}" + (f" of {number(run.steps)}" if run.steps else "")
     known = [
@@ -128,7 +128,7 @@ def _tiles(run: Snapshot) -> list[Block]:
     return [Tiles(shown)] if shown else []
 
 
-def _curves(run: Snapshot) -> list[Block]:
+def _curves(run: RunView) -> list[Block]:
     losses, speed = loss_panels(run.record, run.points, "Loss: "), throughput(run.points)
     panels = [*losses, *optimizer_panels(run.points), *([speed] if speed else [])]
     if not panels:
@@ -138,7 +138,7 @@ def _curves(run: Snapshot) -> list[Block]:
     return [svg_picture(panels, caption + marked)]
 
 
-def _machine(run: Snapshot) -> list[Block]:
+def _machine(run: RunView) -> list[Block]:
     waits = [
         Line(*points_of(run.points, "step", name), colour, label)
         for name, colour, label in (("data_wait", SERIES[0], "data"), ("exchange_wait", SERIES[3], "exchange"))
@@ -158,7 +158,7 @@ def _machine(run: Snapshot) -> list[Block]:
     return [svg_picture(panels, caption)]
 
 
-def _logs(run: Snapshot) -> list[Block]:
+def _logs(run: RunView) -> list[Block]:
     shown = {rank: "\n".join(lines) or "nothing yet" for rank, lines in run.logs.items()}
     if run.num_logs <= 1:
         return [Code(text, wrap=True) for text in shown.values()]
@@ -171,7 +171,7 @@ def _logs(run: Snapshot) -> list[Block]:
     return [note, first, *others]
 
 
-def _facts(run: Snapshot) -> list[Block]:
+def _facts(run: RunView) -> list[Block]:
     record = run.record
     models = [
         f"{model.name}, {short(model.parameters)} parameters" for model in (record.teacher, record.student) if model

@@ -35,7 +35,7 @@ ONNX = "As ONNX files in fp32 and int8, with the size and the speed of each:"
 def model_card(record: Record) -> str:
     """README.md of the exported student: front matter of the Hugging Face Hub, use, evaluation, training, limits."""
     use, title = _use(record), title_of_run(record)
-    # Of a milestone, which is saved before it is scored, there is none.
+    # Of a snapshot, which is saved before it is scored, there is none.
     scored = [name for name in record.measures if name in METRICS and record.sets_of(name)]
     notes: list[Block] = [record.notes] if record.notes else []
     command: list[Block] = [Code(record.command, language="bash")] if record.command else []
@@ -61,7 +61,7 @@ def model_card(record: Record) -> str:
 
 
 def title_of_run(record: Record) -> str:
-    """What came out of which kind of run, such as `DistilBert distilled from the embedded teacher`."""
+    """What came out of which kind of run, such as `DistilBert distilled from the bundled teacher`."""
     student, members = record.student or Student(), record.teacher.members if record.teacher else {}
     family = OF_HEADS.sub("", student.name or "") or "Student"
     teacher = f"{len(members)} teachers" if members else _shown(record.teacher.name if record.teacher else None)
@@ -71,8 +71,8 @@ def title_of_run(record: Record) -> str:
             title = f"{family} fine-tuned on {_examples(record)}" + (f", learning from {teacher} too" * bool(teacher))
         case "distilled":
             title = f"{family} distilled from {teacher or 'a teacher'}"
-        case "twin":
-            title = f"{family}, a twin without a teacher" + (f", from layers of {start}" * bool(start))
+        case "baseline":
+            title = f"{family}, a baseline without a teacher" + (f", from layers of {start}" * bool(start))
         case "continued":
             title = f"{family} trained further" + (f" from {start}" * bool(start))
         case "pre-trained":
@@ -83,14 +83,14 @@ def title_of_run(record: Record) -> str:
 
 
 def kind_of_run(record: Record) -> str:
-    """`fine-tuned`, `distilled`, `twin` (layers of a teacher, without it), `continued`, `pre-trained`, or nothing."""
+    """`fine-tuned`, `distilled`, `baseline` (layers of a teacher alone), `continued`, `pre-trained`, or nothing."""
     identity = record.identity
     if _use(record).task in (SPANS.task, CLASSES.task) or identity.get("objective.task") in ("spans", "classes"):
         return "fine-tuned"
     if record.teacher:
         return "distilled"
     start = (record.student.start.kind if record.student else None) or identity.get("student.kind")
-    return {"layers": "twin", "pretrained": "continued", "config": "pre-trained"}.get(str(start), "")
+    return {"layers": "baseline", "pretrained": "continued", "config": "pre-trained"}.get(str(start), "")
 
 
 def _use(record: Record) -> Use:
@@ -103,7 +103,7 @@ def _shown(name: str | None) -> str:
     text = name or ""
     if not text.startswith(("/", ".", "~")) and text.count("/") < 2:
         return text  # words, or OWNER/NAME of the Hub
-    parts = [part for part in PurePath(text).parts if part not in ("student", "milestones", "/")]
+    parts = [part for part in PurePath(text).parts if part not in ("student", "snapshots", "/")]
     if len(parts) > 1 and (step := parts[-1].removeprefix("step-")).isdecimal():
         return f"{parts[-2]} after step {number(int(step))}"
     return parts[-1] if parts else text

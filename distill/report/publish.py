@@ -9,9 +9,9 @@ from distill.report import report, summary
 from distill.report.model_card import model_card
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, training_facts
-from distill.runs.milestones import Milestones
 from distill.runs.record import Record
 from distill.runs.run import Run
+from distill.runs.snapshots import Snapshots
 from distill.runtime.errors import first_line
 from distill.runtime.jsonl import read_lines
 from distill.runtime.storage import storage_failure
@@ -19,7 +19,7 @@ from distill.runtime.storage import storage_failure
 logger = logging.getLogger(__name__)
 
 
-def make_milestones(run: Run, known: Record) -> Milestones:
+def make_snapshots(run: Run, known: Record) -> Snapshots:
     """What keeps the student after the steps that the settings name, with a model card of the run so far.
 
     Args:
@@ -42,14 +42,14 @@ def make_milestones(run: Run, known: Record) -> Milestones:
             path.parent.mkdir(parents=True, exist_ok=True)
             export(whole, run.pair.tokenizer, path, model_card(record.redacted()), durable=True)
 
-    wanted = frozenset(settings.milestones or [])
+    wanted = frozenset(settings.snapshots or [])
 
     def exists(path: Path) -> bool:
         there: bool = ranks.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
         return there
 
     takes_part = folder.writes or folder.checkpoints.by_all_ranks
-    return Milestones(folder.milestones_path, wanted, settings.milestone_every, write, exists, takes_part)
+    return Snapshots(folder.snapshots_path, wanted, settings.snapshot_every, write, exists, takes_part)
 
 
 def write_outputs(run: Run, record: Record, resolved: str) -> None:

@@ -67,10 +67,10 @@ def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     table.note += _few_positions(record)
     titles = {"Teacher": record.teacher, "Student" if record.teacher else "Model": record.student}
     names = [f"{title}: {model.name}." for title, model in titles.items() if model and model.name]
-    if (twin := record.baseline) is not None:
-        alike = "" if twin.remarks else ", with the same beginning and the same data,"
-        where = f" (run folder {twin.folder})." if twin.folder else "."
-        names += [f"The twin is the same student{alike} trained without a teacher{where}", *twin.remarks]
+    if (baseline := record.baseline) is not None:
+        alike = "" if baseline.remarks else ", with the same beginning and the same data,"
+        where = f" (run folder {baseline.folder})." if baseline.folder else "."
+        names += [f"The baseline is the same student{alike} trained without a teacher{where}", *baseline.remarks]
     picture = [pictures["comparison"]] if "comparison" in pictures else []
     return [*([" ".join(names)] if names else []), table, *picture]
 
@@ -83,7 +83,7 @@ def _few_positions(record: Record) -> str:
         return ""
     return (
         f" Pseudo-perplexity scored few positions here ({', '.join(few)}), so that its values are rough; a larger "
-        "evaluate.pseudo_perplexity.share scores more."
+        "evaluate.pseudo_perplexity.fraction scores more."
     )
 
 
@@ -130,7 +130,7 @@ def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:
         ),
         ("Evaluation", _evaluation(training)),
         ("Final loss", ", ".join(losses)),
-        ("Milestones", f"milestones/step-N for N = {', '.join(map(str, snapshots))}" if snapshots else None),
+        ("Snapshots", f"snapshots/step-N for N = {', '.join(map(str, snapshots))}" if snapshots else None),
         ("Skipped steps", _skipped(training.skipped_steps)),
         ("Left out for the loss scale", _left_out(training.overflow_steps)),
         ("Backend", ", ".join(filter(None, [backend.name, with_unit(backend.ranks, "rank(s)")]))),

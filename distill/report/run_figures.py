@@ -110,7 +110,7 @@ def throughput(metrics: Metrics) -> Panel | None:
 
 
 def comparison(record: Record) -> Sheet | None:
-    """Teacher, student and twin by every measure and set."""
+    """Teacher, student and baseline by every measure and set."""
     models = record.models()
     values = {
         measure: {
@@ -132,8 +132,8 @@ def comparison(record: Record) -> Sheet | None:
         better = "lower" if record.measures[measure].lower_is_better else "higher"
         title = f"{record.measures[measure].title} ({better} is better)"
         panels.append(DotPanel(title, [record.label_of(key) for key in sets], series))
-    twin = " and from the same student trained without one." if "twin" in models else "."
-    caption = f"How far the student is from its teacher{twin}"
+    baseline = " and from the same student trained without one." if "baseline" in models else "."
+    caption = f"How far the student is from its teacher{baseline}"
     return Sheet(panels, caption, len(panels), 0.85 + 0.42 * len(sets), "below")
 
 
@@ -167,10 +167,10 @@ def minutes(record: Record) -> Sheet | None:
 
 
 def _scores_panel(record: Record, measure: str, key: str, axis: str) -> Panel:
-    """The scores of student and twin on a set, and the teacher's level."""
-    twin = record.baseline.history if record.baseline else []
+    """The scores of student and baseline on a set, and the teacher's level."""
+    baseline = record.baseline.history if record.baseline else []
     lines = []
-    for (name, points), marker in zip({"student": record.history, "twin": twin}.items(), "od", strict=True):
+    for (name, points), marker in zip({"student": record.history, "baseline": baseline}.items(), "od", strict=True):
         places = [{"x": _place(point, axis), "y": point.score(measure, key)} for point in points]
         lines.append(Line(*points_of(places, "x", "y"), MODELS[name], name, marker=marker))
     level = record.teacher.score(measure, key) if record.teacher else None
@@ -199,9 +199,9 @@ def _with_curve(record: Record) -> tuple[Record, str]:
 
     other = record.baseline.curve if record.baseline else None
     same = other is not None and (other.measure, other.data, other.sequences) == (measure, key, curve.sequences)
-    twin = record.baseline and replace(record.baseline, history=history(other if same else None))
+    baseline = record.baseline and replace(record.baseline, history=history(other if same else None))
     teacher = Teacher(scores={measure: {key: curve.teacher}})
-    shown = replace(record, history=history(curve), teacher=teacher, baseline=twin)
+    shown = replace(record, history=history(curve), teacher=teacher, baseline=baseline)
     return shown, f"; on {curve.sequences} rows, so that scoring takes no time"
 
 

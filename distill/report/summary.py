@@ -18,8 +18,8 @@ AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def findings(record: Record) -> str:
-    """Size and speed, quality against the teacher, and against the twin: one sentence each, where there are numbers."""
-    parts = [_size(record), _quality(record), against_twin(record), _resampled(record), _unscored(record)]
+    """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
+    parts = [_size(record), _quality(record), against_baseline(record), _resampled(record), _unscored(record)]
     return " ".join(filter(None, parts))
 
 
@@ -83,7 +83,7 @@ def tiles(record: Record) -> list[tuple[str, str]]:
     for other in others if teacher is None else ():
         if is_number(beside := student.score(other, first)):
             shown.append((number(beside), f"{in_a_sentence(record.measures[other].title)}, the same text"))
-    for name, model in ((whose, teacher), ("twin's (no teacher)", record.baseline)):
+    for name, model in ((whose, teacher), ("baseline's (no teacher)", record.baseline)):
         if model and (change := ratio(value, model.score(measure, first))):
             shown.append((_signed(change), f"{title} against the {name}"))
     agreement = (record.agreement or {}).get(first)
@@ -93,7 +93,7 @@ def tiles(record: Record) -> list[tuple[str, str]]:
 
 
 def comparison(record: Record) -> Table:
-    """Size, speed and quality of teacher, student and twin, one column each, then the student against its teacher.
+    """Size, speed and quality of teacher, student and baseline, one column each, then the student against its teacher.
 
     Behind the teacher that several are together, each of them has a column.
     """
@@ -133,7 +133,7 @@ def _columns(record: Record) -> dict[str, Model]:
     if record.student is not None:
         columns["Student" if both else "Model"] = record.student
     if record.baseline is not None:
-        columns["Twin (no teacher)"] = record.baseline
+        columns["Baseline (no teacher)"] = record.baseline
     return columns
 
 
@@ -187,18 +187,18 @@ def _quality(record: Record) -> str:
     return " ".join(sentences)
 
 
-def against_twin(record: Record) -> str:
-    """The first measure against the twin's, and what that says of the teacher, where nothing else differs.
+def against_baseline(record: Record) -> str:
+    """The first measure against the baseline's, and what that says of the teacher, where nothing else differs.
 
     Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1:
-    other text of its kind might say the opposite. With other steps, or settings of its own (`remarks`), a twin shows
-    numbers and no verdict.
+    other text of its kind might say the opposite. With other steps, or settings of its own (`remarks`), a baseline
+    shows numbers and no verdict.
     """
     measure, described = _first_measure(record)
-    student, twin = record.student, record.baseline
-    if student is None or twin is None:
+    student, baseline = record.student, record.baseline
+    if student is None or baseline is None:
         return ""
-    scored = {key: (student.score(measure, key), twin.score(measure, key)) for key in record.sets_of(measure)}
+    scored = {key: (student.score(measure, key), baseline.score(measure, key)) for key in record.sets_of(measure)}
     pairs = {key: (a, b) for key, (a, b) in scored.items() if is_number(a) and is_number(b)}
     if not pairs:
         return ""
@@ -210,37 +210,37 @@ def against_twin(record: Record) -> str:
         else listed([f"{number(one)} instead of {number(other)}" for one, other in pairs.values()])
     )
     compared = f"its {in_a_sentence(described.title)} is {words}"
-    same, after = _steps_beside(record.training.steps, twin)
-    if not same or twin.remarks:
-        return f"Against its twin, trained without a teacher{after}, {compared}."
-    unclear = [_is_unclear(twin, measure, key) for key in pairs]
+    same, after = _steps_beside(record.training.steps, baseline)
+    if not same or baseline.remarks:
+        return f"Against its baseline, trained without a teacher{after}, {compared}."
+    unclear = [_is_unclear(baseline, measure, key) for key in pairs]
     verdict = _verdict(list(pairs.values()), ratios, unclear, described.lower_is_better)
-    return f"{verdict}: against its twin, the same student trained without a teacher{after}, {compared}."
+    return f"{verdict}: against its baseline, the same student trained without a teacher{after}, {compared}."
 
 
-def _steps_beside(steps: int | None, twin: Baseline) -> tuple[bool, str]:
-    """Whether a twin took as many steps, and how many in words."""
-    same = is_number(steps) and steps == twin.steps
-    if is_number(steps) and is_number(twin.steps) and not same:
-        return False, f" for {number(twin.steps)} steps instead of {number(steps)}"
+def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
+    """Whether a baseline took as many steps, and how many in words."""
+    same = is_number(steps) and steps == baseline.steps
+    if is_number(steps) and is_number(baseline.steps) and not same:
+        return False, f" for {number(baseline.steps)} steps instead of {number(steps)}"
     return same, f" for the same {number(steps)} steps" if same else ""
 
 
-def _is_unclear(twin: Baseline, measure: str, key: str) -> bool:
-    """Whether the bootstrap of student and twin on a set leaves open which is better; not so where there is none."""
-    drawn = twin.bootstrap.get(measure, {}).get(key) or Resampled()
+def _is_unclear(baseline: Baseline, measure: str, key: str) -> bool:
+    """Whether the bootstrap of student and baseline on a set leaves open which is better; not so without one."""
+    drawn = baseline.bootstrap.get(measure, {}).get(key) or Resampled()
     return is_number(drawn.low) and is_number(drawn.high) and drawn.low <= 1 <= drawn.high
 
 
 def _verdict(
     pairs: list[tuple[float, float]], ratios: list[float | None], unclear: list[bool], lower_is_better: bool
 ) -> str:
-    """What the pairs of scores of student and twin say of the teacher."""
+    """What the pairs of scores of student and baseline say of the teacher."""
     alike = [change is not None and _change(change) == SAME for change in ratios]
     if all(alike):
         return "Learning from the teacher made no difference"
     same = [is_same or unsure for is_same, unsure in zip(alike, unclear, strict=True)]
-    better = [(student < twin) == lower_is_better and student != twin for student, twin in pairs]
+    better = [(student < baseline) == lower_is_better and student != baseline for student, baseline in pairs]
     better = [is_better and not unsure for is_better, unsure in zip(better, same, strict=True)]
     if all(same):
         return "Learning from the teacher made no clear difference"
@@ -250,7 +250,7 @@ def _verdict(
 
 
 def _resampled(record: Record) -> str:
-    """How sure it is that the student is better than its twin: of the first measure that has a bootstrap."""
+    """How sure it is that the student is better than its baseline: of the first measure that has a bootstrap."""
     bootstrap = record.baseline.bootstrap if record.baseline else {}
     for name, measure in record.measures.items():
         by_set = {key: drawn for key, drawn in bootstrap.get(name, {}).items() if is_number(drawn.low)}

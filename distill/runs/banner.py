@@ -19,7 +19,7 @@ from distill.tasks import Prepared
 from distill.teacher.members import settings_by_member, title_of
 
 PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
-BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_twin")  # recipes of which that is true
+BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_baseline")  # recipes of which that is true
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
 )
@@ -39,7 +39,7 @@ def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> 
     Args:
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
     """
-    lines = [PAPER] if config.scale == "embedded" and recipe in BENCHMARK else []
+    lines = [PAPER] if config.scale == "bundled" and recipe in BENCHMARK else []
     for name, own in settings_by_member(config).items() if needs_teacher else ():
         if own.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
@@ -124,11 +124,11 @@ def banner(
 
 
 def _rows_of_a_step(batches: Batches) -> str:
-    """What a step consists of; with `train.rows_per_step` the micro-batches follow from the rows, and may be uneven."""
+    """What a step consists of; with `train.sequences_per_step` its micro-batches may be uneven."""
     if batches.step_rows is None:
         return f"{batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks"
     return (
-        f"{batches.step_rows:,} rows (train.rows_per_step; train.accumulate is not read) in "
+        f"{batches.step_rows:,} rows (train.sequences_per_step; train.accumulate is not read) in "
         f"{batches.micro_batches} micro-batches of at most {batches.batch_size} on each of {batches.size} ranks"
     )
 

@@ -39,7 +39,7 @@ def check(config: Config) -> None:
     check_measures(config.evaluate.measures)
     check_student_settings(config.student)
     check_paths(config)
-    _check_twin(config, terms)
+    _check_baseline(config, terms)
 
 
 def _check_optimizer(config: Config) -> None:
@@ -50,13 +50,14 @@ def _check_optimizer(config: Config) -> None:
     make_schedule(config.schedule, length_in_steps(config.train, ENDLESS), peak)
 
 
-def _check_twin(config: Config, terms: dict[str, Term]) -> None:
-    """Refuse a twin that is no finished run, or that stands beside a run which has no teacher either."""
-    if (path := config.evaluate.twin) is None:
+def _check_baseline(config: Config, terms: dict[str, Term]) -> None:
+    """Refuse a baseline that is no finished run, or that stands beside a run which has no teacher either."""
+    if (path := config.evaluate.baseline) is None:
         return
     if not any(term.needs_teacher for term in terms.values()):
         raise SettingError(
-            f"evaluate.twin={path} is to show what a teacher was worth, but no term of this objective learns from one: "
+            f"evaluate.baseline={path} is to show what a teacher was worth, but no term of this objective learns from "
+            "one: "
             "leave it out (`distill compare` lays any runs beside each other)"
         )
-    read_run(Path(path), "evaluate.twin")
+    read_run(Path(path), "evaluate.baseline")

@@ -38,7 +38,7 @@ class Curve:
         """
         self.folder, self.evaluator, self.measure = folder, evaluator, evaluator.measures[0]
         self.student, self.teacher = models
-        self.data = _first_rows(sets[0], settings.rows) if sets else None
+        self.data = _first_rows(sets[0], settings.sequences) if sets else None
         # Only perplexity is known to be one of any rows of a set; a run that the clock ends has no known steps.
         usable = self.data is not None and self.measure.name == "perplexity" and steps != ENDLESS
         count = settings.points if usable else 0

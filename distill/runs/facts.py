@@ -25,7 +25,7 @@ class Source:
     weight: float | None = None
     documents: int | None = None
     tokens: int | None = None
-    sequences: int | None = field(default=None, metadata=stored("rows"))
+    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
 
 
 @dataclass
@@ -35,12 +35,12 @@ class Corpus:
     name: str | None = None
     documents: int | None = None
     tokens: int | None = None
-    sequences: int | None = field(default=None, metadata=stored("rows"))
+    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
     sequence_length: int | None = None
     skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
     records: int | None = None
-    invalid: int | None = field(default=None, metadata=stored("bad"))
-    first_invalid: list[str] = field(default_factory=list, metadata=stored("first_bad"))
+    invalid: int | None = field(default=None, metadata=stored(earlier="bad"))
+    first_invalid: list[str] = field(default_factory=list, metadata=stored(earlier="first_bad"))
     duplicates: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
     sources: dict[str, Source] = field(default_factory=dict, metadata=stored(sparse=True))
     preparation: Preparation = field(default_factory=Preparation)
@@ -115,7 +115,7 @@ class LayerSearch:
     by_rule: list[ChosenLayers] = field(default_factory=list)
     tried: int | None = None
     all_subsets: bool = False
-    sequences: int | None = field(default=None, metadata=stored("rows"))
+    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
     perplexity: bool = False
     seconds: float | None = None
 
@@ -167,7 +167,7 @@ class Optimizer:
     lr: float | None = None
     scale_lr: str | None = None
     base_batch: int | None = None
-    sequences_per_step: int | None = field(default=None, metadata=stored("rows_per_step"))
+    sequences_per_step: int | None = field(default=None, metadata=stored(earlier="rows_per_step"))
 
 
 @dataclass
@@ -182,7 +182,7 @@ class EvaluationSet:
     name: str | None = None
     description: str | None = None
     documents: int | None = None
-    sequences: int | None = field(default=None, metadata=stored("rows"))
+    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
     tokens: int | None = None
     positions: int | None = None
     pseudo_positions: int | None = None
@@ -230,7 +230,7 @@ class LearningCurve:
 
     measure: str = ""
     data: str = field(default="", metadata=stored("set"))
-    sequences: int | None = field(default=None, metadata=stored("rows"))
+    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
     teacher: float | None = None
     student: list[CurvePoint] = field(default_factory=list)
 
@@ -266,7 +266,7 @@ class Baseline(Model):
 class Fed:
     """What a source of a mixture has given to the run."""
 
-    sequences: int | None = field(default=None, metadata=stored("rows"))
+    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
     tokens: float | None = None
     passes: float | None = None
 
@@ -306,7 +306,7 @@ class Backend:
     rings: Rings = field(default_factory=Rings)
     accumulate: int | None = None
     batch_size: int | None = None
-    sequences_per_step: int | None = field(default=None, metadata=stored("rows_per_step"))
+    sequences_per_step: int | None = field(default=None, metadata=stored(earlier="rows_per_step"))
     syncs: int | None = None
     collectives: int | None = None
     bytes_sent: int | None = None

@@ -49,7 +49,7 @@ class Examination:
 
     evaluator: Evaluator
     sets: list[EvaluationSet]
-    by_row: bool  # whether its losses are kept row by row, as its difference from a twin is tested by them
+    by_row: bool  # whether its losses are kept row by row, as its difference from a baseline is tested by them
 
     def score(self, model: Any, label: str, keep: str | None) -> tuple[Scores, ModelLosses | None]:
         """The scores of a model, and its losses by row where they are kept; all ranks call it."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from distill.config.flat_settings import flatten
 from distill.config.ramp import Ramp, is_zero
+from distill.config.renamed import renamed
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.runtime.errors import SettingError
@@ -34,8 +35,8 @@ SETTINGS_IGNORED = {
     "train.max_nonfinite",
     "train.max_loss_ratio",
     "train.max_spike",
-    "train.milestones",
-    "train.milestone_every",
+    "train.snapshots",
+    "train.snapshot_every",
     "objective.kernel",
     "student.path",
     "student.trust_remote_code",
@@ -78,9 +79,9 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         **kept,
         **{f"{name}.digest": digest for name, digest in digests.items()},
         **_teachers(config),
-        "corpus.num_rows": len(batches.rows),
+        "corpus.num_sequences": len(batches.rows),
         **({"corpus.order": batches.order.identity} if batches.order.identity is not None else {}),
-        "train.rows_per_step": batches.rows_per_step,
+        "train.sequences_per_step": batches.rows_per_step,
         **({"backend.ranks": batches.size} if config.optimizer.clip_each_rank else {}),
     }
 
@@ -118,6 +119,7 @@ def refuse_other_settings(
         where: what error lines call the earlier run.
         finished: its folder, where it has a student that another run may begin from.
     """
+    before = renamed(before)
     names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if not names:
         return

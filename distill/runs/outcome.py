@@ -1,4 +1,4 @@
-"""What a training has come to: teacher, student and twin scored side by side, for the record of the run."""
+"""What a training has come to: teacher, student and baseline scored side by side, for the record of the run."""
 
 import logging
 from dataclasses import replace
@@ -8,23 +8,25 @@ import torch
 
 from distill.evaluation.significance import ModelLosses, compare_models
 from distill.evaluation.speed import tokens_per_second
+from distill.runs.baseline import BaselineRun
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.runs.divergence import ruined_scores, weights_are_finite
 from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
 from distill.runs.history import Examination, StudentHistory
-from distill.runs.pair import load_twin
+from distill.runs.pair import load_baseline
 from distill.runs.parts import from_json
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
-from distill.runs.twin import BaselineRun
 from distill.runtime.errors import Diverged
 from distill.runtime.jsonl import read_lines
 
 logger = logging.getLogger(__name__)
 
 
-def finished_record(known: Record, run: Run, state: State, followers: Followers, twin: BaselineRun | None) -> Record:
+def finished_record(
+    known: Record, run: Run, state: State, followers: Followers, baseline: BaselineRun | None
+) -> Record:
     """The record of a training that has ended; all ranks score.
 
     Args:
@@ -33,7 +35,7 @@ def finished_record(known: Record, run: Run, state: State, followers: Followers,
     lines, batches = followers.history.lines(), run.data.batches
     trained = training_facts(state, batches, lines)
     return replace(
-        score_models(known, run, state, followers.history, twin),
+        score_models(known, run, state, followers.history, baseline),
         finished=True,
         training=replace(
             trained,
@@ -45,17 +47,19 @@ def finished_record(known: Record, run: Run, state: State, followers: Followers,
         backend=backend_facts(run.ranks, run.config, batches, state.syncs),
         history=[HistoryPoint.of(line) for line in lines],
         curve=followers.curve.recorded(),
-        snapshots=followers.milestones.found(),
+        snapshots=followers.snapshots.found(),
     )
 
 
-def score_models(known: Record, run: Run, state: State, history: StudentHistory, twin: BaselineRun | None) -> Record:
-    """The record with the scores of teacher, student and, where `evaluate.twin` names its run, the no-teacher twin.
+def score_models(
+    known: Record, run: Run, state: State, history: StudentHistory, baseline: BaselineRun | None
+) -> Record:
+    """The record with the scores of teacher, student and, where `evaluate.baseline` names one, the no-teacher baseline.
 
     Several teachers stand there as the one that they are together, with each of them in its `members`.
     """
     pair, evaluator, sets = run.pair, history.examination.evaluator, history.examination.sets
-    # A twin only starts from its teacher's layers, and is not compared with it; a teacher with a tokenizer of its own
+    # A baseline only starts from its teacher's layers, and is not compared with it; a teacher with another tokenizer
     # has no score on the student's tokens.
     scored = pair.scored_teachers if known.teacher else []
     teacher = pair.teacher if scored else None
@@ -64,9 +68,9 @@ def score_models(known: Record, run: Run, state: State, history: StudentHistory,
         if known.teacher and member.name:
             entries[f"teacher {member.name}"] = known.teacher.members[member.name], member.model
     entries["student"] = known.student, pair.student
-    if twin is not None:
-        model = load_twin(run.config, pair).to(run.ranks.device)
-        entries["twin"] = model_facts(Model, type(model).__name__, model), model
+    if baseline is not None:
+        model = load_baseline(run.config, pair).to(run.ranks.device)
+        entries["baseline"] = model_facts(Model, type(model).__name__, model), model
     filled, losses = score_each(entries, history)
     scores = {each.name: filled["student"].scores.get(each.name, {}) for each in evaluator.measures}
     refuse_ruined(run, state, scores)
@@ -76,14 +80,16 @@ def score_models(known: Record, run: Run, state: State, history: StudentHistory,
         whole = replace(whole, members=members)
     agrees = teacher is not None and pair.kind.vocabulary
     agreement = evaluator.agree(pair.student, teacher, sets) if agrees else None
-    baseline = None
-    if twin is not None:
-        baseline = twin.beside(filled["twin"], run.config.evaluate.twin, compared(losses, history.examination))
+    scored_baseline = None
+    if baseline is not None:
+        scored_baseline = baseline.beside(
+            filled["baseline"], run.config.evaluate.baseline, compared(losses, history.examination)
+        )
     return replace(
         known,
         teacher=whole,
         student=filled["student"],
-        baseline=baseline,
+        baseline=scored_baseline,
         agreement=None if agreement is None else {name: Agreement(**each) for name, each in agreement.items()},
         evaluation={data.name: from_json(EvaluationSet, evaluator.describe(data)) for data in sets},
     )
@@ -103,7 +109,7 @@ def score_each(
     filled: dict[str, Any] = {}
     losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
-        # What an earlier process scored has left no losses by row, by which the student is compared with its twin.
+        # What an earlier process scored has left no losses by row, by which the student is compared with its baseline.
         lacking = label != "student" or (examination.by_row and history.row_losses is None)
         before = None if lacking else history.last_scores()
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured
@@ -117,8 +123,8 @@ def score_each(
 
 
 def compared(losses: dict[str, ModelLosses], examination: Examination) -> dict[str, dict[str, Resampled]]:
-    """The paired bootstrap of student and twin, by measure and set."""
-    by_measure = compare_models(losses["student"], losses["twin"], examination.sets, examination.evaluator.scoring)
+    """The paired bootstrap of student and baseline, by measure and set."""
+    by_measure = compare_models(losses["student"], losses["baseline"], examination.sets, examination.evaluator.scoring)
     return {
         measure: {name: Resampled(**each.as_dict()) for name, each in by_set.items()}
         for measure, by_set in by_measure.items()

@@ -123,8 +123,8 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
             check_packing(member.model, member.setting)
         check_packing(student, "student")
     fit_terms(terms, student, first)
-    if (path := config.evaluate.twin) is not None:
-        check_tokenizers(tokenizer, load_tokenizer("evaluate.twin", path, task.kind), f"evaluate.twin={path}")
+    if (path := config.evaluate.baseline) is not None:
+        check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
     return Loaded(teachers, tokenizer, other, task.kind, digests, built)
 
 
@@ -238,12 +238,12 @@ def _check_across_tokenizers(
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
 
 
-def load_twin(config: Config, pair: Pair) -> Any:
-    """The student of the run that `evaluate.twin` names; of a callable of the user's it is of this run's class."""
-    path = config.evaluate.twin or ""
+def load_baseline(config: Config, pair: Pair) -> Any:
+    """The student of the run that `evaluate.baseline` names; of a callable of the user's it is of this run's class."""
+    path = config.evaluate.baseline or ""
     if config.student.kind != "custom":
-        return load_pretrained("evaluate.twin", path, pair.kind)
+        return load_pretrained("evaluate.baseline", path, pair.kind)
     skeleton = pair.built.skeleton
-    twin = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)
-    load_weights(twin, "evaluate.twin", path)
-    return twin
+    baseline = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)
+    load_weights(baseline, "evaluate.baseline", path)
+    return baseline

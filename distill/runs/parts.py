@@ -13,14 +13,15 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 Part = TypeVar("Part")
 
 
-def stored(key: str = "", sparse: bool = False) -> dict[str, Any]:
+def stored(key: str = "", sparse: bool = False, earlier: str = "") -> dict[str, Any]:
     """The metadata of a field.
 
     Args:
         key: in JSON, where that is not the name of the field; `*` for a dict whose entries stand beside the fields.
         sparse: JSON has it only where there is something in it.
+        earlier: the key in JSON of earlier releases.
     """
-    return {"key": key, "sparse": sparse}
+    return {"key": key, "sparse": sparse, "earlier": earlier}
 
 
 def to_json(value: Any) -> Any:
@@ -54,6 +55,8 @@ def from_json(kind: type[Part], value: Any, where: str = "") -> Part:
 def _read_part(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _mismatch(kind, value, where)
+    earlier = {field.metadata["earlier"]: _key(field) for field in fields(kind) if field.metadata.get("earlier")}
+    value = {**{earlier[name]: inner for name, inner in value.items() if name in earlier}, **value}
     named = {_key(item): item for item in fields(kind)}
     beside = {name: inner for name, inner in value.items() if name not in named and isinstance(inner, dict)}
     hints = _hints(kind)

@@ -7,6 +7,7 @@ without any is an empty one; only a model that a run does not have, and what han
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distill.config.renamed import renamed
 from distill.runs.facts import (
     Agreement,
     Backend,
@@ -59,7 +60,7 @@ class Record:
     corpus: Corpus = field(default_factory=Corpus)
     teacher: Teacher | None = None
     student: Student | None = None
-    baseline: Baseline | None = field(default=None, metadata=stored("twin"))
+    baseline: Baseline | None = field(default=None, metadata=stored(earlier="twin"))
     agreement: dict[str, Agreement] | None = None
     evaluation: dict[str, EvaluationSet] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
@@ -72,8 +73,8 @@ class Record:
     history_by: str = "epoch"
     history: list[HistoryPoint] = field(default_factory=list)
     curve: LearningCurve | None = None
-    snapshots: list[int] = field(default_factory=list, metadata=stored("milestones"))
-    snapshot: int | None = field(default=None, metadata=stored("milestone", sparse=True))
+    snapshots: list[int] = field(default_factory=list, metadata=stored(earlier="milestones"))
+    snapshot: int | None = field(default=None, metadata=stored(sparse=True, earlier="milestone"))
     profile: Profile | None = None
     student_files: dict[str, str] = field(default_factory=dict, metadata=stored(sparse=True))
 
@@ -96,6 +97,7 @@ class Record:
             record = from_json(cls, {**content, "version": VERSION})
         except ValueError as error:
             raise SettingError(str(error)) from None
+        record.identity = renamed(record.identity)
         titled = {name: replace(measure, title=measure.title or name) for name, measure in record.measures.items()}
         return replace(record, measures=titled or _usual_measures())
 
@@ -109,7 +111,7 @@ class Record:
 
     def models(self) -> dict[str, Model]:
         """Teacher, student and baseline, as far as there are, by the names that figures and tables give them."""
-        named: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "twin": self.baseline}
+        named: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
         return {name: model for name, model in named.items() if model is not None}
 
     def label_of(self, data: str) -> str:

@@ -8,9 +8,9 @@ from distill.objective.objective import Objective
 from distill.runs.curve import Curve
 from distill.runs.history import StudentHistory
 from distill.runs.metrics import Metrics, RunLog
-from distill.runs.milestones import Milestones
 from distill.runs.pair import Pair
 from distill.runs.run_folder import RunFolder
+from distill.runs.snapshots import Snapshots
 from distill.runs.step import Observer
 from distill.tasks import Prepared, Task
 
@@ -35,10 +35,10 @@ class Followers:
     log: RunLog
     metrics: Metrics
     curve: Curve
-    milestones: Milestones
+    snapshots: Snapshots
     history: StudentHistory
 
     @property
     def observers(self) -> tuple[Observer, ...]:
         """In the order in which the loop calls them."""
-        return self.metrics, self.curve, self.milestones
+        return self.metrics, self.curve, self.snapshots

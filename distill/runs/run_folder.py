@@ -31,7 +31,7 @@ from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, r
 LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
 LAYERS = "layers.json"
 FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
-FOLDERS = ("checkpoints", "milestones", "plots", "profile", "tensorboard")
+FOLDERS = ("checkpoints", "snapshots", "plots", "profile", "tensorboard")
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """config.yaml, the logs, checkpoints/, milestones/, student/, results.json, report.*, plots.
+    """config.yaml, the logs, checkpoints/, snapshots/, student/, results.json, report.*, plots.
 
     What is damaged in it is named and renamed to `damaged-NAME`, and what came before it stands in: the checkpoint
     before, or the good lines of a log. With `resume=strict` it ends the run instead. Rank 0 decides for all.
@@ -74,8 +74,8 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def milestones_path(self) -> Path:
-        return self.path / "milestones"
+    def snapshots_path(self) -> Path:
+        return self.path / "snapshots"
 
     @property
     def history_path(self) -> Path:
@@ -171,11 +171,11 @@ class RunFolder:
             if any(line["step"] == state.step for line in self.history_lines()):
                 state.tally = RunningMean()  # these losses are reported already
             if self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
-                for later in self.milestones_path.glob("step-*"):
+                for later in self.snapshots_path.glob("step-*"):
                     if (named := STEP.fullmatch(later.name)) and int(named[1]) > state.step:
                         remove(later)
             if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
-                remove(self.milestones_path)
+                remove(self.snapshots_path)
         return state
 
     def history_lines(self) -> list[dict[str, Any]]:
@@ -299,9 +299,9 @@ class RunFolder:
         return JsonLines(path)
 
     def _keep_what_a_lost_start_left(self) -> None:
-        """Set logs and milestones aside where checkpoints were, because the run that begins writes others."""
+        """Set logs and snapshots aside where checkpoints were, because the run that begins writes others."""
         if any(self.checkpoints.folder.glob("damaged-step-*")):
-            for path in (self.metrics_path, self.history_path, self.curve_path, self.milestones_path):
+            for path in (self.metrics_path, self.history_path, self.curve_path, self.snapshots_path):
                 if path.exists():
                     set_aside(path)
 

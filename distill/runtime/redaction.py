@@ -21,7 +21,8 @@ SECRET = re.compile(
 PIECE_OF_TEXT = re.compile(r"(?:^|_)(?:mask|pad|sep|cls|bos|eos|unk|eot|start|end|stop|image|per|new|max)_token$")
 # NAME=VALUE and NAME: VALUE in an override, whose VALUE is neither null nor the name of an environment variable.
 LITERAL = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*+(?!["']?\$\{|["']?\s*(?:[,}\])]|$)|(?:null|true|false)\b)""", re.I)
-SIGNATURE = re.compile(r"(?i)(?<=[?&])((?:X-Amz-|X-Goog-)?Signature|sig)=[^&\s]+")  # of a URL that opens a file
+# What opens a file by its URL alone.
+SIGNATURE = re.compile(r"(?i)(?<=[?&])((?:X-Amz-|X-Goog-)?(?:Signature|Credential|Security-Token)|sig)=[^&\s]+")
 BEARER = re.compile(r"\b(?<=[Bb]earer) +[\w.~+/=-]{8,}")
 LOGIN = re.compile(r"""(?<=://)[^/\s?#"'<>]+(?=@)""")  # user:password of an address, or a token alone
 FROM_ENVIRONMENT = "${oc.env:"

@@ -125,7 +125,7 @@ def make_batches(
         config.objective.masking.static,
         most_threads,
         backend.equal_windows,
-        config.train.rows_per_step,
+        config.train.sequences_per_step,
         order,
     )
 

@@ -49,7 +49,9 @@ class TableTask(Task):
             self._read_sets(config)
             return
         self.split = self._split(config.corpus.source, "corpus")
-        self.examples = _some(self.split.read("corpus", training=True), config.corpus.rows, "training examples")
+        self.examples = _some(
+            self.split.read("corpus", training=True), config.corpus.max_sequences, "training examples"
+        )
         if config.corpus.unlabelled is not None:
             self.unlabelled = self.split.read_unlabelled(config.corpus.unlabelled, "corpus.unlabelled")
 
@@ -125,7 +127,7 @@ class TableTask(Task):
         split = self._split(source, setting)
         examples = _some(
             split.read(setting, training=False, like=self.examples),
-            config.evaluate.rows_of(name),
+            config.evaluate.max_sequences_of(name),
             f"examples of {name}",
         )
         if split.where.split != self.split.where.split and examples.same_as(self.examples):
@@ -163,7 +165,7 @@ class TableTask(Task):
 def _known_counts(rows: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str) -> np.ndarray:
     """[V] how often each token occurs in the rows. Raises SettingError where too many of them are the unknown one."""
     counts = np.bincount(rows.rows.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
-    check_counts(counts, int((rows.rows != rows.pad_id).sum()), tokenizer, config.corpus.unknown, setting)
+    check_counts(counts, int((rows.rows != rows.pad_id).sum()), tokenizer, config.corpus.max_unknown, setting)
     return counts
 
 

@@ -50,9 +50,9 @@ class TextTask(Task):
             tokens, rows, order = prepare_mixture(corpus, tokenizer, self.row_format, config.seed)
         else:
             tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
-            rows = subsample_rows(tokens.rows, corpus.rows, "training rows", corpus.cache.shuffle_bytes)
+            rows = subsample_rows(tokens.rows, corpus.max_sequences, "training rows", corpus.cache.shuffle_bytes)
         for setting, each in {"corpus": tokens, **_sources(tokens)}.items():
-            check_known(each, tokenizer, corpus.unknown, setting)
+            check_known(each, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)
         batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), backend, order)
         return Prepared(tokens, batches, sets, left_out)

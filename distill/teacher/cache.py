@@ -241,8 +241,8 @@ def _check_size(cache: Cache, gigabytes: float) -> None:
     if cache.num_bytes > gigabytes * 1e9:
         raise SettingError(
             f"teacher.cache.gigabytes={gigabytes}: {cache.layout.title} at {cache.num_positions:,} positions takes "
-            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower {cache.layout.largest} or corpus.rows, or set "
-            "objective.soft.rows=masked"
+            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower {cache.layout.largest} or "
+            "corpus.max_sequences, or set objective.soft.positions=masked"
         )
 
 

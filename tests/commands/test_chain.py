@@ -1,4 +1,4 @@
-"""A chain: stages run in order, each once, several seeds and milestones, references between them; refused settings."""
+"""A chain: stages run in order, each once, several seeds and snapshots, references between them; refused settings."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ chain:
   stages:
     teacher:
       recipe: albert_pretrain
-      settings: [{corpus}, {size}, corpus.vocab_size=400, "train.steps=${{chain.given.steps}}", train.milestone_every=2,
+      settings: [{corpus}, {size}, corpus.vocab_size=400, "train.steps=${{chain.given.steps}}", train.snapshot_every=2,
                  evaluate.every_steps=4]
     student:
       recipe: distilalbert_gutenberg
@@ -36,7 +36,7 @@ chain:
       recipe: table
       settings: [objective=distil_classes, teacher=pretrained, "teacher.path={{teacher_task}}", {pair}]
       seeds: [1]
-    along: {{recipe: table, milestones_of: teacher, settings: ["student.path={{teacher}}", {table}], seeds: [1]}}
+    along: {{recipe: table, snapshots_of: teacher, settings: ["student.path={{teacher}}", {table}], seeds: [1]}}
   table:
     teacher: [teacher, teacher_task]
     student: [student, student_task]
@@ -118,9 +118,9 @@ def test_a_chain_from_text_to_table(finished: Path) -> None:
     assert [len(scores[model][ACCURACY]) for model in ("teacher", "student")] == [2, 1]
 
 
-def test_scores_by_milestone(finished: Path) -> None:
-    """Of the pre-training where it was evaluated, and of the runs from its milestones."""
-    found = json.loads((finished / "chain.json").read_text())["milestones"]["teacher"]
+def test_scores_by_snapshot(finished: Path) -> None:
+    """Of the pre-training where it was evaluated, and of the runs from its snapshots."""
+    found = json.loads((finished / "chain.json").read_text())["snapshots"]["teacher"]
     (line,) = results(finished / "teacher")["history"]
     assert line["step"] == 4
     assert found["teacher: Perplexity, heldout"] == {"4": [line["perplexity"]["heldout"]]}
@@ -129,7 +129,7 @@ def test_scores_by_milestone(finished: Path) -> None:
     accuracies = {step: [results(each)["student"]["accuracy"]["dev"]] for step, each in runs.items()}
     assert found[f"along: {ACCURACY}"] == accuracies
     for step, each in runs.items():
-        start = finished / "teacher" / "milestones" / f"step-{step}"
+        start = finished / "teacher" / "snapshots" / f"step-{step}"
         assert f"student.path={start}" in json.loads((each / STAGE).read_text())["arguments"]
     text = (finished / "chain.md").read_text()
     rows = [text.splitlines()[number].split(" | ") for number in (7, 9, 10)]
@@ -137,8 +137,8 @@ def test_scores_by_milestone(finished: Path) -> None:
     column = rows[0].index("teacher: Perplexity, heldout")
     assert rows[1][column] == NONE and rows[2][column] == number(line["perplexity"]["heldout"])
     assert "teacher was not evaluated after step 2: evaluate.every_steps" in text
-    assert "](plots/milestones_teacher.png)" in text
-    with Image.open(finished / "plots" / "milestones_teacher.png") as picture:
+    assert "](plots/snapshots_teacher.png)" in text
+    with Image.open(finished / "plots" / "snapshots_teacher.png") as picture:
         assert picture.width > 500
 
 
@@ -159,13 +159,13 @@ def test_what_is_finished_is_not_run_again(configs: Path, finished: Path, capfd:
 
 def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
     stages = {"one": StageConfig(recipe="r"), "two": StageConfig(recipe="r", settings=["teacher.path={one}"])}
-    stages["three"] = StageConfig(recipe="r", settings=["student.path={one}"], milestones_of="one")
+    stages["three"] = StageConfig(recipe="r", settings=["student.path={one}"], snapshots_of="one")
     chain = ChainConfig(stages=stages)
     (one,), (two,) = runs_of(tmp_path, chain, "one"), runs_of(tmp_path, chain, "two")
     one.folder.mkdir()
-    (one.folder / "results.json").write_text('{"milestones": [5]}')
+    (one.folder / "results.json").write_text('{"snapshots": [5]}')
     (three,) = runs_of(tmp_path, chain, "three")
-    weights = one.folder / "milestones" / "step-5" / "model.safetensors"
+    weights = one.folder / "snapshots" / "step-5" / "model.safetensors"
     weights.parent.mkdir(parents=True)
     weights.write_text("1")
 
@@ -177,7 +177,7 @@ def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
 
     for job in (two, three):
         job.folder.mkdir(parents=True)
-        (job.folder / "results.json").write_text('{"milestones": []}')
+        (job.folder / "results.json").write_text('{"snapshots": []}')
         (job.folder / STAGE).write_text(json.dumps(known(job)))
         assert _is_finished(job.folder, known(job))
     for damaged in (STAGE, "results.json"):
@@ -185,25 +185,25 @@ def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
         (two.folder / damaged).write_text(whole[:-2])
         assert not _is_finished(two.folder, known(two))
         (two.folder / damaged).write_text(whole)
-    (one.folder / "results.json").write_text('{"milestones": [5], "other": 1}')
+    (one.folder / "results.json").write_text('{"snapshots": [5], "other": 1}')
     assert not _is_finished(two.folder, known(two)) and _is_finished(three.folder, known(three))
     weights.write_text("3")
     assert not _is_finished(three.folder, known(three))
 
 
-def test_a_run_from_a_milestone_refers_to_those_from_the_same_one(tmp_path: Path) -> None:
-    given = {"milestones_of": "one", "seeds": [0, 1]}
+def test_a_run_from_a_snapshot_refers_to_those_from_the_same_one(tmp_path: Path) -> None:
+    given = {"snapshots_of": "one", "seeds": [0, 1]}
     stages = {
-        "one": StageConfig(recipe="r", settings=["train.milestones=[3,9]"]),
+        "one": StageConfig(recipe="r", settings=["train.snapshots=[3,9]"]),
         "two": StageConfig(recipe="r", settings=["student.path={one}"], **given),
     }
     stages["three"] = StageConfig(
-        recipe="r", settings=["student.path={one}", "teacher.path={two}"], milestones_of="one", seeds=[1, 2]
+        recipe="r", settings=["student.path={one}", "teacher.path={two}"], snapshots_of="one", seeds=[1, 2]
     )
     chain = ChainConfig(stages=stages)
     check_chain(chain)
     (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "results.json").write_text('{"milestones": [3, 9]}')
+    (tmp_path / "one" / "results.json").write_text('{"snapshots": [3, 9]}')
     for stage, path in (("two", "two/step-{}/seed-{}"), ("three", "three/step-{}/seed-{}")):
         found = [each.folder for each in runs_of(tmp_path, chain, stage)]
         assert found == [tmp_path / path.format(step, seed) for step in (3, 9) for seed in stages[stage].seeds]
@@ -211,8 +211,8 @@ def test_a_run_from_a_milestone_refers_to_those_from_the_same_one(tmp_path: Path
         seed = 1 if job.seed == 1 else 0  # the first, where none is the same
         folder = chain_module._folder_of(tmp_path, chain, stages["three"], job, "two")
         assert folder == tmp_path / "two" / f"step-{job.step}" / f"seed-{seed}"
-    (tmp_path / "one" / "results.json").write_text('{"milestones": []}')
-    with pytest.raises(SettingError, match=r"chain.stages.two.milestones_of=one was finished without milestones"):
+    (tmp_path / "one" / "results.json").write_text('{"snapshots": []}')
+    with pytest.raises(SettingError, match=r"chain.stages.two.snapshots_of=one was finished without snapshots"):
         runs_of(tmp_path, chain, "two")
 
 
@@ -234,14 +234,14 @@ def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -
         (["chain.table.teacher=[nothing]"], ("chain.table.teacher", "nothing")),
         (["chain.stages.teacher.sedes=[1]"], ("sedes",)),
         (["chain.stages.teacher.recipe=nothing"], ("stage teacher ended with status 2", "goes on")),
-        (["chain.stages.along.milestones_of=nothing"], ("along.milestones_of=nothing", "teacher, student")),
-        (["chain.stages.along.milestones_of=teacher_task"], ("along.milestones_of=teacher_task", "runs once")),
-        (["chain.stages.along.milestones_of=student"], ("along.milestones_of=student", "train.milestone_every=STEPS")),
-        (["chain.stages.along.settings=['student.path=x']"], ("along.milestones_of=teacher", "student.path={teacher}")),
+        (["chain.stages.along.snapshots_of=nothing"], ("along.snapshots_of=nothing", "teacher, student")),
+        (["chain.stages.along.snapshots_of=teacher_task"], ("along.snapshots_of=teacher_task", "runs once")),
+        (["chain.stages.along.snapshots_of=student"], ("along.snapshots_of=student", "train.snapshot_every=STEPS")),
+        (["chain.stages.along.settings=['student.path=x']"], ("along.snapshots_of=teacher", "student.path={teacher}")),
         (["chain.table.teacher=[teacher,along]"], ("chain.table.teacher", "along", "leave it out")),
         (
             ["+chain.stages.last={recipe: table, settings: ['student.path={along}']}"],
-            ("chain.stages.last.settings", "along", "milestones_of=teacher"),
+            ("chain.stages.last.settings", "along", "snapshots_of=teacher"),
         ),
     ],
 )

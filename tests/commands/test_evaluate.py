@@ -53,7 +53,12 @@ def test_the_scores_of_a_run_are_found_again(done: Path, shelf: Shelf) -> None:
 
 def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, models = tmp_path / "out", [f"model={done / 'student'}", f"model={shelf.teacher}"]
-    settings = [*own_text(tmp_path), "evaluate.sets=[mine]", "evaluate.rows=12", "evaluate.pseudo_perplexity.share=0"]
+    settings = [
+        *own_text(tmp_path),
+        "evaluate.sets=[mine]",
+        "evaluate.max_sequences=12",
+        "evaluate.pseudo_perplexity.fraction=0",
+    ]
     for _ in range(2):
         assert evaluate(*models, f"output={folder}", *settings) == 0
     said = capsys.readouterr().out
@@ -76,10 +81,10 @@ def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: p
 
 def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
     """A text of one's own, with rows of its own beside those of all sets."""
-    shares = ["evaluate.by_set.mine.pseudo_perplexity.share=1", "evaluate.by_set.mine.rows=3"]
+    shares = ["evaluate.by_set.mine.pseudo_perplexity.fraction=1", "evaluate.by_set.mine.max_sequences=3"]
     scores = evaluate_models([done], [*own_text(tmp_path), "evaluate.sets=[mine,heldout]", *shares])
     sets = scores.vocabularies[0].sets
-    assert list(sets) == ["mine", "heldout"] and (sets["mine"]["rows"], sets["heldout"]["rows"]) == (3, 8)
+    assert list(sets) == ["mine", "heldout"] and (sets["mine"]["sequences"], sets["heldout"]["sequences"]) == (3, 8)
     assert sets["mine"]["pseudo_positions"] == sets["mine"]["tokens"] - 2 * 3, "all but [CLS] and [SEP]"
     assert 0 < sets["heldout"]["pseudo_positions"] < 0.3 * sets["heldout"]["tokens"]
 
@@ -87,7 +92,7 @@ def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
 def test_causal_models_of_two_vocabularies(shelf: Shelf, tmp_path: Path) -> None:
     first, small = save_model(tmp_path / "gpt2"), save_model(tmp_path / "small", layers=2)
     other = save_model(tmp_path / "llama", "llama")
-    scores = evaluate_models([first, other, small], [*shelf.corpus[:-2], "evaluate.rows=12"])
+    scores = evaluate_models([first, other, small], [*shelf.corpus[:-2], "evaluate.max_sequences=12"])
     assert scores.task == "clm" and set(scores.measures) == {"perplexity", "bits_per_byte"}
     assert [each.models for each in scores.vocabularies] == [(str(first), str(small)), (str(other),)]
     (compared,) = scores.comparisons
@@ -125,8 +130,8 @@ def test_bad_input_is_one_line(done: Path, shelf: Shelf, tmp_path: Path, monkeyp
     assert "named twice" in refused([run, run])
     assert "no such file or folder" in refused([str(tmp_path / "nowhere")])
     assert refused([run], "train.steps=3").startswith("train.steps is not read where models are only scored")
-    assert "is not known" in refused([run], "evaluate.by_set.heldoutt.rows=3")
-    assert "evaluate.by_set.heldout.rows=0" in refused([run], "evaluate.by_set.heldout.rows=0")
+    assert "is not known" in refused([run], "evaluate.by_set.heldoutt.max_sequences=3")
+    assert "evaluate.by_set.heldout.max_sequences=0" in refused([run], "evaluate.by_set.heldout.max_sequences=0")
     assert "for causal models" in refused([run], "evaluate.stride=4")
     assert "one process" in refused([run], "backend=ddp")
     assert "exceeds the" in refused([run], "corpus.sequence_length=4096")
@@ -139,7 +144,7 @@ def test_settings_of_a_teacher_need_one(done: Path, shelf: Shelf) -> None:
     said = refused([str(done)], f"teacher.path={shelf.teacher}")
     assert said == f"teacher.path={shelf.teacher} is not read without a teacher: give teacher=FOLDER"
     assert "is not read without a teacher" in refused([str(done)], "+teacher.members.a.path=x")
-    assert "teacher.kind=embedded" in refused([str(done)], "teacher=embedded", f"teacher.path={shelf.teacher}")
+    assert "teacher.kind=bundled" in refused([str(done)], "teacher=bundled", f"teacher.path={shelf.teacher}")
 
 
 def test_an_output_that_cannot_be_is_refused_before_the_scoring(
@@ -213,7 +218,7 @@ def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> 
     source = f"+evaluate.sources.mine={{kind: text, path: {text}}}"
     said = refused([str(done)], source, "evaluate.sets=[mine]")
     assert said.startswith("evaluate.sets: mine: the vocabulary does not know 100.0% of its tokens")
-    assert "not know" in refused([str(done)], source, "evaluate.sets=[mine]", "corpus.unknown=1.0")
+    assert "not know" in refused([str(done)], source, "evaluate.sets=[mine]", "corpus.max_unknown=1.0")
 
 
 def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,13 +226,15 @@ def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_page_without_comparisons_shows_itself(done: Path) -> None:
-    scores: Any = evaluate_models([done], ["evaluate.pseudo_perplexity.share=0"])
+    scores: Any = evaluate_models([done], ["evaluate.pseudo_perplexity.fraction=0"])
     assert scores._repr_markdown_() == scores.markdown() and "## One model against another" not in scores.markdown()
     with pytest.raises(KeyError):
         scores["nobody"]
 
 
 def test_models_from_scratch_need_no_run(shelf: Shelf) -> None:
-    """`embedded` is the teacher that comes with the package; a corpus gives the set."""
-    scores = evaluate_models(["embedded"], [*shelf.corpus[:5], "evaluate.rows=2", "evaluate.pseudo_perplexity.share=0"])
+    """`bundled` is the teacher that comes with the package; a corpus gives the set."""
+    scores = evaluate_models(
+        ["bundled"], [*shelf.corpus[:5], "evaluate.max_sequences=2", "evaluate.pseudo_perplexity.fraction=0"]
+    )
     assert scores.sets == ["heldout"] and scores.models[0].parameters == 3_028_032

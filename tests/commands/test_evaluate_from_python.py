@@ -16,7 +16,7 @@ from distill.runtime.errors import SettingError
 def test_the_process_is_as_before(done: Path, shelf: Shelf, tmp_path: Path) -> None:
     """Also of a program that uses Hydra itself, and scores there."""
     before, generator = state(), torch.get_rng_state()
-    rows = ["evaluate.rows=2", "evaluate.pseudo_perplexity.share=0"]
+    rows = ["evaluate.max_sequences=2", "evaluate.pseudo_perplexity.fraction=0"]
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         own = GlobalHydra.instance().hydra
         scores = distill.evaluate([done], rows)
@@ -29,10 +29,10 @@ def test_the_process_is_as_before(done: Path, shelf: Shelf, tmp_path: Path) -> N
 def test_errors_are_one_line(done: Path) -> None:
     before = state()
     for models, settings, line in (
-        ([done], ["evaluate.rows=many"], r"^evaluate\.rows"),
+        ([done], ["evaluate.max_sequences=many"], r"^evaluate\.max_sequences"),
         ([done], ["evaluate.rowz=1"], "rowz"),
         (str(done), [], r"^models=.* is one string: give a list"),
-        ([done], "evaluate.rows=1", r"^settings=evaluate\.rows=1 is one string: give a list"),
+        ([done], "evaluate.max_sequences=1", r"^settings=evaluate\.max_sequences=1 is one string: give a list"),
     ):
         with pytest.raises(SettingError, match=line) as error:
             distill.evaluate(models, settings)

@@ -37,7 +37,7 @@ def test_the_cells_run_in_order(
         "train.epochs=null",
         "train.steps=2",
         "precision=fp32",
-        "evaluate.pseudo_perplexity.share=0.1",
+        "evaluate.pseudo_perplexity.fraction=0.1",
     ]
     names: dict[str, Any] = {}
     values = [run_cell(source(cell).replace(HOOK, f"MORE = {more!r}"), names) for cell in CODE]

@@ -43,7 +43,7 @@ def test_losses_and_gradients_are_those_of_the_formulas(teacher: Path, monkeypat
     losses.total.backward()
     found = [parameter.grad.clone() for parameter in objective.parameters() if parameter.grad is not None]
     monkeypatch.setattr("naive.VOCAB", len(pair.student.tokenizer))
-    settings = objective_config({"temperature": 3.0, "soft": {"weight": 5.0, "cutoff": 0.0, "rows": "all"}} | {
+    settings = objective_config({"temperature": 3.0, "soft": {"weight": 5.0, "cutoff": 0.0, "positions": "all"}} | {
         "mlm": {"weight": 2.0}, "cosine": {"weight": 1.0}
     })  # fmt: skip
     student, frozen = pair.student.model.double(), pair.teacher.model.double()

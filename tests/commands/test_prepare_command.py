@@ -55,7 +55,7 @@ def test_compression_and_shards_are_said_and_change_no_run(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["corpus.compression=gzip"], "corpus.compression=gzip is not known: give zstd, or null for none"),
+        (["corpus.compression=gzip"], "corpus.compression=gzip is not known: choose one of zstd"),
         (["corpus.shard_bytes=0"], "corpus.shard_bytes=0 is too small"),
         (["corpus.tokens="], "corpus.tokens= is empty"),
         (["corpus.tokens=nowhere://a"], "corpus.tokens=nowhere://a"),

@@ -140,7 +140,9 @@ def test_a_recipe_of_ones_own(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.
     recipe = "# @package _global_\ndefaults:\n  - distilbert_gutenberg\n  - _self_\ntrain: {steps: 1}\n"
     (tmp_path / "mine" / "recipe" / "own.yaml").write_text(recipe)
     arguments = [each for each in shelf.arguments(tmp_path / "x") if not each.startswith(("+recipe", "hydra.run.dir"))]
-    found = distill.run(["--config-dir=mine", "+recipe=own", *arguments, "train.epochs=null", "evaluate.rows=2"])
+    found = distill.run(
+        ["--config-dir=mine", "+recipe=own", *arguments, "train.epochs=null", "evaluate.max_sequences=2"]
+    )
     assert found.folder == Path("runs/own") and found.content["training"]["steps"] == 1
 
 
@@ -165,7 +167,7 @@ def test_ranks_write_into_the_folder_that_is_opened(tmp_path: Path, monkeypatch:
 
 def test_several_ranks(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The command is started for them, finds what this process finds, and its lines appear here."""
-    ranks = ["backend=ddp", "backend.processes=2", "train.epochs=null", "train.steps=1", "evaluate.rows=4"]
+    ranks = ["backend=ddp", "backend.processes=2", "train.epochs=null", "train.steps=1", "evaluate.max_sequences=4"]
     found = distill.run(shelf.arguments(tmp_path / "out", *ranks))
     assert found.content["backend"]["ranks"] == 2 and found.scores["student"]["perplexity"]
     assert "Report: " in capfd.readouterr().err

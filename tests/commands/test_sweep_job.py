@@ -8,7 +8,7 @@ import pytest
 import yaml
 from job import Shelf, distill, metrics, results
 
-SMALL = ["train.steps=2", "train.epochs=null", "corpus.rows=60", "evaluate.pseudo_perplexity.share=0"]
+SMALL = ["train.steps=2", "train.epochs=null", "corpus.max_sequences=60", "evaluate.pseudo_perplexity.fraction=0"]
 
 
 def sweep(shelf: Shelf, folder: Path, *more: str) -> int:

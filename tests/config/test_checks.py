@@ -49,8 +49,8 @@ BAD = [
     ("objective.temperature", math.nan),
     ("objective.soft.cutoff", -0.1),
     ("objective.soft.cutoff", 1.0),
-    ("objective.masking.share", 0.0),
-    ("objective.masking.share", 1.5),
+    ("objective.masking.mlm_probability", 0.0),
+    ("objective.masking.mlm_probability", 1.5),
     ("objective.masking.mask", -0.1),
     ("objective.masking.keep", 0.3),
     ("objective.masking.smoothing", -1.0),
@@ -60,8 +60,8 @@ BAD = [
     ("train.steps", 0),
     ("train.minutes", 0.0),
     ("train.log_every", 0),
-    ("train.milestones", [10, 0]),
-    ("train.milestone_every", 0),
+    ("train.snapshots", [10, 0]),
+    ("train.snapshot_every", 0),
     ("evaluate.every_steps", 0),
     ("train.save_every", 0),
     ("train.keep", 0),
@@ -88,20 +88,20 @@ BAD = [
     ("precision.evaluate", "int8"),
     ("precision.evaluate", "half"),
     ("tracker.mode", "telepathy"),
-    ("evaluate.rows", 0),
+    ("evaluate.max_sequences", 0),
     ("evaluate.batch_size", 0),
     ("evaluate.stride", 0),
     ("evaluate.stride", 128),
-    ("evaluate.pseudo_perplexity.share", 1.01),
+    ("evaluate.pseudo_perplexity.fraction", 1.01),
     ("evaluate.pseudo_perplexity.batch_size", 0),
     ("corpus.kind", "heldout"),
     ("corpus.sequence_length", 4),
-    ("corpus.rows", 0),
+    ("corpus.max_sequences", 0),
     ("corpus.vocab_size", 10),
     ("corpus.workers", 0),
     ("corpus.shuffle_bytes", 0),
     ("corpus.local_bytes", 1 << 32),  # less than twice the default of corpus.shuffle_bytes
-    ("corpus.share", 2.0),
+    ("corpus.fraction", 2.0),
     ("corpus.heldout", 1.0),
     ("teacher.kind", "borrowed"),
     ("student.path", "my_student"),
@@ -129,7 +129,7 @@ def test_values_out_of_range_are_refused_by_name(setting: str, value: Any) -> No
 
 def test_a_path_that_the_embedded_teacher_would_not_read_is_refused() -> None:
     config = make()
-    config = change(config, "teacher.kind", "embedded")
+    config = change(config, "teacher.kind", "bundled")
     assert "teacher.path=x" in refused(config) and "teacher.kind=pretrained" in refused(config)
 
 
@@ -143,8 +143,8 @@ GOOD = [
     ("objective.temperature", Ramp(start=4.0, end=1.0)),
     ("objective.masking.smoothing", 0.0),
     ("schedule.warmup", 0.0),
-    ("evaluate.rows", 1),
-    ("evaluate.pseudo_perplexity.share", 0.0),
+    ("evaluate.max_sequences", 1),
+    ("evaluate.pseudo_perplexity.fraction", 0.0),
     ("precision.student", "bf16"),
     ("precision.teacher", "int8"),
     ("train.workers", 0),
@@ -226,8 +226,8 @@ def test_heldout_set_without_heldout_documents() -> None:
 
 
 def test_shares_of_evaluation_sources() -> None:
-    sources = {"imdb": {"kind": "imdb", "share": -1.0}}
-    with pytest.raises(SettingError, match=r"evaluate\.sources\.imdb\.share=-1\.0"):
+    sources = {"imdb": {"kind": "imdb", "fraction": -1.0}}
+    with pytest.raises(SettingError, match=r"evaluate\.sources\.imdb\.fraction=-1\.0"):
         compose.evaluate_config({"sources": sources})
 
 

@@ -38,8 +38,8 @@ def test_entries_hold_in_their_order_after_it() -> None:
 
 
 def test_other_dicts_are_merged() -> None:
-    found = composed("+recipe=distilbert_gutenberg", "objective.masking={share: 0.5}").objective.masking
-    assert found.share == 0.5 and found.smoothing == 0.0  # of the scale
+    found = composed("+recipe=distilbert_gutenberg", "objective.masking={mlm_probability: 0.5}").objective.masking
+    assert found.mlm_probability == 0.5 and found.smoothing == 0.0  # of the scale
 
 
 def test_a_wrong_entry_is_refused_when_the_student_is_made() -> None:

@@ -38,9 +38,9 @@ def test_other_values_have_other_names_of_one_part(one: str, other: str) -> None
 
 
 def test_only_what_is_swept_counts_in_any_order() -> None:
-    overrides = ["seed=1", "+recipe=smoke", "corpus.rows=8", "objective.temperature=2"]
-    swept = swept_overrides(overrides, {"+recipe", "corpus.rows"})
-    assert swept == swept_overrides(overrides[::-1], {"corpus.rows", "+recipe"})
+    overrides = ["seed=1", "+recipe=smoke", "corpus.max_sequences=8", "objective.temperature=2"]
+    swept = swept_overrides(overrides, {"+recipe", "corpus.max_sequences"})
+    assert swept == swept_overrides(overrides[::-1], {"corpus.max_sequences", "+recipe"})
     assert readable_name(swept) == "objective.temperature=2,seed=1"
 
 

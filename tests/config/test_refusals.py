@@ -18,12 +18,12 @@ def refused(capfd: pytest.CaptureFixture, status: int, *words: str) -> None:
 
 BAD = {
     "missing path": (["corpus.path=/no/such/folder"], ["corpus.path=/no/such/folder", "correct the path"]),
-    "unknown recipe option": (["teacher=nobody"], ["teacher/nobody", "embedded"]),
+    "unknown recipe option": (["teacher=nobody"], ["teacher/nobody", "bundled"]),
     "wrong type": (["train.steps=many"], ["train.steps", "many"]),
     "stray key": (["+stray=1"], ["stray"]),
     "mistyped group": (["+recipes=smoke"], ["recipes"]),
     "mistyped key": (["train.stepz=1"], ["stepz"]),
-    "impossible share": (["objective.masking.share=1.5"], ["objective.masking.share=1.5"]),
+    "impossible share": (["objective.masking.mlm_probability=1.5"], ["objective.masking.mlm_probability=1.5"]),
     "nothing to learn": (
         ["objective.soft.weight=0", "objective.mlm.weight=0", "objective.cosine.weight=0"],
         ["all weights are 0"],
@@ -37,7 +37,7 @@ BAD = {
         ["evaluate.sets", "evaluate.sources.books.path", "DISTILL_DATA"],
     ),
     "no local storage": (["corpus.local=/proc/nowhere"], ["corpus.local=/proc/nowhere", "give another"]),
-    "no such twin": (["evaluate.twin=/no/run"], ["evaluate.twin=/no/run"]),
+    "no such baseline": (["evaluate.baseline=/no/run"], ["evaluate.baseline=/no/run"]),
     "no such checkpoint": (["resume=/no/checkpoint"], ["resume=/no/checkpoint"]),
     "no teacher": (["teacher.path=/no/model"], ["teacher.path=/no/model"]),
     "teacher asked for but none": (["teacher=none"], ["teacher.kind=none", "objective=mlm"]),
@@ -101,7 +101,9 @@ def test_unreadable_book_is_skipped_and_counted_or_stops(
     books = library(tmp_path / "books")
     (books / "torn.txt.gz").write_bytes(b"\x1f\x8b no gzip at all")
     where = [f"corpus.path={books}", "train.steps=1"]
-    refused(capfd, shelf.run(tmp_path / "stops", *where, "corpus.unreadable=stop"), "torn.txt.gz", "corpus.unreadable")
+    refused(
+        capfd, shelf.run(tmp_path / "stops", *where, "corpus.invalid_files=stop"), "torn.txt.gz", "corpus.invalid_files"
+    )
     assert shelf.run(tmp_path / "skips", *where) == 0
     assert "torn.txt.gz" in capfd.readouterr().err
     skipped = json.loads((tmp_path / "skips" / "results.json").read_text())["corpus"]["skipped"]

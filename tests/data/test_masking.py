@@ -19,14 +19,14 @@ def apply(mask: MaskedLM, rows: np.ndarray, epoch: int = 0) -> tuple[np.ndarray,
 @pytest.mark.parametrize("share", [0.01, 0.15, 0.4, 1.0])
 def test_share_of_every_row_is_exact(tokenizer: Any, share: float) -> None:
     rows = make_rows(300, 40, shortest=3)
-    _, targets = apply(make_masks(tokenizer, rows, share=share), rows)
+    _, targets = apply(make_masks(tokenizer, rows, mlm_probability=share), rows)
     maskable = (rows >= len(SPECIAL)).sum(1)
     assert np.array_equal((targets != IGNORE).sum(1), np.maximum(np.rint(share * maskable), 1))
 
 
 def test_special_tokens_are_never_chosen_nor_drawn(tokenizer: Any) -> None:
     rows = make_rows(400, 30, shortest=3)
-    inputs, targets = apply(make_masks(tokenizer, rows, share=1.0, mask=0.0, keep=0.0), rows)
+    inputs, targets = apply(make_masks(tokenizer, rows, mlm_probability=1.0, mask=0.0, keep=0.0), rows)
     special = np.isin(rows, range(len(SPECIAL)))
     assert (targets[special] == IGNORE).all() and np.array_equal(inputs[special], rows[special])
     assert (
@@ -47,13 +47,15 @@ def test_row_without_ordinary_tokens_has_no_targets(tokenizer: Any, settings: di
 def test_rows_that_only_pad_the_embedding_are_never_drawn(tokenizer: Any) -> None:
     rows = make_rows(200, 30)
     counts = np.bincount(rows.reshape(-1), minlength=VOCAB + 24)
-    inputs, _ = apply(masked_lm(MaskingConfig.model_construct(share=1.0, mask=0.0, keep=0.0), tokenizer, counts), rows)
+    inputs, _ = apply(
+        masked_lm(MaskingConfig.model_construct(mlm_probability=1.0, mask=0.0, keep=0.0), tokenizer, counts), rows
+    )
     assert inputs.max() < VOCAB
 
 
 def test_fates_have_their_shares(tokenizer: Any) -> None:
     rows = make_rows(2000, 64)
-    inputs, targets = apply(make_masks(tokenizer, rows, share=0.5), rows)
+    inputs, targets = apply(make_masks(tokenizer, rows, mlm_probability=0.5), rows)
     chosen = targets != IGNORE
     assert np.array_equal(inputs[~chosen], rows[~chosen]) and np.array_equal(targets[chosen], rows[chosen])
     count, others = chosen.sum(), VOCAB - len(SPECIAL)
@@ -70,7 +72,7 @@ def test_choice_follows_the_weights(tokenizer: Any, smoothing: float) -> None:
     rows = np.tile(np.array([CLS, frequent, rare, SEP], np.uint16), (trials, 1))
     counts = np.zeros(VOCAB, np.int64)
     counts[frequent], counts[rare] = 1000, 10
-    mask = masked_lm(MaskingConfig(share=0.5, smoothing=smoothing), tokenizer, counts)
+    mask = masked_lm(MaskingConfig(mlm_probability=0.5, smoothing=smoothing), tokenizer, counts)
     _, targets = apply(mask, rows)
     weights = np.array([1000.0, 10.0]) ** -smoothing
     expected = weights[0] / weights.sum()
@@ -116,7 +118,7 @@ def words_of(row: np.ndarray, is_continuation: np.ndarray) -> list[list[int]]:
 
 def test_whole_words_stay_whole(tokenizer: Any) -> None:
     rows = make_rows(300, 40, shortest=4)
-    mask = make_masks(tokenizer, rows, whole_words=True, share=0.3)
+    mask = make_masks(tokenizer, rows, whole_words=True, mlm_probability=0.3)
     assert mask.is_continuation.tolist() == [t.startswith("##") for t in tokenizer.convert_ids_to_tokens(range(VOCAB))]
     _, targets = apply(mask, rows)
     chosen = targets != IGNORE
@@ -153,7 +155,7 @@ def test_whole_words_of_other_tokenizers(mark: str) -> None:
     other = PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", mask_token="<mask>"
     )
-    mask = masked_lm(MaskingConfig(whole_words=True, share=0.5), other, np.ones(len(vocabulary), np.int64))
+    mask = masked_lm(MaskingConfig(whole_words=True, mlm_probability=0.5), other, np.ones(len(vocabulary), np.int64))
     rows = np.tile(np.array([1, 8, 4, 5, 6, 7, 2, 0]), (100, 1))  # sea | whales | at
     picked = apply(mask, rows)[1] != IGNORE
     assert {tuple(np.flatnonzero(row)) for row in picked} <= {(1,), (5,), (1, 5), (2, 3, 4)}

@@ -238,7 +238,7 @@ def test_a_mixture_is_its_sources_weighted(corpus: CorpusConfig, words: PreTrain
 
 
 def test_corpus_rows_are_shared_by_weight(corpus: CorpusConfig, words: PreTrainedTokenizerFast) -> None:
-    corpus = corpus.changed(rows=400)
+    corpus = corpus.changed(max_sequences=400)
     tokens, rows, order = prepare_mixture(corpus, words, masked_rows, seed=0)
     few = len(tokens.sources["few"].rows)
     assert few < 300 and order.sizes.tolist() == [100, few] and len(rows) == len(order) == 100 + few
@@ -259,7 +259,7 @@ def test_corpus_rows_are_shared_by_weight(corpus: CorpusConfig, words: PreTraine
         (["corpus=mixture", "corpus.sources={a: T}"], "corpus.sources.a=T is no source of text"),
         (["corpus=mixture", "corpus.sources={a-b: {kind: text, weight: 1}}"], "the name of a source has to be letters"),
         (["+recipe=mixture", "corpus.sources.wiki.path=T"], "corpus.sources.wiki.path=T: no such file or folder"),
-        (["+recipe=mixture", "corpus.sources.wiki.share=2"], "corpus.sources.wiki.share=2.0 is too large"),
+        (["+recipe=mixture", "corpus.sources.wiki.fraction=2"], "corpus.sources.wiki.fraction=2.0 is too large"),
         (["+recipe=mixture", "corpus.add_prose=true"], "corpus.add_prose=true has no share in a mixture"),
         (["+recipe=mixture", "evaluate.sets=[heldout,heldout_wiki]", "+evaluate.sources.heldout_wiki={kind: prose}"],
          "evaluate.sets names heldout_wiki, what the mixture holds out of a source"),

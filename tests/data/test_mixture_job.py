@@ -21,12 +21,18 @@ def arguments(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> list[st
     notes, books = f"{{kind: text, document: file, path: {folder}", f"{{kind: gutenberg, path: {shelf.books}"
     sources = f"{{notes: {notes}, weight: 3}}, books: {books}, weight: 1}}}}"
     corpus = [each for each in shelf.corpus if not each.startswith("corpus.path")]
-    train = ["train.batch_size=4", "train.rows_per_step=8", "train.epochs=2", "train.save_every=2", "corpus.rows=60"]
+    train = [
+        "train.batch_size=4",
+        "train.sequences_per_step=8",
+        "train.epochs=2",
+        "train.save_every=2",
+        "corpus.max_sequences=60",
+    ]
     model = [
         "teacher=pretrained",
         f"teacher.path={shelf.teacher}",
         "precision=fp32",
-        "evaluate.pseudo_perplexity.share=0",
+        "evaluate.pseudo_perplexity.fraction=0",
     ]
     return ["+recipe=mixture", f"corpus.sources={sources}", *corpus, *train, *model]
 
@@ -41,20 +47,20 @@ def alone(arguments: list[str], shelf: Shelf) -> Path:
 def test_sources_are_counted_and_scored_one_by_one(alone: Path) -> None:
     found = results(alone)
     sources, fed = found["corpus"]["sources"], found["training"]["sources"]
-    steps, rows = found["training"]["steps"], found["corpus"]["rows"]
+    steps, rows = found["training"]["steps"], found["corpus"]["sequences"]
     assert list(sources) == list(fed) == ["notes", "books"] and steps == 2 * -(-rows // 8)
     shares = quotas([3, 1], rows).tolist()
     assert [each["weight"] * rows for each in sources.values()] == pytest.approx(shares)
-    assert [each["rows"] for each in fed.values()] == [2 * share for share in shares]
-    assert shares[0] > sources["notes"]["rows"], "in an epoch it begins a second pass"
+    assert [each["sequences"] for each in fed.values()] == [2 * share for share in shares]
+    assert shares[0] > sources["notes"]["sequences"], "in an epoch it begins a second pass"
     assert sum(each["tokens"] for each in fed.values()) == pytest.approx(found["training"]["tokens"], rel=0.05)
     assert [each["passes"] for each in fed.values()] == [
-        each["rows"] / sources[name]["rows"] for name, each in fed.items()
+        each["sequences"] / sources[name]["sequences"] for name, each in fed.items()
     ]
     for scores in (found["student"]["perplexity"], found["history"][0]["perplexity"]):
         assert set(scores) == {"heldout_notes", "heldout_books"} and all(score > 1 for score in scores.values())
     last = metrics(alone)[-1]
-    assert (last["rows/notes"], last["rows/books"]) == tuple(2 * share for share in shares)
+    assert (last["sequences/notes"], last["sequences/books"]) == tuple(2 * share for share in shares)
     page = (alone / "report.html").read_text()
     assert "Share of rows" in page and "heldout_notes" in page
 

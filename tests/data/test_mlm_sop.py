@@ -51,7 +51,7 @@ def test_segments_are_swapped_as_lists_would_be() -> None:
 
 def collator(tokenizer: Any, rows: np.ndarray, swaps: bool = True) -> MaskedLMAndOrder:
     counts = np.bincount(rows.reshape(-1), minlength=VOCAB)
-    words = masked_lm(MaskingConfig(share=0.15, mask=0.0, keep=1.0, smoothing=0.0), tokenizer, counts)
+    words = masked_lm(MaskingConfig(mlm_probability=0.15, mask=0.0, keep=1.0, smoothing=0.0), tokenizer, counts)
     return MaskedLMAndOrder(words, SEP, swaps)
 
 
@@ -94,7 +94,7 @@ def word_rows(count: int, length: int = 66) -> np.ndarray:
 
 def test_ngrams_have_the_published_lengths(tokenizer: Any) -> None:
     """p ~ 1/n for n = 1, 2, 3: few are drawn in long rows, so that hardly any touch or do not fit."""
-    chosen = chosen_ngrams(tokenizer, word_rows(6000, 402), ngrams=3, share=0.008)
+    chosen = chosen_ngrams(tokenizer, word_rows(6000, 402), ngrams=3, mlm_probability=0.008)
     padded = np.pad(chosen, ((0, 0), (1, 1))).astype(int)
     begins, ends = np.nonzero(np.diff(padded) == 1), np.nonzero(np.diff(padded) == -1)
     # The last n-gram of a row may have been shortened to what was left; the first one drawn was not, when it had room.
@@ -115,7 +115,7 @@ def test_drawn_lengths_are_exact(tokenizer: Any) -> None:
 
 def test_words_stay_whole_and_the_cap_holds(tokenizer: Any) -> None:
     rows = tiny.make_rows(300, 60).astype(np.int64)
-    chosen = chosen_ngrams(tokenizer, rows, ngrams=3, share=0.3, most=6)
+    chosen = chosen_ngrams(tokenizer, rows, ngrams=3, mlm_probability=0.3, max_predictions=6)
     assert chosen.sum(1).max() <= 6 and (chosen.sum(1) >= 4).mean() > 0.9
     pieces = np.isin(rows, np.arange(FIRST + len(WORDS), VOCAB))
     inner = pieces[:, 1:] & (rows[:, :-1] >= FIRST)  # a piece that goes on the word before it
@@ -124,18 +124,18 @@ def test_words_stay_whole_and_the_cap_holds(tokenizer: Any) -> None:
 
 
 def test_the_share_is_met_exactly_where_words_are_single_tokens(tokenizer: Any) -> None:
-    chosen = chosen_ngrams(tokenizer, word_rows(200), ngrams=3, share=0.15)
+    chosen = chosen_ngrams(tokenizer, word_rows(200), ngrams=3, mlm_probability=0.15)
     assert (chosen.sum(1) == round(0.15 * 64)).all()
 
 
 def test_no_ngram_reaches_over_a_special_token(tokenizer: Any) -> None:
     rows = word_rows(2000, 9)
     rows[:, 4] = SEP  # three words on either side
-    chosen = chosen_ngrams(tokenizer, rows, ngrams=3, share=0.5)
+    chosen = chosen_ngrams(tokenizer, rows, ngrams=3, mlm_probability=0.5)
     assert not chosen[:, 4].any() and (chosen.sum(1) == 3).all()
     assert chosen[:, 1:4].all(1).any() and (chosen[:, 3] & chosen[:, 5]).any()
 
 
 def test_a_cap_without_ngrams(tokenizer: Any) -> None:
-    chosen = chosen_ngrams(tokenizer, word_rows(50), share=0.5, most=4)
+    chosen = chosen_ngrams(tokenizer, word_rows(50), mlm_probability=0.5, max_predictions=4)
     assert (chosen.sum(1) == 4).all()

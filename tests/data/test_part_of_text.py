@@ -42,10 +42,10 @@ def test_a_part_gives_enough_rows_and_holds_out_the_same(
     corpus: CorpusConfig, words: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "distill")
-    whole, some = tokens_of(corpus, words), tokens_of(changed(corpus, rows=40), words)
+    whole, some = tokens_of(corpus, words), tokens_of(changed(corpus, max_sequences=40), words)
     assert 40 <= len(some.rows) < len(whole.rows) / 4
     assert any("of about 1/" in line and line.endswith("of it, as few rows are needed") for line in caplog.messages)
-    held = [tokens_of(each, words, "heldout") for each in (corpus, changed(corpus, rows=40))]
+    held = [tokens_of(each, words, "heldout") for each in (corpus, changed(corpus, max_sequences=40))]
     assert held[0].digest == held[1].digest and len(held[0].rows) > 10
     assert not bodies(some.rows[:]) & bodies(held[0].rows[:])
 
@@ -53,10 +53,10 @@ def test_a_part_gives_enough_rows_and_holds_out_the_same(
 def test_processes_files_and_the_exact_number_change_nothing(
     corpus: CorpusConfig, words: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = tokens_of(changed(corpus, rows=40), words)
+    some = tokens_of(changed(corpus, max_sequences=40), words)
     monkeypatch.setattr("distill.data.sources._files.SHARD_BYTES", 1)
-    again = tokens_of(changed(corpus, rows=40, cache=str(tmp_path / "other"), workers=2), words)
-    near = tokens_of(changed(corpus, rows=41, cache=str(tmp_path / "third")), words)
+    again = tokens_of(changed(corpus, max_sequences=40, cache=str(tmp_path / "other"), workers=2), words)
+    near = tokens_of(changed(corpus, max_sequences=41, cache=str(tmp_path / "third")), words)
     assert some.digest == again.digest == near.digest
 
 
@@ -65,8 +65,8 @@ def test_too_few_rows_are_made_up_for(
 ) -> None:
     """As where the files hold less text than their size tells."""
     monkeypatch.setattr(part_of_text, "expected_tokens", lambda shard: 100 * expected_tokens(shard))
-    assert len(tokens_of(changed(corpus, rows=300), words).rows) >= 300
-    everything = changed(corpus, rows=10**6)
+    assert len(tokens_of(changed(corpus, max_sequences=300), words).rows) >= 300
+    everything = changed(corpus, max_sequences=10**6)
     assert tokens_of(everything, words).digest == tokens_of(corpus, words).digest
 
 
@@ -74,9 +74,9 @@ def test_prepared_folders_and_small_texts_are_whole(
     corpus: CorpusConfig, words: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tokens_of(corpus, words).digest
-    assert tokens_of(changed(corpus, rows=40, tokens=str(tmp_path / "tokens")), words).digest == whole
+    assert tokens_of(changed(corpus, max_sequences=40, tokens=str(tmp_path / "tokens")), words).digest == whole
     monkeypatch.setattr(part_of_text, "SMALL", 1 << 20)
-    assert tokens_of(changed(corpus, rows=40), words).digest == whole
+    assert tokens_of(changed(corpus, max_sequences=40), words).digest == whole
 
 
 def test_stretches_are_of_the_document_and_those_of_less_are_among_those_of_more() -> None:

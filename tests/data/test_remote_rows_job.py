@@ -18,8 +18,8 @@ s3fs = pytest.importorskip("s3fs")
 
 # Ten blocks of about 3 kB, of which two make a window, and four are kept on the node: it fetches all the time.
 BLOCK_BYTES = 3000
-SMALL = ["corpus.shuffle_bytes=6000", "corpus.local_bytes=12500", "corpus.rows=null"]
-RUN = [*SMALL, "train.epochs=null", "train.steps=45", "train.save_every=5", "evaluate.pseudo_perplexity.share=0"]
+SMALL = ["corpus.shuffle_bytes=6000", "corpus.local_bytes=12500", "corpus.max_sequences=null"]
+RUN = [*SMALL, "train.epochs=null", "train.steps=45", "train.save_every=5", "evaluate.pseudo_perplexity.fraction=0"]
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ def test_units_of_unknown_size_are_not_all_put_together() -> None:
 
 def test_the_held_out_rule_reads_a_bounded_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text(tmp_path, files=3)
-    work = work_of([source_of(tmp_path, share=0.05)])
+    work = work_of([source_of(tmp_path, fraction=0.05)])
     read: list[str] = []
     documents = _files.FileSource.documents
 

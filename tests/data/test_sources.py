@@ -96,7 +96,7 @@ def test_describe(tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").write_text(name)
     assert located(SourceConfig(kind="gutenberg", path=str(tmp_path))).describe() == f"2 Gutenberg files in {tmp_path}"
     assert (
-        located(SourceConfig(kind="text", path=f"{tmp_path}/a.txt", share=0.5))
+        located(SourceConfig(kind="text", path=f"{tmp_path}/a.txt", fraction=0.5))
         .describe()
         .endswith("a.txt, 0.5 of its documents")
     )
@@ -268,10 +268,10 @@ def test_shares_are_drawn_from_the_text_alone(tmp_path: Path) -> None:
     rows = [f"Review number {i}." for i in range(2000)]
     a = write_lines(tmp_path / "a.jsonl", [{"text": row} for row in rows])
     b = write_lines(tmp_path / "b/b.jsonl.gz", [{"text": row} for row in reversed(rows)])
-    some = texts(SourceConfig(kind="jsonl", path=str(a), share=0.1))
+    some = texts(SourceConfig(kind="jsonl", path=str(a), fraction=0.1))
     assert 140 < len(some) < 260
-    assert some == texts(SourceConfig(kind="jsonl", path=str(b), share=0.1))[::-1]
-    assert set(some) < set(texts(SourceConfig(kind="jsonl", path=str(a), share=0.3)))
+    assert some == texts(SourceConfig(kind="jsonl", path=str(b), fraction=0.1))[::-1]
+    assert set(some) < set(texts(SourceConfig(kind="jsonl", path=str(a), fraction=0.3)))
     assert fraction("Review number 1.", "share") == pytest.approx(0.6036563, abs=1)  # in [0, 1)
     held = [row for row in some if fraction(row, "heldout") < 0.5]
     assert 0.3 < len(held) / len(some) < 0.7, "being held out does not depend on being in the share"

@@ -227,7 +227,7 @@ def test_batches(segments: bool) -> None:
 def test_real_questions_take_seconds() -> None:
     from distill.data.tables import TableConfig, squad
 
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/embedded")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled")
     questions = squad.read(TableConfig(split="train"), "2.0", "squad.train", True)
     began = time.perf_counter()
     windows = span_rows(questions, tokenizer, SpanConfig(), "squad", False)

@@ -186,9 +186,9 @@ def test_unreadable_files_are_counted_or_stop(
         assert skipped.startswith("bad.txt.gz: BadGzipFile")
         assert lines[-2:] == [f"skipped {skipped}", "skipped 1 of the files: they could not be read"]
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: bad\.txt\.gz: BadGzipFile"):
-        tokens_of(changed(corpus, unreadable=Missing.stop), tokenizer)
+        tokens_of(changed(corpus, invalid_files=Missing.stop), tokenizer)
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: bad\.txt\.gz: BadGzipFile"):
-        tokens_of(changed(corpus, unreadable=Missing.stop, cache=f"{tmp_path}/fresh"), tokenizer)
+        tokens_of(changed(corpus, invalid_files=Missing.stop, cache=f"{tmp_path}/fresh"), tokenizer)
 
 
 def test_no_rows_no_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -248,9 +248,9 @@ def test_prose_stands_in_or_joins_and_is_named(
 ) -> None:
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     alone = tokens_of(changed(reviews, kind="gutenberg", path=None, fallback=True, heldout=0.0), tokenizer)
-    assert alone.name.startswith("embedded prose") and alone.documents == 1
+    assert alone.name.startswith("bundled prose") and alone.documents == 1
     both = tokens_of(changed(reviews, add_prose=True, heldout=0.0), tokenizer)
-    assert both.name.startswith("2 JSONL files in ") and " + embedded prose" in both.name
+    assert both.name.startswith("2 JSONL files in ") and " + bundled prose" in both.name
     np.testing.assert_array_equal(both.rows[-len(alone.rows) :], alone.rows)
     np.testing.assert_array_equal(both.rows[: -len(alone.rows)], naive(documents_of(reviews), tokenizer, 32))
     assert tokens_of(changed(reviews, kind="prose", path=None, heldout=0.0), tokenizer).digest == alone.digest

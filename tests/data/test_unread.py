@@ -33,7 +33,7 @@ def corpus_of(folder: Path, suffix: str, workers: int | None = None) -> CorpusCo
         "heldout": 0.0,
         "sequence_length": 32,
     }
-    return corpus_config(**settings, max_bad=0.05, workers=workers)
+    return corpus_config(**settings, max_invalid=0.05, workers=workers)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])

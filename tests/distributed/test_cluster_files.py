@@ -106,8 +106,8 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
 
 
 def test_slurm_takes_backend_and_scale_from_the_environment(tmp_path: Path) -> None:
-    config = settings(slurm(tmp_path, BACKEND="ddp", SCALE="embedded"))
-    assert (config.backend.name, config.scale) == ("ddp", "embedded")
+    config = settings(slurm(tmp_path, BACKEND="ddp", SCALE="bundled"))
+    assert (config.backend.name, config.scale) == ("ddp", "bundled")
 
 
 def starts(tmp_path: Path, *statuses: int, **variables: str) -> list[bool]:
@@ -247,7 +247,7 @@ def test_pytorchjob_gives_settings_that_compose() -> None:
     cores = int(worker["resources"]["limits"]["cpu"])
     assert config.backend.name == "ddp" and config.corpus.cache.local == "/local"
     full = ranks * manifest("pytorchjob.yml")["spec"]["elasticPolicy"]["maxReplicas"]
-    assert config.train.rows_per_step == config.train.batch_size * config.train.accumulate * full
+    assert config.train.sequences_per_step == config.train.batch_size * config.train.accumulate * full
     assert cores == ranks * (config.backend.threads or 0) == config.corpus.cache.workers
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(ranks)
 

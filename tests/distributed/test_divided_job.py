@@ -13,11 +13,11 @@ from job import Shelf, assert_alike, command, metrics, program, results, wait_fo
 from safetensors.torch import load_file
 
 RANKS = ["backend=fsdp", "backend.processes=2", "train.accumulate=1"]
-MILESTONE = "train.milestones=[3]"
+SNAPSHOT = "train.snapshots=[3]"
 
 
 def run(shelf: Shelf, folder: Path, *more: str, start: Callable[..., Any] = command) -> str:
-    process = start(*shelf.arguments(folder, MILESTONE, *more))
+    process = start(*shelf.arguments(folder, SNAPSHOT, *more))
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     return errors
@@ -25,7 +25,7 @@ def run(shelf: Shelf, folder: Path, *more: str, start: Callable[..., Any] = comm
 
 @pytest.fixture(scope="module")
 def alone(shelf: Shelf) -> Path:
-    assert shelf.run(shelf.root / "undivided", MILESTONE) == 0
+    assert shelf.run(shelf.root / "undivided", SNAPSHOT) == 0
     return shelf.root / "undivided"
 
 
@@ -33,7 +33,7 @@ def alone(shelf: Shelf) -> Path:
 def divided(shelf: Shelf) -> Path:
     """Stopped after some steps, and gone on with by the same command."""
     folder = shelf.root / "divided"
-    process = command(*shelf.arguments(folder, MILESTONE, *RANKS))
+    process = command(*shelf.arguments(folder, SNAPSHOT, *RANKS))
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
@@ -57,7 +57,7 @@ def test_it_ends_as_one_process_does(divided: Path, alone: Path) -> None:
     assert [line["step"] for line in metrics(divided)] == [line["step"] for line in metrics(alone)]
 
 
-@pytest.mark.parametrize("folder", ["student", "milestones/step-3"])
+@pytest.mark.parametrize("folder", ["student", "snapshots/step-3"])
 def test_the_export_is_the_same_plain_folder(folder: str, divided: Path, alone: Path) -> None:
     two, one = divided / folder, alone / folder
     assert sorted(path.name for path in two.iterdir()) == sorted(path.name for path in one.iterdir())
@@ -80,7 +80,7 @@ def test_one_process_goes_on_from_their_checkpoint(shelf: Shelf, divided: Path, 
         shutil.rmtree(path)
     (first,) = (folder / "checkpoints").glob("step-*")
     assert json.loads((first / "state.json").read_text())["parts"] == 2
-    assert shelf.run(folder, MILESTONE) == 0
+    assert shelf.run(folder, SNAPSHOT) == 0
     assert_alike(folder, alone)
 
 

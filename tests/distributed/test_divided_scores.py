@@ -79,7 +79,7 @@ def masked_scores(backend: Backend) -> dict[str, float]:
     assert all(is_sharded(each) == bool(backend.divides) for each in (student, one, both))
     rows = [make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
-    chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=5))
+    chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=5))
     masks = masked_lm(MASKING, make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=VOCAB))
     evaluator = make_evaluator(chosen, masks, PrecisionConfig(), backend)
     check_memory(evaluator, [student, one], sets)
@@ -112,7 +112,7 @@ def causal_scores(backend: Backend) -> dict[str, float]:
 def cached(backend: Backend, folder: Path) -> dict[str, str]:
     """What the files of a teacher cache hold."""
     rows = make_rows(23, shortest=5)
-    masks = make_masks(make_tokenizer(), rows, share=0.3, static=True)
+    masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3, static=True)
     batches = Batches(rows, masks, 8, 1, 0, static=True)
     lengths = (rows != PAD).sum(1)
     origin = {"vocabulary": VOCAB, "top_k": 6, "of": "a test"}
@@ -164,7 +164,7 @@ def trained_weights(backend: Backend, folder: Path, precision: str, evaluates: b
               **plain_sgd(0.02))  # fmt: skip
     sets = [EvaluationSet("rows", "", make_rows(5, shortest=4), 1)]
     evaluator = make_evaluator(
-        EvaluateConfig(batch_size=2, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=4)),
+        EvaluateConfig(batch_size=2, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=4)),
         fit.batches.collator,
         PrecisionConfig(student=precision), backend,
     )  # fmt: skip

@@ -22,7 +22,7 @@ FAMILIES = ("bert", "distilbert", "roberta", "albert", "modernbert", "gpt2", "ll
 # Everything that a term can read: logits, inner hidden states, queries and keys, vectors of whole rows.
 EVERYTHING = objective_config(
     hidden_mse={"weight": 0.5}, relations={"weight": 0.1, "relation_heads": 4}, pooled={"weight": 0.3},
-    masking=MaskingConfig(share=0.3),
+    masking=MaskingConfig(mlm_probability=0.3),
 )  # fmt: skip
 # The student is narrower than the teacher: there are projections, which are trained and not divided.
 NARROW = {"hidden_size": 16, "intermediate_size": 24}

@@ -1,4 +1,4 @@
-"""Models of a user's own that are divided: parameters of a single number, ties, a twin of the same class."""
+"""Models of a user's own that are divided: parameters of a single number, ties, a baseline of the same class."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,14 +75,14 @@ def test_it_is_put_together_again(backend: Backend) -> None:
     assert all(torch.equal(each, made.get_parameter(name)) for name, each in plain.named_parameters())
 
 
-def test_a_twin_of_a_divided_student_has_weights_of_its_own(backend: Backend, tmp_path: Path) -> None:
+def test_a_baseline_of_a_divided_student_has_weights_of_its_own(backend: Backend, tmp_path: Path) -> None:
     model, other = make(), make(seed=1)
     skeleton = skeleton_of(model)
     backend.divide(model, *blocks_of(model), trained=True)
     save_model(other, str(tmp_path / "model.safetensors"))
-    twin = empty_copy(skeleton)
-    load_weights(twin, "evaluate.twin", str(tmp_path))
-    assert twin.head.weight is twin.base_model.words.weight
-    assert all(torch.equal(each, twin.get_parameter(name)) for name, each in other.named_parameters())
-    assert torch.equal(twin.shift, other.shift)
+    baseline = empty_copy(skeleton)
+    load_weights(baseline, "evaluate.baseline", str(tmp_path))
+    assert baseline.head.weight is baseline.base_model.words.weight
+    assert all(torch.equal(each, baseline.get_parameter(name)) for name, each in other.named_parameters())
+    assert torch.equal(baseline.shift, other.shift)
     assert all(each.is_meta for each in skeleton.parameters()), "the skeleton stays one"

@@ -101,7 +101,7 @@ def scores(settings: BackendConfig) -> dict[str, Any]:
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     measured: dict[str, Any] = {}
     for share in (1.0, 0.3):
-        chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=share, batch_size=5))
+        chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=share, batch_size=5))
         masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
         evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), backend)
         keep = "student" if share == 1.0 else None  # its part of the agreement, that of the teacher is computed

@@ -1,4 +1,4 @@
-"""`train.rows_per_step` in value: the same steps for any number of ranks, also where that changes within a run."""
+"""`train.sequences_per_step` in value: the same steps for any number of ranks, also where that changes within a run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ STEPS = 5  # of 20 rows: two epochs of three steps, whose last has six rows, but
 
 def fit(folder: Path, steps: int, **more: Any) -> Fit:
     settings = TrainConfig(
-        batch_size=2, accumulate=99, rows_per_step=ROWS, epochs=None, steps=steps, save_every=1, keep=9
+        batch_size=2, accumulate=99, sequences_per_step=ROWS, epochs=None, steps=steps, save_every=1, keep=9
     )
     student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
     teacher = make_model("bert", 4).requires_grad_(False)

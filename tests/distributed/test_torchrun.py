@@ -16,7 +16,7 @@ STEPS = 400
 
 
 def arguments(shelf: Shelf, folder: Path) -> list[str]:
-    sizes = ["train.batch_size=4", "train.rows_per_step=7", "train.epochs=null", f"train.steps={STEPS}"]
+    sizes = ["train.batch_size=4", "train.sequences_per_step=7", "train.epochs=null", f"train.steps={STEPS}"]
     more = [TINY, "corpus.vocab_size=400", "train.log_every=1", "precision=fp32", f"evaluate.every_steps={STEPS}"]
     return ["+recipe=bert_pretrain", *shelf.corpus, *sizes, *more, f"hydra.run.dir={folder}"]
 

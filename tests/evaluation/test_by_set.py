@@ -16,35 +16,37 @@ CHINESE = "\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n"  # "This is a rive
 def test_the_published_protocol_is_that_of_scale_paper() -> None:
     """Every position of WikiText-2, and of a random tenth of the reviews."""
     config = composed("+recipe=distilbert_gutenberg", "scale=paper")
-    assert config.evaluate.sets == ["wikitext2", "imdb"] and config.evaluate.rows is None
-    assert [config.evaluate.share_of(name) for name in config.evaluate.sets] == [1.0, 1.0]
-    assert [config.evaluate.sources[name].share for name in config.evaluate.sets] == [1.0, 0.1]
-    less = composed("+recipe=distilbert_gutenberg", "scale=paper", "evaluate.pseudo_perplexity.share=0.02")
-    assert less.evaluate.share_of("wikitext2") == 0.02
+    assert config.evaluate.sets == ["wikitext2", "imdb"] and config.evaluate.max_sequences is None
+    assert [config.evaluate.fraction_of(name) for name in config.evaluate.sets] == [1.0, 1.0]
+    assert [config.evaluate.sources[name].fraction for name in config.evaluate.sets] == [1.0, 0.1]
+    less = composed("+recipe=distilbert_gutenberg", "scale=paper", "evaluate.pseudo_perplexity.fraction=0.02")
+    assert less.evaluate.fraction_of("wikitext2") == 0.02
 
 
 def test_a_set_has_its_own_settings_and_else_those_of_all() -> None:
     config = composed(
-        "evaluate.rows=9", "evaluate.by_set.imdb.pseudo_perplexity.share=1", "evaluate.by_set.books.rows=null"
+        "evaluate.max_sequences=9",
+        "evaluate.by_set.imdb.pseudo_perplexity.fraction=1",
+        "evaluate.by_set.books.max_sequences=null",
     )
     evaluate = config.evaluate
     assert isinstance(evaluate.by_set["imdb"], SetConfig)
-    assert [evaluate.rows_of(name) for name in ("imdb", "books", "wikitext2")] == [9, None, 9]
-    assert [evaluate.share_of(name) for name in ("imdb", "books", "wikitext2")] == [1.0, 0.1, 0.1]
-    assert composed("evaluate.pseudo_perplexity.share=0").evaluate.scores_singly is False
-    one = composed("evaluate.pseudo_perplexity.share=0", "evaluate.by_set.imdb.pseudo_perplexity.share=0.5")
+    assert [evaluate.max_sequences_of(name) for name in ("imdb", "books", "wikitext2")] == [9, None, 9]
+    assert [evaluate.fraction_of(name) for name in ("imdb", "books", "wikitext2")] == [1.0, 0.1, 0.1]
+    assert composed("evaluate.pseudo_perplexity.fraction=0").evaluate.scores_singly is False
+    one = composed("evaluate.pseudo_perplexity.fraction=0", "evaluate.by_set.imdb.pseudo_perplexity.fraction=0.5")
     assert one.evaluate.scores_singly is True
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("evaluate.by_set.imbd.rows=3", ("evaluate.by_set.imbd", "did you mean imdb")),
-        ("evaluate.by_set.imdb.rows=0", ("evaluate.by_set.imdb.rows=0", "too small")),
-        ("evaluate.by_set.imdb.pseudo_perplexity.share=2", ("evaluate.by_set.imdb.pseudo_perplexity.share=2",)),
+        ("evaluate.by_set.imbd.max_sequences=3", ("evaluate.by_set.imbd", "did you mean imdb")),
+        ("evaluate.by_set.imdb.max_sequences=0", ("evaluate.by_set.imdb.max_sequences=0", "too small")),
+        ("evaluate.by_set.imdb.pseudo_perplexity.fraction=2", ("evaluate.by_set.imdb.pseudo_perplexity.fraction=2",)),
         ("evaluate.by_set.imdb.share=1", ("evaluate.by_set.imdb", "share")),
         ("evaluate.by_set.imdb=3", ("evaluate.by_set.imdb=3", "group of settings")),
-        ("evaluate.by_set.imdb.rows=many", ("evaluate.by_set.imdb", "many")),
+        ("evaluate.by_set.imdb.max_sequences=many", ("evaluate.by_set.imdb", "many")),
     ],
 )
 def test_what_cannot_be_is_refused(override: str, words: tuple[str, ...]) -> None:
@@ -60,29 +62,29 @@ def own_sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for name in ("one", "two"):
         (folder / f"{name}.txt").write_text("The old river found the house by the sea.\n\n" * 400)
     sources = [f"+evaluate.sources.{name}={{kind: text, path: {folder}/{name}.txt}}" for name in ("one", "two")]
-    shares = ["evaluate.by_set.one.pseudo_perplexity.share=1.0", "evaluate.by_set.one.rows=2"]
-    shares += ["evaluate.by_set.two.pseudo_perplexity.share=0", "evaluate.by_set.two.rows=12"]
+    shares = ["evaluate.by_set.one.pseudo_perplexity.fraction=1.0", "evaluate.by_set.one.max_sequences=2"]
+    shares += ["evaluate.by_set.two.pseudo_perplexity.fraction=0", "evaluate.by_set.two.max_sequences=12"]
     return [*sources, "evaluate.sets=[one,two,heldout]", *shares, "evaluate.every_epoch=false"]
 
 
-def test_a_run_scores_each_set_by_its_own_share_and_is_tested_against_its_twin(
+def test_a_run_scores_each_set_by_its_own_share_and_is_tested_against_its_baseline(
     shelf: Shelf, own_sets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    twin, run = tmp_path / "twin", tmp_path / "run"
-    assert shelf.run(twin, *own_sets, "objective=mlm") == 0
-    assert shelf.run(run, *own_sets, f"evaluate.twin={twin}") == 0
+    baseline, run = tmp_path / "baseline", tmp_path / "run"
+    assert shelf.run(baseline, *own_sets, "objective=mlm") == 0
+    assert shelf.run(run, *own_sets, f"evaluate.baseline={baseline}") == 0
     content = results(run)
     described = content["evaluation"]
-    assert [described[name]["rows"] for name in ("one", "two", "heldout")] == [2, 12, 8]
+    assert [described[name]["sequences"] for name in ("one", "two", "heldout")] == [2, 12, 8]
     assert described["one"]["pseudo_positions"] == described["one"]["tokens"] - 2 * 2
     assert described["two"]["pseudo_positions"] == 0 and described["two"]["positions"] > 0
     assert 0 < described["heldout"]["pseudo_positions"] < 0.3 * described["heldout"]["tokens"]
     assert set(content["student"]["pseudo_perplexity"]) == {"one", "heldout"}
     assert set(content["student"]["perplexity"]) == {"one", "two", "heldout"}
-    found: dict[str, Any] = content["twin"]["bootstrap"]
+    found: dict[str, Any] = content["baseline"]["bootstrap"]
     assert set(found) == {"perplexity"} and set(found["perplexity"]) == {"two"}, "the others have too few rows"
     drawn = found["perplexity"]["two"]
-    ratio = content["student"]["perplexity"]["two"] / content["twin"]["perplexity"]["two"]
+    ratio = content["student"]["perplexity"]["two"] / content["baseline"]["perplexity"]["two"]
     assert drawn["ratio"] == pytest.approx(ratio, rel=1e-6) and drawn["low"] <= drawn["ratio"] <= drawn["high"]
     assert (drawn["units"], drawn["num_units"], drawn["resamples"]) == ("rows", 12, 10_000)
     assert "In 10,000 paired resamples" in (run / "report.md").read_text()
@@ -96,8 +98,8 @@ def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
     mine = [f"+evaluate.sources.mine={{kind: text, path: {tmp_path}/chinese.txt}}", "evaluate.sets=[heldout,mine]"]
     for settings, words in (
         (mine, "evaluate.sets: mine: the vocabulary does not know 100.0%"),
-        ([*mine, "corpus.unknown=1.0"], "evaluate.sets: mine: the vocabulary does not know 100.0%"),
-        (["evaluate.by_set.heldout.pseudo_perplexity.share=1e-9"], "not one position that pseudo-perplexity scores"),
+        ([*mine, "corpus.max_unknown=1.0"], "evaluate.sets: mine: the vocabulary does not know 100.0%"),
+        (["evaluate.by_set.heldout.pseudo_perplexity.fraction=1e-9"], "not one position that pseudo-perplexity scores"),
     ):
         assert shelf.run(tmp_path / "run", *settings) == 2
         assert words in capsys.readouterr().err.splitlines()[-1]

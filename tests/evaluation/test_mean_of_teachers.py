@@ -23,8 +23,8 @@ DATA = EvaluationSet("tiny", "", make_rows(6, shortest=5), 6)
 
 @pytest.fixture
 def evaluator(tokenizer: Any) -> Evaluator:
-    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=1.0))
-    masks = make_masks(tokenizer, DATA.rows, share=0.3)
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0))
+    masks = make_masks(tokenizer, DATA.rows, mlm_probability=0.3)
     return make_evaluator(settings, masks, PrecisionConfig(), Single(BackendConfig(device="cpu")))
 
 

@@ -56,7 +56,7 @@ def test_a_run_is_refused_before_its_first_step(
 
 
 def evaluator_of(share: float = 1.0) -> Evaluator:
-    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=share, batch_size=64))
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=share, batch_size=64))
     masks = make_masks(make_tokenizer(), make_rows(8))
     return make_evaluator(settings, masks, PrecisionConfig(evaluate="fp32"), BACKEND)
 

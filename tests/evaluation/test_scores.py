@@ -58,7 +58,7 @@ def make(
     tokenizer: Any, batch_size: int = 32, share: float = 1.0, copies: int = 64, precision: str = "fp32"
 ) -> Evaluator:
     settings = EvaluateConfig(
-        batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(share=share, batch_size=copies)
+        batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(fraction=share, batch_size=copies)
     )
     masks = masked_lm(MASKING, tokenizer, np.bincount(ROWS.reshape(-1), minlength=VOCAB))
     backend = Single(BackendConfig(device="cpu"))
@@ -195,7 +195,7 @@ def test_pseudo_perplexity_needs_no_more_memory_for_long_or_many_rows(tokenizer:
 
 
 def test_the_mask_is_fixed_and_takes_all_tokens_alike(tokenizer: Any) -> None:
-    assert MASKING.share == 0.15 and MASKING.smoothing == 0
+    assert MASKING.mlm_probability == 0.15 and MASKING.smoothing == 0
     for number in (0, 7):
         assert all(
             np.array_equal(a, b) for a, b in zip(masked(tokenizer, number), masked(tokenizer, number), strict=True)
@@ -361,7 +361,7 @@ def test_sets_are_loaded_by_name(config: Config, tokenizer: Any) -> None:
     sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["heldout", "own"] and left_out == []
     assert sets[1].num_rows > sets[0].num_rows > 0 and sets[1].rows.shape[1] == 16 and sets[1].documents == 8
-    config = change(config, "evaluate.rows", 2)
+    config = change(config, "evaluate.max_sequences", 2)
     fewer = load_sets(config, tokenizer)[0]
     assert [data.num_rows for data in fewer] == [2, 2]
     assert np.array_equal(fewer[1].rows, load_sets(config, tokenizer)[0][1].rows)

@@ -164,9 +164,9 @@ def test_causal_documents_end_in_their_token() -> None:
 def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
     rows = tiny.make_rows(15, shortest=4)
     data = EvaluationSet("small", "a small set", rows, 3)
-    masks = make_masks(tokenizer, rows, share=0.3)
+    masks = make_masks(tokenizer, rows, mlm_probability=0.3)
     backend = Single(BackendConfig(device="cpu"))
-    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(share=0.5, batch_size=8))
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=8))
     evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), backend)
     kept = {}
     for name in ("one", "two"):
@@ -190,8 +190,8 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
 def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:
     """Those of one row are what a set of that row alone has, at the positions of the same mask."""
     rows = tiny.make_rows(6, shortest=4)
-    masks = make_masks(tokenizer, rows, share=0.3)
-    settings = EvaluateConfig(batch_size=3, pseudo_perplexity=PseudoPerplexityConfig(share=1.0, batch_size=8))
+    masks = make_masks(tokenizer, rows, mlm_probability=0.3)
+    settings = EvaluateConfig(batch_size=3, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0, batch_size=8))
     evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), Single(BackendConfig(device="cpu")))
     model = tiny.make_model("distilbert", 2)
     whole = evaluator.score_by_row(model, "model", [EvaluationSet("all", "", rows, 6)])[1]["pseudo_perplexity", "all"]

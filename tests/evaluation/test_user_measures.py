@@ -53,7 +53,7 @@ def accuracy(target: str, **arguments: Any) -> dict[str, Component]:
 
 def evaluator(tokenizer: Any, chosen: dict[str, Component], batch_size: int = 32, backend: Any = None) -> Evaluator:
     settings = EvaluateConfig(
-        batch_size=batch_size, measures=chosen, pseudo_perplexity=PseudoPerplexityConfig(share=1.0)
+        batch_size=batch_size, measures=chosen, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0)
     )
     backend = backend or Single(BackendConfig(device="cpu"))
     return make_evaluator(settings, make(tokenizer).scoring.collator, PrecisionConfig(), backend)
@@ -179,8 +179,8 @@ def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int
     torch.set_num_threads(1)
     backend = build(settings)
     rows = [make_rows(number, shortest=11, seed=number) for number in NUM_ROWS]
-    masks = make_masks(make_tokenizer(), rows[0], share=0.5)
-    chosen = EvaluateConfig(batch_size=4, measures=OF_RANKS, pseudo_perplexity=PseudoPerplexityConfig(share=0.0))
+    masks = make_masks(make_tokenizer(), rows[0], mlm_probability=0.5)
+    chosen = EvaluateConfig(batch_size=4, measures=OF_RANKS, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.0))
     made = make_evaluator(chosen, masks, PrecisionConfig(), backend)
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     scores = made.score(MODEL, "student", sets)

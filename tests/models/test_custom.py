@@ -1,5 +1,6 @@
 """Models by a callable of the user's: read, saved with what loads them, and refused by name where that cannot be."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def saved(name: str, folder: Path) -> Any:
     torch.manual_seed(4)
     model = custom_model(component(name, "student"), None).eval()
     made = component(name, "student")
-    origin = vars(origin_of(model, made.path, causal=False, call=call_of(made, 12)))
+    origin = origin_of(model, made.path, causal=False, call=call_of(made, 12))
     export(model, make_tokenizer(), folder, use_of_student(origin, type(model).__name__).code)
     return model
 
@@ -65,10 +66,10 @@ def test_the_card_writes_out_how_it_is_made() -> None:
     assert call_of(Component("student", "own_models.of_a_teacher", {"name": "it's"}), 12) == (
         'teacher=..., tokenizer=tokenizer, sequence_length=12, name="it\'s"'
     )
-    origin = vars(origin_of(own_models.Convolutions(), "own_models.of_a_teacher", causal=False, call="teacher=..."))
+    origin = origin_of(own_models.Convolutions(), "own_models.of_a_teacher", causal=False, call="teacher=...")
     assert "model = of_a_teacher(teacher=...)  # with the settings" in use_of_student(origin, "Convolutions").code
-    del origin["call"]  # of an older release
-    assert "model = of_a_teacher(...)  # with the settings" in use_of_student(origin, "Convolutions").code
+    older = replace(origin, call=None)  # of an older release
+    assert "model = of_a_teacher(...)  # with the settings" in use_of_student(older, "Convolutions").code
 
 
 def test_it_is_the_next_teacher(name: str, tmp_path: Path) -> None:

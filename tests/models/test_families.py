@@ -93,7 +93,7 @@ def batches_of(case: str) -> list[Batch]:
     if kind_of(case) is kind.CAUSAL:
         return Batches(packed_rows(), CLM, 2, 2, 0).window(0)
     rows = make_rows(5, shortest=4)
-    return Batches(rows, make_masks(make_tokenizer(), rows, share=0.4), 3, 2, 0).window(0)
+    return Batches(rows, make_masks(make_tokenizer(), rows, mlm_probability=0.4), 3, 2, 0).window(0)
 
 
 def logits_of(model: Any, batch: Batch) -> Tensor:
@@ -300,7 +300,7 @@ def test_two_steps_from_the_command_line(
     family: str, recipe: str, more: list[str], shelf: Shelf, tmp_path: Path
 ) -> None:
     pair = ["teacher=pretrained", f"teacher.path={save_model(tmp_path / 'teacher', family)}", "student=layers", *more]
-    small = [*shelf.corpus, "corpus.rows=60", "train.steps=2", "train.batch_size=4", "precision=fp32"]
+    small = [*shelf.corpus, "corpus.max_sequences=60", "train.steps=2", "train.batch_size=4", "precision=fp32"]
     assert distill(f"+recipe={recipe}", *pair, *small, f"hydra.run.dir={tmp_path / 'run'}") == 0
     assert metrics(tmp_path / "run")[-1]["step"] == 2
     content = results(tmp_path / "run")

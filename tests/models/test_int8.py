@@ -127,7 +127,7 @@ TEXT = (
 
 @needs_int8
 def test_the_embedded_teacher_says_nearly_the_same() -> None:
-    teacher, tokenizer, _ = load_teacher(TeacherConfig(kind="embedded"))
+    teacher, tokenizer, _ = load_teacher(TeacherConfig(kind="bundled"))
     assert tokenizer is not None
     words = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     ids = torch.tensor(
@@ -158,10 +158,10 @@ def test_training_asks_the_copy_and_evaluation_the_teacher(tmp_path: Path) -> No
         folder = tmp_path / precision
         status = distill(
             "+recipe=smoke",
-            f"corpus={{kind:gutenberg,path:{books},cache:{tmp_path / 'cache'},workers:1,heldout:0.1,rows:32}}",
+            f"corpus={{kind:gutenberg,path:{books},cache:{tmp_path / 'cache'},workers:1,heldout:0.1,max_sequences:32}}",
             "corpus.sequence_length=32",
             "train={batch_size:4,accumulate:2,steps:2,save_every:2}",
-            "evaluate={sets:[heldout],rows:4}",
+            "evaluate={sets:[heldout],max_sequences:4}",
             f"precision.teacher={precision}",
             f"hydra.run.dir={folder}",
         )

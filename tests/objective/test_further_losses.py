@@ -94,14 +94,14 @@ def loop(term: VocabularyTerm, student: Tensor, teacher: Tensor) -> tuple[Tensor
 def new_terms() -> dict[str, VocabularyTerm]:
     return {
         "reverse_kl": ReverseKl(),
-        "reverse_kl_cold": ReverseKl(temperature=1.0, rows=SoftPositions.masked),
+        "reverse_kl_cold": ReverseKl(temperature=1.0, positions=SoftPositions.masked),
         "jsd": Jsd(),
         "jsd_near_the_teacher": Jsd(temperature=3.7, beta=0.9),
-        "jsd_masked": Jsd(temperature=1.0, rows=SoftPositions.targets, beta=0.1),
+        "jsd_masked": Jsd(temperature=1.0, positions=SoftPositions.targets, beta=0.1),
         "jsd_forward": Jsd(beta=0.0),
         "jsd_reverse": Jsd(beta=1.0),
         "logit_mse": LogitMse(),
-        "logit_mse_centered": LogitMse(rows=SoftPositions.masked, center=True),
+        "logit_mse_centered": LogitMse(positions=SoftPositions.masked, center=True),
     }
 
 
@@ -135,7 +135,7 @@ def test_both_paths_agree_with_the_loops_down_to_the_head(name: str, rows: int, 
     student, teacher = (head._replace(dtype=torch.float32) for head in (case.student, case.teacher))
     z, y = (linear(*(tensor.double() for tensor in head[:3]))[:, :VOCAB] for head in (student, teacher))
     values, on_logits = loop(term, z, y)
-    on = torch.ones(rows).bool() if term.rows == ALL else case.targets != NO_TARGET
+    on = torch.ones(rows).bool() if term.positions == ALL else case.targets != NO_TARGET
     values, on_logits = values * on, 0.3 * -2.5 * on_logits * on[:, None]
     wanted = [torch.zeros(tensor.shape, dtype=torch.float64) for tensor in student[:3]]
     wanted[0][:] = on_logits @ student.weight[:VOCAB].double()
@@ -205,7 +205,7 @@ def test_centered_squared_error_is_twice_the_limit_of_soft_targets() -> None:
 # --- as terms of a run
 
 MORE: dict[str, dict[str, Any]] = {
-    "reverse_kl": {"weight": 0.7, "rows": "masked"},
+    "reverse_kl": {"weight": 0.7, "positions": "masked"},
     "jsd": {"weight": 1.3, "beta": 0.25, "temperature": 1.5},
     "logit_mse": {"weight": 0.2, "center": True},
 }
@@ -216,7 +216,7 @@ def test_each_is_divided_by_its_own_count_over_the_whole_step(tokenizer: Any, te
     """Two micro-batches of unequal masks: loss and gradient are those of the loops, each over all its positions."""
     settings = tiny.objective_config(soft=0.0, mlm=2.0, cosine=0.0, kernel=kernel, temperature=3.0, **MORE)
     rows = tiny.make_rows(4, shortest=4)
-    batches = Batches(rows, tiny.make_masks(tokenizer, rows, share=0.3), 2, 2, 0).window(0)
+    batches = Batches(rows, tiny.make_masks(tokenizer, rows, mlm_probability=0.3), 2, 2, 0).window(0)
     student = tiny.make_model("distilbert", 1, seed=2)
     objective = tiny.make_objective(settings, student, teacher)
     loss, sums = tiny.loss_of(objective, student, teacher, batches)
@@ -285,7 +285,7 @@ def test_so_does_one_that_follows_a_schedule() -> None:
         ({"kind": "jsd", "beta": 1.5}, "objective.x.beta=1.5"),
         ({"kind": "jsd", "temperature": 0.0}, "objective.x.temperature=0.0"),
         ({"kind": "reverse_kl", "temperature": -1.0}, "objective.x.temperature=-1.0"),
-        ({"kind": "reverse_kl", "rows": "some"}, "objective.x.rows"),
+        ({"kind": "reverse_kl", "positions": "some"}, "objective.x.positions"),
         ({"kind": "logit_mse", "temperature": 2.0}, "objective.x.temperature is no setting"),
     ],
 )

@@ -169,7 +169,7 @@ def test_cached_members_have_the_gradient_of_the_mixture(which: str, path: str) 
     targets, scales = case.targets, torch.tensor([0.3, 0.07])
     terms: list[VocabularyTerm] = [Soft(), Mlm()]
     if path == "joined":  # a second soft term, which the hand-written kernel leaves to autograd
-        terms, scales = [*terms, Soft(rows=SoftPositions.masked)], torch.tensor([0.3, 0.07, 0.4])
+        terms, scales = [*terms, Soft(positions=SoftPositions.masked)], torch.tensor([0.3, 0.07, 0.4])
     live, live_sums = ChunkedLosses(terms, VOCAB)(case.student, Mixture(heads, WEIGHTS, 2.0), targets, scales)
     sources = [cached(one, VOCAB - 1, 2.0) for one in heads]
     mixture = Mixture((sources[0], sources[1], sources[2] if which == "all" else heads[2]), WEIGHTS, 2.0)

@@ -33,7 +33,7 @@ def window(
     tokenizer: Any, count: int = 6, batch_size: int = 2, shortest: int | None = 4, **masking: Any
 ) -> list[Batch]:
     rows = make_rows(count, shortest=shortest)
-    masks = make_masks(tokenizer, rows, **{"share": 0.3, **masking})
+    masks = make_masks(tokenizer, rows, **{"mlm_probability": 0.3, **masking})
     return Batches(rows, masks, batch_size, -(-count // batch_size), 0).window(0)
 
 
@@ -173,7 +173,7 @@ def test_same_gradient_for_every_split(tokenizer: Any, teacher: Any, batch_size:
 def test_padding_weighs_nothing(tokenizer: Any, teacher: Any) -> None:
     """The same rows in wider batches: same loss, same gradient."""
     rows = make_rows(4, shortest=4).astype(np.int64)
-    masks, numbers = make_masks(tokenizer, rows, share=0.3), np.arange(4)
+    masks, numbers = make_masks(tokenizer, rows, mlm_probability=0.3), np.arange(4)
     keys = key(0, "mask", 0, numbers)
     wide = np.concatenate([rows, np.full((4, 6), PAD)], axis=1)
     student = make_model("distilbert", 1, seed=2)

@@ -69,7 +69,9 @@ def test_chunks_give_the_plain_result(rows: int, top_k: int, exponent: float, te
 
 def test_without_words_and_beside_other_terms() -> None:
     pair(terms=1).agree([Soft()])
-    pair(terms=3).agree([Soft(), Mlm(), Soft(rows=SoftPositions.masked)], relative=1e-5)  # the last one by autograd
+    pair(terms=3).agree(
+        [Soft(), Mlm(), Soft(positions=SoftPositions.masked)], relative=1e-5
+    )  # the last one by autograd
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 40])

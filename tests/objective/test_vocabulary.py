@@ -26,7 +26,7 @@ class LogitError(VocabularyTerm):
         return (student - teacher).square().mean(-1)
 
 
-MASKED_SOFT = Soft(temperature=1.5, rows=SoftPositions.masked, cutoff=0.01)
+MASKED_SOFT = Soft(temperature=1.5, positions=SoftPositions.masked, cutoff=0.01)
 MIXTURES: dict[str, list[VocabularyTerm]] = {
     "one": [LogitError()],
     "three": [Soft(), LogitError(), Mlm()],

@@ -93,7 +93,8 @@ def test_it_is_a_setting_of_a_run(shelf: Shelf, tmp_path: Path, capfd: pytest.Ca
     assert "rate     0.00176 x sqrt(16 / 4 rows) = 0.00352" in errors
     content = results(tmp_path / "run")
     assert content["optimizer"] == {
-        "name": "Lamb", "peak_lr": 0.00352, "lr": 0.00176, "scale_lr": "sqrt", "base_batch": 4, "rows_per_step": 16,
+        "name": "Lamb", "peak_lr": 0.00352, "lr": 0.00176, "scale_lr": "sqrt", "base_batch": 4,
+        "sequences_per_step": 16,
     }  # fmt: skip
     assert content["identity"]["backend.ranks"] == 2
     lines = [line["lr"] for line in metrics(tmp_path / "run")]

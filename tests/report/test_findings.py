@@ -14,63 +14,65 @@ from distill.runs.banner import PAPER, notes_of
 from distill.runs.record import Record
 
 
-def twin_scores(content: dict[str, Any], *scores: float) -> None:
-    content["twin"]["perplexity"] = dict(zip(("heldout", "wikitext2"), scores, strict=True))
+def baseline_scores(content: dict[str, Any], *scores: float) -> None:
+    content["baseline"]["perplexity"] = dict(zip(("heldout", "wikitext2"), scores, strict=True))
 
 
 @pytest.mark.parametrize(
     ("scores", "verdict"),
     [
-        ((1000.0, 1000.0), "Learning from the teacher helped: against its twin"),
-        ((30.0, 100.0), "Learning from the teacher did not help: against its twin"),
-        ((1000.0, 100.0), "Learning from the teacher helped on some sets only: against its twin"),
-        ((39.047, 140.53), "Learning from the teacher made no difference: against its twin"),
-        ((39.047, 100.0), "Learning from the teacher did not help: against its twin"),
-        ((39.047, 1000.0), "Learning from the teacher helped on some sets only: against its twin"),
+        ((1000.0, 1000.0), "Learning from the teacher helped: against its baseline"),
+        ((30.0, 100.0), "Learning from the teacher did not help: against its baseline"),
+        ((1000.0, 100.0), "Learning from the teacher helped on some sets only: against its baseline"),
+        ((39.047, 140.53), "Learning from the teacher made no difference: against its baseline"),
+        ((39.047, 100.0), "Learning from the teacher did not help: against its baseline"),
+        ((39.047, 1000.0), "Learning from the teacher helped on some sets only: against its baseline"),
     ],
 )
 def test_the_verdict_on_the_teacher(results: dict[str, Any], scores: tuple[float, ...], verdict: str) -> None:
-    twin_scores(results, *scores)
-    assert summary.against_twin(Record.from_json(results)).startswith(verdict)
+    baseline_scores(results, *scores)
+    assert summary.against_baseline(Record.from_json(results)).startswith(verdict)
 
 
 @pytest.mark.parametrize(
     ("low", "verdict"),
     [
-        ((0.9, 0.9), "Learning from the teacher made no clear difference: against its twin"),
-        ((0.9, 0.02), "Learning from the teacher helped on some sets only: against its twin"),
-        ((0.02, 0.02), "Learning from the teacher helped: against its twin"),
+        ((0.9, 0.9), "Learning from the teacher made no clear difference: against its baseline"),
+        ((0.9, 0.02), "Learning from the teacher helped on some sets only: against its baseline"),
+        ((0.02, 0.02), "Learning from the teacher helped: against its baseline"),
     ],
 )
 def test_a_difference_that_hangs_on_the_sample_is_no_verdict(
     results: dict[str, Any], low: tuple[float, ...], verdict: str
 ) -> None:
-    twin_scores(results, 1000.0, 1000.0)
+    baseline_scores(results, 1000.0, 1000.0)
     sets = zip(("heldout", "wikitext2"), low, strict=True)
-    results["twin"]["bootstrap"] = {"perplexity": {name: {"low": one, "high": one * 1.2} for name, one in sets}}
-    assert summary.against_twin(Record.from_json(results)).startswith(verdict)
+    results["baseline"]["bootstrap"] = {"perplexity": {name: {"low": one, "high": one * 1.2} for name, one in sets}}
+    assert summary.against_baseline(Record.from_json(results)).startswith(verdict)
 
 
-def test_a_twin_that_differs_otherwise_gives_no_verdict(results: dict[str, Any], tmp_path: Path) -> None:
-    results["twin"]["steps"] = 100
-    words = summary.against_twin(Record.from_json(results))
-    assert words.startswith("Against its twin, trained without a teacher for 100 steps instead of 123, its perplexity")
-    results["twin"].update(steps=123, remarks=["The twin differs in more than its teacher: optimizer.lr."])
+def test_a_baseline_that_differs_otherwise_gives_no_verdict(results: dict[str, Any], tmp_path: Path) -> None:
+    results["baseline"]["steps"] = 100
+    words = summary.against_baseline(Record.from_json(results))
+    assert words.startswith(
+        "Against its baseline, trained without a teacher for 100 steps instead of 123, its perplexity"
+    )
+    results["baseline"].update(steps=123, remarks=["The baseline differs in more than its teacher: optimizer.lr."])
     words = summary.findings(Record.from_json(results))
-    assert "Learning from the teacher" not in words and "Against its twin" in words
+    assert "Learning from the teacher" not in words and "Against its baseline" in words
     report.write(tmp_path, Record.from_json(results), [], CONFIG)
     page = (tmp_path / "report.md").read_text()
     assert "in more than its teacher: optimizer.lr." in page and "the same data" not in page
-    results["twin"].update(steps=None, remarks=[])
-    assert summary.against_twin(Record.from_json(results)).startswith(
-        "Against its twin, trained without a teacher, its perplexity"
+    results["baseline"].update(steps=None, remarks=[])
+    assert summary.against_baseline(Record.from_json(results)).startswith(
+        "Against its baseline, trained without a teacher, its perplexity"
     )
 
 
 def test_scores_that_have_no_ratio_are_given_as_they_are(results: dict[str, Any]) -> None:
     """A correlation may be negative or 0, where `150 % lower` would be wrong."""
     results["measures"] = {"matthews": {"title": "Matthews correlation", "lower_is_better": False}}
-    for name, value in {"teacher": 4.0, "student": 6.0, "twin": -2.0}.items():
+    for name, value in {"teacher": 4.0, "student": 6.0, "baseline": -2.0}.items():
         results[name]["matthews"] = {"heldout": value}
     words = summary.findings(Record.from_json(results))
     assert "its Matthews correlation is 50.0% higher on heldout test (6.000, teacher 4.000)" in words
@@ -84,7 +86,7 @@ def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any],
     """As when no word of a text is in the vocabulary: zero of zero is neither 0 % nor a divergence of 0."""
     results["evaluation"]["wikitext2"]["positions"] = 0
     results["agreement"]["wikitext2"] = {"top1": 0.0, "kl": 0.0}
-    for model in ("teacher", "student", "twin"):
+    for model in ("teacher", "student", "baseline"):
         results[model]["perplexity"]["wikitext2"] = float("nan")
     assert "Nothing was scored on wikitext2 test, where no token is to be predicted." in summary.findings(
         Record.from_json(results)
@@ -129,14 +131,14 @@ def test_several_teachers_are_compared_as_they_are_together(results: dict[str, A
 def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teacher: bool, expected: str) -> None:
     results["student"]["start"] = start
     if not teacher:
-        results.update(teacher=None, twin=None, agreement=None, objective=objective("mlm"))
+        results.update(teacher=None, baseline=None, agreement=None, objective=objective("mlm"))
     words = summary.setting(Record.from_json(results))
     assert expected in words and ("started" in words) == bool(expected)
     assert "Teacher:" in words or not teacher
 
 
 def test_a_run_without_recipe_and_scale(results: dict[str, Any]) -> None:
-    assert "This is the recipe distilbert_gutenberg at the scale “embedded”." in summary.setting(
+    assert "This is the recipe distilbert_gutenberg at the scale “bundled”." in summary.setting(
         Record.from_json(results)
     )
     results.update(recipe="default", scale="custom")
@@ -157,17 +159,17 @@ def test_titles_inside_a_sentence(title: str, words: str) -> None:
     assert summary.in_a_sentence(title) == words
 
 
-def notes(recipe: str = "", scale: str = "embedded", int8: bool = False, needs_teacher: bool = True) -> list[str]:
+def notes(recipe: str = "", scale: str = "bundled", int8: bool = False, needs_teacher: bool = True) -> list[str]:
     data: Any = SimpleNamespace(tokens=SimpleNamespace(unread=Unread(), duplicates=None), left_out=[])
     pair: Any = SimpleNamespace(comparable=True)
     objective: Any = SimpleNamespace(needs_teacher=needs_teacher)
     precision = PrecisionConfig(teacher="int8" if int8 else "fp32")
-    config = Config(teacher=TeacherConfig(kind="embedded"), precision=precision, scale=scale)
+    config = Config(teacher=TeacherConfig(kind="bundled"), precision=precision, scale=scale)
     return notes_of(config, recipe, pair, data, objective)
 
 
 def test_the_benchmarks_scale_is_named_in_its_own_recipe_alone() -> None:
-    for recipe in ("distilbert_gutenberg", "distilbert_gutenberg_twin"):
+    for recipe in ("distilbert_gutenberg", "distilbert_gutenberg_baseline"):
         assert notes(recipe) == [PAPER] and notes(recipe, scale="paper") == []
     assert notes("mixture") == notes("smoke") == notes("default", scale="custom") == []
 

@@ -69,7 +69,7 @@ def test_the_state_of_a_job_follows_from_its_folder(
 def test_jobs_are_listed_linked_and_renewed(tmp_path: Path) -> None:
     first = folder_of(tmp_path / "a b", results=sample_results(), page="page")
     second = folder_of(tmp_path / "second", state=state())
-    jobs = [Job("a b", first), Job("second", second), Job("third", note="one from each milestone of second")]
+    jobs = [Job("a b", first), Job("second", second), Job("third", note="one from each snapshot of second")]
     page = tmp_path / live.PAGE
     with JobsPage(tmp_path, "two <jobs>", lambda: jobs, every=0.05) as overview:
         overview.start(second)
@@ -80,7 +80,7 @@ def test_jobs_are_listed_linked_and_renewed(tmp_path: Path) -> None:
         text = page.read_text()
         overview.blocks = ["The table of all."]
     assert '<a href="a%20b/report.html">a b</a>' in text and "1 of 3 jobs are finished" in text and "<script>" in text
-    assert "one from each milestone of second" in text and "The table of all" not in text
+    assert "one from each snapshot of second" in text and "The table of all" not in text
     ended = page.read_text()
     ElementTree.fromstring(ended)
     assert "The table of all." in ended and "All jobs are finished" in ended and "<script" not in ended

@@ -14,14 +14,14 @@ from distill.report import live
 from distill.report.figures import INK, Line, Panel, svg_panel, ticks
 from distill.report.live_logs import LINES, MOST, Series, cleaned, earlier_lines, tails, thinned
 from distill.report.live_run import ending_of
-from distill.report.live_sections import Ending, Snapshot, sections, title_of
+from distill.report.live_sections import Ending, RunView, sections, title_of
 from distill.report.page import Renewal, html
 from distill.runs.record import Record
 from distill.runtime import redaction
 from distill.runtime.errors import Diverged, Interrupted
 
 
-def written(run: Snapshot, folder: Path, **of_page: bool) -> tuple[str, str]:
+def written(run: RunView, folder: Path, **of_page: bool) -> tuple[str, str]:
     """The page as a file, and as the text that people read."""
     live.write(folder / "report.html", title_of(run), sections(run), run.every, **of_page)
     page = (folder / "report.html").read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def test_it_shows_progress_losses_scores_waits_machine_and_every_rank(tmp_path: 
 
 def test_a_run_that_has_just_begun_has_a_page_too(tmp_path: Path) -> None:
     record = Record(recipe="mine", command="python -m distill")
-    bare = Snapshot("runs/mine", "now", 15.0, record, activities=["tokens 34% 3/9 MB"])
+    bare = RunView("runs/mine", "now", 15.0, record, activities=["tokens 34% 3/9 MB"])
     _, text = written(bare, tmp_path)
     assert "Under way: tokens 34% 3/9 MB." in text and "runs/mine" in text
     for absent in ("Curves", "None", "nan", "step"):

@@ -47,13 +47,13 @@ SAVED = {"kind": "pretrained", "from": "runs/albert_pretrain"}
     ("content", "title"),
     [
         (
-            run("DistilBertForMaskedLM", "the embedded teacher", LAYERS),
-            "DistilBert distilled from the embedded teacher",
+            run("DistilBertForMaskedLM", "the bundled teacher", LAYERS),
+            "DistilBert distilled from the bundled teacher",
         ),
         (run("GPT2LMHeadModel", "/a/runs/big", LAYERS), "GPT2 distilled from big"),
-        (run("GPT2LMHeadModel", "runs/x/milestones/step-2000", LAYERS), "GPT2 distilled from x after step 2,000"),
+        (run("GPT2LMHeadModel", "runs/x/snapshots/step-2000", LAYERS), "GPT2 distilled from x after step 2,000"),
         (run("Qwen3ForCausalLM", "Qwen/Qwen3-0.6B", LAYERS), "Qwen3 distilled from Qwen/Qwen3-0.6B"),
-        (run("DistilBertForMaskedLM", None, LAYERS), "DistilBert, a twin without a teacher, from layers of big"),
+        (run("DistilBertForMaskedLM", None, LAYERS), "DistilBert, a baseline without a teacher, from layers of big"),
         (run("BertForMaskedLM"), "Bert pre-trained from scratch"),
         (run("AlbertForPreTraining", None, SAVED), "Albert trained further from runs/albert_pretrain"),
         (run("AlbertForQuestionAnswering", None, SAVED, SQUAD), "Albert fine-tuned on SQuAD v1.1"),
@@ -62,7 +62,7 @@ SAVED = {"kind": "pretrained", "from": "runs/albert_pretrain"}
             run("AlbertForSequenceClassification", "runs/glue", SAVED, MRPC),
             "Albert fine-tuned on MRPC (train), learning from runs/glue too",
         ),
-        ({**run("BertForMaskedLM"), "milestone": 2000}, "Bert pre-trained from scratch, after step 2,000"),
+        ({**run("BertForMaskedLM"), "snapshot": 2000}, "Bert pre-trained from scratch, after step 2,000"),
         ({**run("BertForMaskedLM"), "student": {"name": "BertForMaskedLM"}}, "BertForMaskedLM"),  # of an older release
         ({}, "Student"),
     ],
@@ -76,8 +76,8 @@ def test_it_is_titled_by_what_the_run_was(content: dict[str, Any], title: str) -
 
 def test_only_measures_that_were_scored_are_named(results: dict[str, Any]) -> None:
     assert yaml.safe_load(model_card(Record.from_json(results)).split("---\n")[1])["metrics"] == ["perplexity"]
-    milestone = {**run("BertForMaskedLM"), "milestone": 2000}  # which is saved before it is scored
-    assert "metrics" not in yaml.safe_load(model_card(Record.from_json(milestone)).split("---\n")[1])
+    snapshot = {**run("BertForMaskedLM"), "snapshot": 2000}  # which is saved before it is scored
+    assert "metrics" not in yaml.safe_load(model_card(Record.from_json(snapshot)).split("---\n")[1])
 
 
 def test_several_teachers_are_counted(results: dict[str, Any]) -> None:
@@ -86,8 +86,8 @@ def test_several_teachers_are_counted(results: dict[str, Any]) -> None:
 
 
 def test_whose_licence_applies() -> None:
-    twin, own = (model_card(Record.from_json(run("BertForMaskedLM", None, start))) for start in (LAYERS, None))
-    assert "weights of big, whose licence applies" in twin and "licence applies" not in own
+    baseline, own = (model_card(Record.from_json(run("BertForMaskedLM", None, start))) for start in (LAYERS, None))
+    assert "weights of big, whose licence applies" in baseline and "licence applies" not in own
     distilled = model_card(Record.from_json(run("BertForMaskedLM", "runs/big", {**LAYERS, "from": "runs/big"})))
     assert "the teacher's licence applies to it" in distilled and "weights of" not in distilled
 

@@ -37,7 +37,7 @@ def test_page_holds_every_number_of_the_tables(written: Path, results: dict) -> 
     cells = ["".join(cell.itertext()) for cell in parsed(written).iter() if cell.tag in ("td", "th")]
     markdown = (written / "report.md").read_text(encoding="utf-8")
     expected = []
-    for name in ("teacher", "student", "twin"):
+    for name in ("teacher", "student", "baseline"):
         of = results[name]
         expected += [
             words.number(of["parameters"]),
@@ -45,10 +45,10 @@ def test_page_holds_every_number_of_the_tables(written: Path, results: dict) -> 
             words.number(of["tokens_per_second"]),
         ]
         expected += [words.number(of[measure][key]) for measure in MEASURES for key in SETS]
-    for line in results["history"] + results["twin"]["history"]:
+    for line in results["history"] + results["baseline"]["history"]:
         expected += [words.number(line[measure][key]) for measure in MEASURES for key in SETS]
     expected += [words.number(value) for line in results["history"] for value in line["loss"].values()]
-    expected += [words.number(line["loss"]["mlm"]) for line in results["twin"]["history"]]
+    expected += [words.number(line["loss"]["mlm"]) for line in results["baseline"]["history"]]
     expected += ["63.1%", "55.2%", "0.412", "0.633", "+25.0%", "1.25×", "80%", "370,368", "17,233", "116,701"]  # noqa: RUF001
     assert [value for value in expected if value not in cells] == []
     assert [value for value in expected if value not in markdown] == []
@@ -78,7 +78,7 @@ def test_figures_are_small_linked_and_themed(written: Path) -> None:
 
 def test_skipped_steps_are_marked_in_every_loss_curve(tmp_path: Path, metrics: list) -> None:
     def marks(lines: list[dict[str, Any]]) -> int:
-        return run_figures.draw(tmp_path, Record(), lines)["loss"].svg.count("stroke: var(--twin)")
+        return run_figures.draw(tmp_path, Record(), lines)["loss"].svg.count("stroke: var(--baseline)")
 
     assert marks(metrics) == 4  # the running count grows once, at step 61
     assert marks([{**line, "skipped": 0} for line in metrics]) == 0
@@ -94,7 +94,7 @@ def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> Non
     """Tables and figures go by steps; of a long history the tables list some points, the last always."""
     results["history_by"] = "step"
     results["history"] = [{**results["history"][0], "step": 1000 * n, "epoch": n / 50} for n in range(1, 126)]
-    results["twin"]["history"] = [{**results["twin"]["history"][0], "step": 1000 * n} for n in range(1, 126)]
+    results["baseline"]["history"] = [{**results["baseline"]["history"][0], "step": 1000 * n} for n in range(1, 126)]
     report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     text = (tmp_path / "report.md").read_text()
     assert "## Step by step" in text and "after each epoch" not in text and "Perplexity and pseudo-" in text
@@ -105,10 +105,10 @@ def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> Non
 
 
 def test_scores_over_minutes(tmp_path: Path, results: dict, metrics: list) -> None:
-    """Student, twin and the teacher's level; nothing where there is one point, or no time was kept."""
+    """Student, baseline and the teacher's level; nothing where there is one point, or no time was kept."""
     figure = run_figures.draw(tmp_path, Record.from_json(results), metrics)["minutes"]
     assert "minutes of training" in figure.svg and figure.caption.startswith("Perplexity over the minutes")
-    for colour in ("var(--student)", "var(--twin)", "var(--teacher)"):
+    for colour in ("var(--student)", "var(--baseline)", "var(--teacher)"):
         assert colour in figure.svg
     results["history"], lines = results["history"][-1:], results["history"]
     assert "minutes" not in run_figures.draw(tmp_path, Record.from_json(results), metrics)
@@ -116,8 +116,8 @@ def test_scores_over_minutes(tmp_path: Path, results: dict, metrics: list) -> No
     assert "minutes" not in run_figures.draw(tmp_path, Record.from_json(results), metrics)
 
 
-def test_report_without_teacher_twin_and_agreement(tmp_path: Path, results: dict, metrics: list) -> None:
-    results.update(teacher=None, twin=None, agreement=None, recipe="bert_pretrain", objective=objective("mlm"))
+def test_report_without_teacher_baseline_and_agreement(tmp_path: Path, results: dict, metrics: list) -> None:
+    results.update(teacher=None, baseline=None, agreement=None, recipe="bert_pretrain", objective=objective("mlm"))
     results["training"]["final_loss"] = {"total": 3.7, "soft": None, "mlm": 3.7, "cosine": None}
     for line in results["history"]:
         line["loss"] = {"total": line["loss"]["total"], "soft": None, "mlm": line["loss"]["mlm"], "cosine": None}
@@ -126,7 +126,7 @@ def test_report_without_teacher_twin_and_agreement(tmp_path: Path, results: dict
     report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     text = "".join(parsed(tmp_path).find("body").itertext())
     assert "Half-bert has 2.57 M parameters" in text
-    for absent in ("Twin", "twin", "KL divergence", "Against teacher", "None", "nan", "distillation"):
+    for absent in ("Baseline", "baseline", "KL divergence", "Against teacher", "None", "nan", "distillation"):
         assert absent not in text, absent
     assert "Masked words (MLM)" in text and "Soft targets" not in text
     assert "masked-language-modeling" in model_card(Record.from_json(results))
@@ -136,7 +136,7 @@ def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results
     """The report knows no term and no measure but those that the results name."""
     results["objective"]["terms"]["hidden_3"] = {"title": "Third hidden state", "weight": 0.5}
     results["measures"] = {"accuracy": {"title": "Accuracy", "explanation": "how often", "lower_is_better": False}}
-    for scale, name in enumerate(("teacher", "student", "twin"), 1):
+    for scale, name in enumerate(("teacher", "student", "baseline"), 1):
         results[name]["accuracy"] = {"wikitext2": 0.8761 / scale}
     for line in results["history"]:
         line["loss"]["hidden_3"] = 0.4567 / line["epoch"]

@@ -48,7 +48,9 @@ def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, mo
                 assert "None" not in text and "nan" not in text, path
 
 
-@pytest.mark.parametrize("path", [("teacher",), ("twin",), ("history",), ("student", "perplexity"), ("evaluation",)])
+@pytest.mark.parametrize(
+    "path", [("teacher",), ("baseline",), ("history",), ("student", "perplexity"), ("evaluation",)]
+)
 def test_figures_survive_missing_parts(path: tuple[str, ...], tmp_path: Path, results: dict) -> None:
     drawn = run_figures.draw(tmp_path, Record.from_json(without(results, path, None)), [])
     assert set(drawn) <= {"comparison", "history", "minutes"}

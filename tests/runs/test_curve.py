@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from job import Shelf
 
-CURVE = ["evaluate.curve.points=2", "evaluate.curve.rows=2", "train.epochs=null", "train.steps=4"]
+CURVE = ["evaluate.curve.points=2", "evaluate.curve.sequences=2", "train.epochs=null", "train.steps=4"]
 
 
 def curve_of(folder: Path) -> list[dict[str, float]]:
@@ -15,7 +15,7 @@ def curve_of(folder: Path) -> list[dict[str, float]]:
 
 def test_a_run_tells_how_good_it_is_by_the_minute(shelf: Shelf, capfd: pytest.CaptureFixture[str]) -> None:
     folder = shelf.root / "curve"
-    assert shelf.run(folder, *CURVE, "evaluate.rows=2") == 0
+    assert shelf.run(folder, *CURVE, "evaluate.max_sequences=2") == 0
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith(("before training: ", "after "))]
     results = json.loads((folder / "results.json").read_text())
     lines, curve = curve_of(folder), results["curve"]
@@ -23,7 +23,7 @@ def test_a_run_tells_how_good_it_is_by_the_minute(shelf: Shelf, capfd: pytest.Ca
     data = next(iter(results["student"]["perplexity"]))
     assert len(said) == 3 and said[0].endswith(f"), on 2 rows of {data}") and "(teacher " in said[0]
     # With as many rows as the evaluation has, the last point and the teacher's line are those of the evaluation.
-    assert (curve["measure"], curve["set"], curve["rows"]) == ("perplexity", data, 2)
+    assert (curve["measure"], curve["set"], curve["sequences"]) == ("perplexity", data, 2)
     assert lines[-1]["score"] == pytest.approx(results["student"]["perplexity"][data], rel=1e-6)
     assert curve["teacher"] == pytest.approx(results["teacher"]["perplexity"][data], rel=1e-6)
     assert lines[0]["score"] != lines[-1]["score"] and lines[0]["seconds"] == 0
@@ -35,8 +35,8 @@ def test_a_run_tells_how_good_it_is_by_the_minute(shelf: Shelf, capfd: pytest.Ca
 def test_one_that_was_stopped_goes_on_with_the_same_points(shelf: Shelf) -> None:
     whole, stopped = shelf.root / "curve", shelf.root / "curve-stopped"
     if not (whole / "curve.jsonl").exists():
-        assert shelf.run(whole, *CURVE, "evaluate.rows=2") == 0
-    shorter = [*CURVE[:-1], "train.steps=4", "evaluate.rows=2", "train.save_every=1"]
+        assert shelf.run(whole, *CURVE, "evaluate.max_sequences=2") == 0
+    shorter = [*CURVE[:-1], "train.steps=4", "evaluate.max_sequences=2", "train.save_every=1"]
     assert shelf.run(stopped, *shorter) == 0
     # As a run that was killed after the line of step 4 and before its checkpoint.
     for path in (stopped / "results.json", *(stopped / "checkpoints").glob("step-*4")):
@@ -54,5 +54,8 @@ def test_one_that_was_stopped_goes_on_with_the_same_points(shelf: Shelf) -> None
 
 
 def test_none_is_asked_for_and_none_is_there(shelf: Shelf, tmp_path: Path) -> None:
-    assert shelf.run(tmp_path, "evaluate.curve.points=0", "train.epochs=null", "train.steps=1", "evaluate.rows=1") == 0
+    assert (
+        shelf.run(tmp_path, "evaluate.curve.points=0", "train.epochs=null", "train.steps=1", "evaluate.max_sequences=1")
+        == 0
+    )
     assert curve_of(tmp_path) == [] and json.loads((tmp_path / "results.json").read_text())["curve"] is None

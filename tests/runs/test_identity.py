@@ -42,7 +42,7 @@ def identity(*overrides: str, steps: int = 100, ranks: int = 2, given: int | Non
         "precision.student=bf16",
         "backend.threads=1",
         "tracker=wandb",
-        "evaluate.rows=3",
+        "evaluate.max_sequences=3",
         "resume=never",
         "+objective.extra={kind: mlm, weight: 0}",
         "objective.soft.weight=5",  # as it is
@@ -53,8 +53,8 @@ def test_what_cannot_change_the_student_is_left_out(override: str) -> None:
 
 
 def test_the_rows_of_a_step_count_however_they_are_given() -> None:
-    assert identity("train.rows_per_step=32", ranks=3, given=32) == identity(ranks=2)
-    assert identity("train.rows_per_step=33", ranks=3, given=33) != identity(ranks=2)
+    assert identity("train.sequences_per_step=32", ranks=3, given=32) == identity(ranks=2)
+    assert identity("train.sequences_per_step=33", ranks=3, given=33) != identity(ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_the_rows_of_a_step_count_however_they_are_given() -> None:
     [
         "precision.teacher=int8",
         "objective.temperature=3",
-        "objective.soft.rows=all",
+        "objective.soft.positions=all",
         "objective.mlm.weight=7",
         "+objective.extra={kind: mlm, weight: 1}",
-        "objective.masking.share=0.2",
+        "objective.masking.mlm_probability=0.2",
         "student.dropout=0.3",
         "student.layers=[1,3]",
         "optimizer.lr=1",

@@ -126,7 +126,7 @@ def test_one_switch_turns_all_kernels_off(dropout: float, formats: str, shelf: S
         f"student.dropout={dropout}",
         f"precision={formats}",
         "train.steps=4",
-        "evaluate.pseudo_perplexity.share=0",
+        "evaluate.pseudo_perplexity.fraction=0",
     )
     for kernels in ("auto", "plain"):
         assert shelf.run(tmp_path / kernels, *common, f"precision.kernels={kernels}") == 0

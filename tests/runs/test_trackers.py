@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from distill.config.errors import parse
 from distill.config.settings import TrackerConfig
 from distill.runs import trackers
 from distill.runtime.errors import SettingError
@@ -21,12 +22,12 @@ def test_none_tracks_nothing(tmp_path: Path) -> None:
 
 def test_bad_settings_give_one_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [
-        (TrackerConfig(kind="mlflow"), "tracker.kind=mlflow: unknown; choose none, wandb or tensorboard"),
-        (TrackerConfig(kind="wandb", mode="cloud"), "tracker.mode=cloud: unknown; choose offline or online"),
+        ({"kind": "mlflow"}, "tracker.kind=mlflow is not known: choose one of none, wandb, tensorboard"),
+        ({"kind": "wandb", "mode": "cloud"}, "tracker.mode=cloud is not known: choose one of offline, online"),
     ]
     for settings, message in cases:
         with pytest.raises(SettingError) as raised:
-            trackers.build(settings, tmp_path, {}, "run")
+            parse(TrackerConfig, settings, "tracker")
         assert str(raised.value) == message
     for name, module in (("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")):
         monkeypatch.setitem(sys.modules, module, None)  # what Python does for a package that is not there

@@ -174,7 +174,7 @@ def test_a_run_writes_its_secret_nowhere(shelf: Shelf, tracker: str, monkeypatch
     pytest.importorskip(tracker)
     monkeypatch.setenv("MY_SECRET", KEY)
     folder = shelf.root / f"secret_{tracker}"
-    own = [*OWN, FROM_ENVIRONMENT, f"tracker={tracker}", "train.milestones=[2]"]
+    own = [*OWN, FROM_ENVIRONMENT, f"tracker={tracker}", "train.snapshots=[2]"]
     process = command(*shelf.arguments(folder, *own), path=Path(__file__).parent.parent)
     output = "".join(process.communicate(timeout=300))
     assert process.returncode == 0, output

@@ -61,7 +61,10 @@ def test_the_recipes_pass(run: list[str]) -> None:
     [
         ([*CAUSAL_RUN, "+objective.mlm.weight=1"], ("objective.mlm", "objective.task=mlm", "objective.mlm.weight=0")),
         ([*MASKED_RUN, "+objective.clm.weight=1"], ("objective.clm", "objective.task=clm", "objective.clm.weight=0")),
-        ([*CAUSAL_RUN, "objective.masking.share=0.3"], ("objective.masking", "objective.task=clm", "leave it out")),
+        (
+            [*CAUSAL_RUN, "objective.masking.mlm_probability=0.3"],
+            ("objective.masking", "objective.task=clm", "leave it out"),
+        ),
         ([*FROM_SCRATCH, "student.start=neighbours"], ("student.start=neighbours", "objective.task=clm")),
         ([*CAUSAL_RUN, "evaluate.stride=128"], ("evaluate.stride=128", "corpus.sequence_length=128")),
     ],

@@ -58,7 +58,7 @@ class Desk:
 
     def arguments(self, folder: Path, *more: str) -> list[str]:
         pair = [*PAIR, f"teacher.path={self.teacher}", f"student.path={self.shelf.teacher}", "student.dropout=0"]
-        few = [f"corpus.rows={FEW}", f"corpus.unlabelled={self.more}", "train.epochs=2"]
+        few = [f"corpus.max_sequences={FEW}", f"corpus.unlabelled={self.more}", "train.epochs=2"]
         return [*self.common(folder), *pair, *few, *more]
 
 
@@ -78,7 +78,7 @@ def test_few_labels_and_many_texts(desk: Desk, student: Path) -> None:
     content, lines = results(student), metrics(student)
     said = f"{FEW} labelled and {MANY} unlabelled examples: {FEW} examples of train.csv; {MANY} examples of more.txt"
     assert content["corpus"]["name"] == said and said in (student / "report.md").read_text()
-    assert content["corpus"]["rows"] == content["corpus"]["documents"] == FEW + MANY
+    assert content["corpus"]["sequences"] == content["corpus"]["documents"] == FEW + MANY
     assert len(lines) == 12 and all(line["loss/soft_classes"] > 0 for line in lines)
     assert any(line["loss/classes"] is None for line in lines), "a step without a label has no mean of this term"
     assert all(line["loss/total"] is not None and line["grad_norm"] > 0 for line in lines)
@@ -119,10 +119,10 @@ def test_it_resumes_bitwise_and_not_with_other_texts(
 
 def test_unlabelled_texts_alone(desk: Desk, tmp_path: Path) -> None:
     """The labelled examples name the classes, and not one of them is trained on: the teacher alone knows any label."""
-    alone = ["corpus.rows=0", "objective.classes.weight=0", "train.epochs=6"]
+    alone = ["corpus.max_sequences=0", "objective.classes.weight=0", "train.epochs=6"]
     assert distill(*desk.arguments(tmp_path / "run", *alone)) == 0
     content = results(tmp_path / "run")
-    assert content["corpus"]["rows"] == MANY and "0 labelled and 90 unlabelled" in content["corpus"]["name"]
+    assert content["corpus"]["sequences"] == MANY and "0 labelled and 90 unlabelled" in content["corpus"]["name"]
     assert content["training"]["final_loss"].keys() == {"total", "soft_classes"}
     assert content["student"]["accuracy"]["dev"] >= 90
     shutil.copytree(desk.root, tmp_path / "data", ignore=lambda *_: ["train.csv", "teacher", "student"])
@@ -168,7 +168,7 @@ def test_questions_without_answers(shelf: Shelf, tmp_path: Path, lines: list[str
         "16 labelled and 50 unlabelled examples: 16 questions of train.jsonl (v1.1); 50 questions of bare.jsonl (v1.1)"
     )
     assert content["corpus"]["name"] == said and any(f"  corpus   {said}\n" in line for line in lines)
-    assert content["corpus"]["rows"] > results(tmp_path / "teacher")["corpus"]["rows"]
+    assert content["corpus"]["sequences"] > results(tmp_path / "teacher")["corpus"]["sequences"]
     assert content["training"]["final_loss"].keys() == {"total", "span", "soft_span", "hidden_mse"}
     assert all(value > 0 for value in content["training"]["final_loss"].values())
 
@@ -178,8 +178,11 @@ def test_questions_without_answers(shelf: Shelf, tmp_path: Path, lines: list[str
     [
         (["objective=classes"], ("corpus.unlabelled=", "no labels", "objective=distil_classes teacher=pretrained")),
         (["teacher=none"], ("teacher.kind=none, but objective.soft_classes needs a teacher",)),
-        (["corpus.rows=0"], ("corpus.rows=0 leaves objective.classes", "set objective.classes.weight=0")),
-        (["corpus.rows=0", "corpus.unlabelled=null"], ("corpus.rows=0 is too small",)),
+        (
+            ["corpus.max_sequences=0"],
+            ("corpus.max_sequences=0 leaves objective.classes", "set objective.classes.weight=0"),
+        ),
+        (["corpus.max_sequences=0", "corpus.unlabelled=null"], ("corpus.max_sequences=0 is too small",)),
         (["corpus.unlabelled=/no/such/file"], ("corpus.unlabelled=/no/such/file: no such file or folder",)),
         (["corpus.unlabelled=${corpus.path}/validation.csv"], ("evaluate.sources.dev", "corpus.unlabelled", "apart")),
         (["corpus.unlabelled=${corpus.path}"], ("no file of unlabelled examples in this folder", "name a file")),

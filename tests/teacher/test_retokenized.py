@@ -71,7 +71,7 @@ def own(shelf: Shelf) -> str:
 @pytest.fixture(scope="module")
 def done_pooled(shelf: Shelf, own: str) -> Path:
     folder = shelf.root / "pooled"
-    assert shelf.run(folder, *BPE, TINY, *POOLED, own, "corpus.unknown=1") == 0
+    assert shelf.run(folder, *BPE, TINY, *POOLED, own, "corpus.max_unknown=1") == 0
     return folder
 
 

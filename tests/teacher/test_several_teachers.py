@@ -193,7 +193,7 @@ BAD = {
     "no path": (["++teacher.members.b.path=null"], ["teacher.members.b.path=None", "give a path"]),
     "a path that holds nothing": (["++teacher.members.b.path=/no/model"], ["teacher.members.b.path=/no/model"]),
     "an unknown setting": (["+teacher.members.b.pathh=x"], ["teacher.members.b", "pathh"]),
-    "an unknown kind": (["+teacher.members.b.kind=nobody"], ["teacher.members.b.kind=nobody", "embedded"]),
+    "an unknown kind": (["+teacher.members.b.kind=nobody"], ["teacher.members.b.kind=nobody", "bundled"]),
     "an unknown format": (["+teacher.members.b.precision=auto"], ["teacher.members.b.precision=auto", "bf16"]),
     "no micro-batch": (["+teacher.members.b.micro_batches=0"], ["teacher.members.b.micro_batches=0"]),
     "no dict": (["+teacher.members.c=runs/c"], ["teacher.members.c=runs/c", "{path: runs/c}"]),

@@ -45,7 +45,7 @@ class Desk:
         self.config = change(conf.Config(teacher=conf.TeacherConfig(kind="pretrained")), "corpus.cache", str(folder))
         self.set("teacher.cache.top_k", top_k)
         self.soft_positions, self.temperature, self.kernel, self.mlm = "all", 2.0, "auto", 2.0
-        self.masking = conf.MaskingConfig(share=0.3, static=True)
+        self.masking = conf.MaskingConfig(mlm_probability=0.3, static=True)
         self.tokenizer, self.teacher, self.rows, self.seed, self.vocab = tokenizer, teacher, rows, 0, VOCAB
 
     def set(self, name: str, value: Any) -> None:
@@ -220,7 +220,7 @@ CHANGES: dict[str, Callable[[Desk], object]] = {
     "top_k": lambda desk: desk.set("teacher.cache.top_k", 9),
     "temperature": lambda desk: setattr(desk, "temperature", 3.0),
     "soft rows": lambda desk: setattr(desk, "soft_positions", "masked"),
-    "share": lambda desk: setattr(desk, "masking", desk.masking.changed(share=0.2)),
+    "share": lambda desk: setattr(desk, "masking", desk.masking.changed(mlm_probability=0.2)),
     "smoothing": lambda desk: setattr(desk, "masking", desk.masking.changed(smoothing=0.1)),
     "int8": lambda desk: desk.set("precision.teacher", "int8"),
 }

@@ -15,7 +15,7 @@ def test_gradients_of_draws_are_without_bias_and_of_the_largest_entries_are_not(
     shelf: Shelf, capsys: pytest.CaptureFixture
 ) -> None:
     noise = __import__("teacher_cache_noise")
-    corpus = [*shelf.corpus, "corpus.rows=60", "train.batch_size=10", "train.accumulate=1"]
+    corpus = [*shelf.corpus, "corpus.max_sequences=60", "train.batch_size=10", "train.accumulate=1"]
     lines = noise.compare("masked", None, ["live", "top 16", "63 draws", "12 draws"], 6, 2, corpus)
     found = {line["teacher"]: line for line in lines}
     assert list(found) == ["top 16", "63 draws", "12 draws"] and "| top 16 | 66 |" in capsys.readouterr().out
@@ -56,7 +56,9 @@ def test_draws_take_half_of_the_bytes_of_top_64() -> None:
 
 def test_runs_of_other_settings_have_other_folders() -> None:
     runs = __import__("teacher_cache_runs")
-    names = {runs.folder_name("63 draws", 0, arguments) for arguments in (["seed=0"], ["seed=0", "corpus.rows=9"])}
+    names = {
+        runs.folder_name("63 draws", 0, arguments) for arguments in (["seed=0"], ["seed=0", "corpus.max_sequences=9"])
+    }
     assert len(names) == 2 and all(name.startswith("63-draws-seed0-") for name in names)
     assert runs.folder_name("63 draws", 0, ["seed=0"]) in names
 

@@ -24,7 +24,7 @@ from distill.config.settings import (
     StudentConfig,
     TeacherConfig,
 )
-from distill.config.teacher import EMBEDDED
+from distill.config.teacher import BUNDLED
 from distill.data.batch import Batch
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator, Scores
@@ -140,7 +140,7 @@ class Pair:
             EvaluationSet(name, name, text_rows(some, tokenizer, kind, self.sequence_length), len(some))
             for name, some in texts.items()
         ]
-        pseudo = PseudoPerplexityConfig(share=pseudo_perplexity_share, batch_size=batch_size)
+        pseudo = PseudoPerplexityConfig(fraction=pseudo_perplexity_share, batch_size=batch_size)
         settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=pseudo)
         device = self.student.device
         # The backend makes its device the current one; here that is so within the call alone.
@@ -214,7 +214,7 @@ def load_pair(
     """A teacher and a student, masked or causal, for a training loop of your own.
 
     Args:
-        teacher: a run folder, a model folder or a name on the Hub; or `embedded` or `embedded_deep`, which come with
+        teacher: a run folder, a model folder or a name on the Hub; or `bundled` or `bundled_deep`, which come with
             the package.
         student: the same of a saved student; None: a copy of some of the teacher's layers; or a `StudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
@@ -233,7 +233,7 @@ def load_pair(
         )
     name, place = str(teacher), device_of(device)
     settings = parse(
-        TeacherConfig, {"kind": name} if name in EMBEDDED else {"kind": "pretrained", "path": name}, "teacher"
+        TeacherConfig, {"kind": name} if name in BUNDLED else {"kind": "pretrained", "path": name}, "teacher"
     )
     kind = kind_of("teacher", teacher_path(settings))
     if kind not in (MASKED, CAUSAL):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from distill.config.teacher import EMBEDDED
-from distill.models.teacher import embedded_folder
+from distill.config.teacher import BUNDLED
+from distill.models.teacher import bundled_folder
 from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record
@@ -34,7 +34,7 @@ class RunResults:
 
     @property
     def scores(self) -> dict[str, dict[str, dict[str, float | None]]]:
-        """By model (teacher, student, twin), measure and evaluation set; `scores["student"]["perplexity"]["books"]`."""
+        """By model (teacher, student, baseline), measure and set: `scores["student"]["perplexity"]["books"]`."""
         return {
             name: {measure: dict(model.scores[measure]) for measure in self.record.measures if measure in model.scores}
             for name, model in self.record.models().items()
@@ -54,8 +54,8 @@ class RunResults:
     def teacher(self) -> str | None:
         """The folder or Hub name of the teacher; None for none, for several, or for one of a class of your own."""
         given = self.settings.get("teacher") or {}
-        if given.get("kind") in EMBEDDED:
-            return embedded_folder(given["kind"])
+        if given.get("kind") in BUNDLED:
+            return bundled_folder(given["kind"])
         return given.get("path") if given.get("kind") == "pretrained" else None
 
     @cached_property

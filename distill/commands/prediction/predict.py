@@ -46,7 +46,7 @@ def predict(
     in fp32, and code that comes with a model is never run.
 
     Args:
-        model: a run folder, a milestone, a model folder, a name on the Hub, or what `distill.load_model` gave.
+        model: a run folder, a snapshot, a model folder, a name on the Hub, or what `distill.load_model` gave.
         inputs: a text; for pairs of texts a tuple of both, or a dict with `text` and `second`; for answers a dict with
             `question` and `context`. Further entries of a dict, such as `id`, are kept in its outcome. Or a list.
         top_k: words for a mask (5), classes (all) or answers (1) that are given, or tokens to draw from (all).

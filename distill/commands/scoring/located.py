@@ -1,4 +1,4 @@
-"""Finds the models that are to be scored: run folders, milestones, student folders, model folders, names on the Hub."""
+"""Finds the models that are to be scored: run folders, snapshots, student folders, model folders, names on the Hub."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from typing import Any
 from transformers import AutoConfig
 
 from distill.config.paths import looks_local, refuse_missing
-from distill.config.teacher import EMBEDDED
+from distill.config.teacher import BUNDLED
 from distill.models.kind import ORDERED
 from distill.models.load import model_folder, refuse_own_class
-from distill.models.teacher import embedded_folder
+from distill.models.teacher import bundled_folder
 from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, use_of
 from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, first_line
@@ -59,14 +59,14 @@ def _locate(name: str) -> Located:
     if not name.strip():
         raise SettingError("model= is empty (a shell variable that is not set?): give a folder or a name on the Hub")
     given = Path(name).expanduser()
-    if name in EMBEDDED and not given.exists():
-        return Located(name, embedded_folder(name), None, _class_of(embedded_folder(name), name))
+    if name in BUNDLED and not given.exists():
+        return Located(name, bundled_folder(name), None, _class_of(bundled_folder(name), name))
     if looks_local(name):
         refuse_missing(SETTING, name)
     if (given / "config.yaml").is_file() and not ((given / "student").is_dir() or (given / "config.json").is_file()):
         raise SettingError(
             f"model={name} is a run that has no student yet: run its command again to finish it, or give one of its "
-            "milestones"
+            "snapshots"
         )
     try:
         refuse_own_class(SETTING, name)
@@ -79,9 +79,9 @@ def _locate(name: str) -> Located:
 
 
 def _run_of(folder: Path) -> Path | None:
-    """The run folder that a model lies in: it is given itself, or its student, or one of its milestones."""
+    """The run folder that a model lies in: it is given itself, or its student, or one of its snapshots."""
     inner = [folder.parent] if folder.name == "student" else []
-    inner += [folder.parent.parent] if folder.parent.name == "milestones" else []
+    inner += [folder.parent.parent] if folder.parent.name == "snapshots" else []
     return next((each for each in [folder, *inner] if (each / "config.yaml").is_file()), None)
 
 
@@ -91,7 +91,7 @@ def _class_of(path: str, name: str) -> str:
     except (OSError, ValueError, KeyError) as error:
         raise SettingError(
             f"model={name} is neither a run folder, nor a model folder, nor a name on the Hub that can be reached"
-            f"{did_you_mean(name, EMBEDDED)}: {first_line(error)}"
+            f"{did_you_mean(name, BUNDLED)}: {first_line(error)}"
         ) from error
     return str((getattr(config, "architectures", None) or [""])[0])
 

@@ -99,7 +99,7 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
     settings = settings_of_run(first.run)
     kept = {name: settings.get(name) or {} for name in ("corpus", "evaluate") if name not in names}
     if "evaluate" in kept:
-        kept["evaluate"] = {**kept["evaluate"], "twin": None}
+        kept["evaluate"] = {**kept["evaluate"], "baseline": None}
     if "precision" not in names:
         precision = {**(settings.get("precision") or {}), **formats_of_run(first.run)}
         kept["precision"] = {name: precision[name] for name in ("evaluate", "kernels") if name in precision}
@@ -152,9 +152,9 @@ def _check(config: Config) -> None:
     check_paths(config)
     if config.backend.name != "single":
         raise SettingError(f"backend.name={config.backend.name}: models are scored by one process; leave it out")
-    if config.evaluate.twin is not None:
+    if config.evaluate.baseline is not None:
         raise SettingError(
-            f"evaluate.twin={config.evaluate.twin} is for runs: name it as another model=, which is compared too"
+            f"evaluate.baseline={config.evaluate.baseline} is for runs: name it as another model=, to be compared"
         )
     if config.evaluate.stride is not None and not find_task(config.objective.task).kind.causal:
         raise SettingError(f"evaluate.stride={config.evaluate.stride} is for causal models: set it to null")

@@ -69,10 +69,10 @@ class MaskedLM:
         Weighted sampling by exponential races (Efraimidis, Spirakis 2006): the smallest values of -log(u) / weight win.
         """
         candidates = self.maskable[ids]
-        wanted = np.rint(self.settings.share * candidates.sum(1)).astype(np.int64)
+        wanted = np.rint(self.settings.mlm_probability * candidates.sum(1)).astype(np.int64)
         wanted = np.where(candidates.any(1), np.maximum(wanted, 1), 0)
-        if self.settings.most is not None:
-            wanted = np.minimum(wanted, self.settings.most)
+        if self.settings.max_predictions is not None:
+            wanted = np.minimum(wanted, self.settings.max_predictions)
         race = np.where(candidates, -np.log(uniform(keys)) / self.weights[ids], np.inf)
         if self.settings.ngrams > 1:
             lengths = self._ngram_lengths(keys)

@@ -174,7 +174,7 @@ class FileSource(Source):
 
     @property
     def share(self) -> float:  # type: ignore[override]
-        return self.settings.share
+        return self.settings.fraction
 
     @classmethod
     def _usual_path(cls, split: str) -> Path | None:
@@ -211,7 +211,7 @@ class FileSource(Source):
     def describe(self) -> str:
         """For example `146 Gutenberg files in PATH`."""
         settings = self.settings
-        more = (f", {settings.share:.3g} of its documents" if settings.share < 1 else "") + self.counted
+        more = (f", {settings.fraction:.3g} of its documents" if settings.fraction < 1 else "") + self.counted
         if settings.path is None:
             subset = f"{settings.subset}, " if settings.subset else ""
             return f"Hub data set {settings.hub} ({subset}split {settings.split}){more}"
@@ -226,7 +226,7 @@ class FileSource(Source):
         A streamed Hub data set is known by its revision, or by its name alone where the Hub cannot be reached.
         """
         settings = self.settings
-        how = [settings.kind, self.field, settings.hub, settings.subset, settings.split, settings.share]
+        how = [settings.kind, self.field, settings.hub, settings.subset, settings.split, settings.fraction]
         if settings.document is not None:
             how.append(settings.document.value)
         if settings.encoding is not None:

@@ -74,11 +74,11 @@ class Prose(Source):
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self:
-        return cls(cache, settings.share)
+        return cls(cache, settings.fraction)
 
     def describe(self) -> str:
         count = len(installed()) - 1
-        return f"embedded prose (docstrings of Python {platform.python_version()} and {count} installed packages)"
+        return f"bundled prose (docstrings of Python {platform.python_version()} and {count} installed packages)"
 
     @property
     def identity(self) -> Any:

@@ -4,7 +4,7 @@
 #   python -m distill.distributed.cluster slurm > slurm.sh
 #   sbatch slurm.sh                            from the checkout, which lies where all nodes see it
 #   BACKEND=ddp BOOKS=/data/books sbatch slurm.sh seed=1      settings of Distill are handed on
-#   SCALE=embedded BOOKS=/data/books sbatch slurm.sh          a small trial that needs no internet
+#   SCALE=bundled BOOKS=/data/books sbatch slurm.sh          a small trial that needs no internet
 #
 # Before: `make horovod` on a node like those of the job (for backend=ddp any `make` target). scale=paper fetches its
 # teacher from the Hugging Face Hub. Where the nodes have no internet, run once on the login node

@@ -182,7 +182,7 @@ def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> 
                 continue
             (measure, *_) = run.measures
             if measure.name == "pseudo_perplexity" and run is not passes[0]:
-                cure = f"raise evaluate.by_set.{data.name}.pseudo_perplexity.share, or set it to 0 for no such score"
+                cure = f"raise evaluate.by_set.{data.name}.pseudo_perplexity.fraction, or set it to 0 for no such score"
             else:
                 cure = "take a longer text, or models whose vocabulary knows this language"
             raise SettingError(

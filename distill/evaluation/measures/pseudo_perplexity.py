@@ -40,7 +40,7 @@ class SinglePass(TokenPass):
         metric = Perplexity(PSEUDO_PERPLEXITY.name, **summed(scoring.backend))
         super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,), {})
         self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
-        self.share_of: Callable[[str], float] = scoring.settings.share_of
+        self.fraction_of: Callable[[str], float] = scoring.settings.fraction_of
         words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
         assert isinstance(words, MaskedLM)
         self.collator = words
@@ -52,7 +52,7 @@ class SinglePass(TokenPass):
         return self.size(data)
 
     def scores(self, data: EvaluationSet) -> bool:
-        return self.share_of(data.name) > 0
+        return self.fraction_of(data.name) > 0
 
     def scores_any(self, data: EvaluationSet) -> bool:
         return self.size(data) > 0
@@ -60,7 +60,7 @@ class SinglePass(TokenPass):
     def positions(self, data: EvaluationSet) -> np.ndarray:
         """The flat positions of `data.rows` that are scored, [N] int64."""
         maskable = np.flatnonzero(self.collator.maskable[data.rows].reshape(-1))
-        drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.share_of(data.name)
+        drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.fraction_of(data.name)
         return maskable[drawn]
 
     def score(

@@ -68,7 +68,7 @@ def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.de
     packed = _share(model)
     use_one_gelu(packed)
     packed = _pack(packed, dtype, packs=True)
-    use_batched_products(packed)  # a student in training does already: teacher and twin are scored as it is
+    use_batched_products(packed)  # a student in training does already: teacher and baseline are scored as it is
     return packed
 
 

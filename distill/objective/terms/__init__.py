@@ -74,7 +74,7 @@ class VocabularyTerm(Term):
     """A loss on logits. All of them are visited together, in chunks of rows, without a [rows, V] tensor that is kept.
 
     Attributes:
-        rows: ALL non-padding positions, or TARGETS: those that have a token to predict.
+        positions: ALL non-padding positions, or TARGETS: those that have a token to predict.
         reads_probabilities: whether it reads the teacher's probabilities, at its `temperature` or, without one, at 1:
             there they are averaged where there are several teachers. Else it can do with logits up to a constant.
         top_k_temperature: of the teacher's K largest probabilities, where the term can do with those of a cache; None:
@@ -83,13 +83,13 @@ class VocabularyTerm(Term):
             that is linear in them can.
     """
 
-    rows: str = ALL
+    positions: str = ALL
     reads_probabilities: ClassVar[bool] = True
     top_k_temperature: float | None = None
     reads_samples: ClassVar[bool] = False
 
     def count(self, batch: Batch) -> int:
-        return batch.num_valid if self.rows == ALL else len(batch.targets.positions)
+        return batch.num_valid if self.positions == ALL else len(batch.targets.positions)
 
     @abstractmethod
     def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:

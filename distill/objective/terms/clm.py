@@ -13,7 +13,7 @@ class Clm(VocabularyTerm):
     title = "Next token (CLM)"
     task = "clm"
     needs_teacher = False
-    rows = TARGETS
+    positions = TARGETS
 
     def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         return losses.mlm(student, targets)

@@ -10,23 +10,23 @@ from distill.models.language_model import LAST, Outputs, OutputSpec
 from distill.models.shapes import hidden_widths
 from distill.objective import losses
 from distill.objective.terms import ALL, Term
-from distill.objective.terms.soft import SoftPositions, rows_of
+from distill.objective.terms.soft import SoftPositions, where
 from distill.teacher.output import TeacherOutput
 
 
 class Cosine(Term):
-    """1 - cos of the last hidden states at every non-padding position, or where a token is predicted (`rows`).
+    """1 - cos of the last hidden states at every non-padding position, or where a token is predicted (`positions`).
 
     See `losses.cosine`.
     """
 
     title = "Hidden states (cosine)"
 
-    def __init__(self, rows: SoftPositions = SoftPositions.all) -> None:
-        """`rows`: all, or masked (or targets): only there does a last layer that nobody else reads have to compute."""
-        self.rows = rows_of(rows)
+    def __init__(self, positions: SoftPositions = SoftPositions.all) -> None:
+        """`positions`: all, or masked (or targets), where alone a last layer that nobody else reads has to compute."""
+        self.positions = where(positions)
         self.student_reads = self.teacher_reads = (
-            OutputSpec(layers=(LAST,)) if self.rows == ALL else OutputSpec(last_rows=True)
+            OutputSpec(layers=(LAST,)) if self.positions == ALL else OutputSpec(last_rows=True)
         )
 
     def build(self, student: Any, teacher: Any | None) -> None:
@@ -35,10 +35,10 @@ class Cosine(Term):
             raise ValueError(f"weight: teacher and student have hidden sizes {widths[0]} and {widths[1]}; set it to 0")
 
     def count(self, batch: Batch) -> int:
-        return batch.num_valid if self.rows == ALL else len(batch.targets.positions)
+        return batch.num_valid if self.positions == ALL else len(batch.targets.positions)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        if self.rows != ALL:
+        if self.positions != ALL:
             states = (target_rows(outputs.last_rows, batch) for outputs in (student, teacher.outputs))
         else:
             states = (valid_rows(outputs.hidden[LAST], batch) for outputs in (student, teacher.outputs))

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms import VocabularyTerm
-from distill.objective.terms.soft import SoftPositions, rows_of
+from distill.objective.terms.soft import SoftPositions, where
 from distill.teacher.distributions import Sparse
 
 
@@ -17,9 +17,9 @@ class LogitMse(VocabularyTerm):
     title = "Squared error of the logits"
     reads_probabilities = False
 
-    def __init__(self, rows: SoftPositions = SoftPositions.all, center: bool = False) -> None:
+    def __init__(self, positions: SoftPositions = SoftPositions.all, center: bool = False) -> None:
         """`center`: compare the logits up to a constant for each position, as no softmax sees it."""
-        self.rows = rows_of(rows)
+        self.positions = where(positions)
         self.center = center
 
     def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ class Mlm(VocabularyTerm):
     title = "Masked words (MLM)"
     needs_teacher = False
     task = "mlm"
-    rows = TARGETS
+    positions = TARGETS
 
     def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:
         return losses.mlm(student, targets)

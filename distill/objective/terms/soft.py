@@ -18,19 +18,19 @@ class SoftPositions(Enum):
     targets = "targets"  # those with a token to predict, masked or next
 
 
-def rows_of(positions: SoftPositions) -> str:
-    """What `VocabularyTerm.rows` calls them."""
+def where(positions: SoftPositions) -> str:
+    """What `VocabularyTerm.positions` calls them."""
     return ALL if positions is SoftPositions.all else TARGETS
 
 
 class TeacherDistribution(VocabularyTerm):
     """A loss between the distributions of student and teacher at one temperature, which its own class computes."""
 
-    def __init__(self, temperature: float = 2.0, rows: SoftPositions = SoftPositions.all) -> None:
+    def __init__(self, temperature: float = 2.0, positions: SoftPositions = SoftPositions.all) -> None:
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature={temperature} must be above 0 and finite")
         self.temperature = temperature
-        self.rows = rows_of(rows)
+        self.positions = where(positions)
 
 
 class Soft(TeacherDistribution):
@@ -39,9 +39,11 @@ class Soft(TeacherDistribution):
     title = "Soft targets"
     reads_samples = True
 
-    def __init__(self, temperature: float = 2.0, rows: SoftPositions = SoftPositions.all, cutoff: float = 0.0) -> None:
+    def __init__(
+        self, temperature: float = 2.0, positions: SoftPositions = SoftPositions.all, cutoff: float = 0.0
+    ) -> None:
         """`cutoff`: teacher probabilities below it share one tail bucket."""
-        super().__init__(temperature, rows)
+        super().__init__(temperature, positions)
         if not 0 <= cutoff < 1:
             raise ValueError(f"cutoff={cutoff} must be at least 0 and below 1")
         self.top_k_temperature = self.temperature

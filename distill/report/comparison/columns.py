@@ -27,7 +27,7 @@ class Column:
         read: gives it from a record.
         measure: its name in the record, or empty for what it cost.
         data: the evaluation set, or empty.
-        scores_a_model: whether the teacher and the twin may have such a number, too.
+        scores_a_model: whether the teacher and the baseline may have such a number, too.
     """
 
     name: str

@@ -105,7 +105,7 @@ def _scattered(comparison: Comparison, column: Column, names: list[str]) -> list
         x = [group.values[name] for group, _ in ranked]
         lines = [
             Line(x[1:], y[1:], MODELS["student"], marker="o", joined=False),
-            Line(x[:1], y[:1], MODELS["twin"], marker="D", joined=False),
+            Line(x[:1], y[:1], MODELS["baseline"], marker="D", joined=False),
         ]
         texts = _texts([group for group, _ in ranked], name)
         panels.append(Panel("" if number else _title(column), name, lines, settings=texts))

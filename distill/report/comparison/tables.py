@@ -53,12 +53,12 @@ def best_lines(comparison: Comparison) -> list[str]:
 
 
 def scores_table(comparison: Comparison) -> Table:
-    """A line for each group, then the teacher's and the twin's scores where they are the same for all."""
+    """A line for each group, then the teacher's and the baseline's scores where they are the same for all."""
     table = _table(comparison, comparison.columns)
     width = len(table.head) - len(comparison.columns)
     references: dict[str, Callable[[Record], Model | None]] = {
         "teacher": lambda record: record.teacher,
-        "twin without a teacher": lambda record: record.baseline,
+        "baseline without a teacher": lambda record: record.baseline,
     }
     for title, model_of in references.items():
         cells = [_reference(comparison, column, model_of) for column in comparison.columns]

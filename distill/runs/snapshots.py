@@ -1,4 +1,4 @@
-"""Milestones: the student after chosen steps as a folder that other programs load, which no pruning removes."""
+"""Snapshots: the student after chosen steps as a folder that other programs load, which no pruning removes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from distill.runtime.errors import SettingError
 
 
 @dataclass(frozen=True)
-class Milestones:
+class Snapshots:
     """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
 
     `write` makes one: it gets the folder, which has to appear whole or not at all, and what the run has done so far.
@@ -28,9 +28,9 @@ class Milestones:
     takes_part: bool = True
 
     def after_step(self, state: State, result: StepResult) -> None:
-        """Write the student where there is a milestone after this step, and none yet from before an interruption.
+        """Write the student where there is a snapshot after this step, and none yet from before an interruption.
 
-        It comes before the step's checkpoint: a run that resumes from there has the milestone, and one that was killed
+        It comes before the step's checkpoint: a run that resumes from there has the snapshot, and one that was killed
         in between comes to this step again.
         """
         due = state.step in self.steps or (self.every is not None and state.step % self.every == 0)
@@ -46,13 +46,13 @@ class Milestones:
 
 
 def check_within(settings: TrainConfig, steps: int) -> None:
-    """Refuse milestones that a run of so many steps never reaches.
+    """Refuse snapshots that a run of so many steps never reaches.
 
     Raises:
         SettingError: naming the first of them.
     """
     cure = f"but the run ends after step {steps}: leave it out, or make the run longer (train.epochs, train.steps)"
-    if late := [step for step in settings.milestones or [] if step > steps]:
-        raise SettingError(f"train.milestones={settings.milestones} has step {late[0]}, {cure}")
-    if settings.milestone_every is not None and settings.milestone_every > steps:
-        raise SettingError(f"train.milestone_every={settings.milestone_every} is never reached, {cure}")
+    if late := [step for step in settings.snapshots or [] if step > steps]:
+        raise SettingError(f"train.snapshots={settings.snapshots} has step {late[0]}, {cure}")
+    if settings.snapshot_every is not None and settings.snapshot_every > steps:
+        raise SettingError(f"train.snapshot_every={settings.snapshot_every} is never reached, {cure}")

@@ -1,4 +1,4 @@
-"""Milestones: the student of chosen steps as model folders, bitwise that of a shorter run, written once."""
+"""Snapshots: the student of chosen steps as model folders, bitwise that of a shorter run, written once."""
 
 import shutil
 from dataclasses import replace
@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from distill.config.settings import TrainConfig
 from distill.runs.checkpoint import State
-from distill.runs.milestones import Milestones, check_within
+from distill.runs.snapshots import Snapshots, check_within
 from distill.runs.step import StepResult
 from distill.runtime.errors import SettingError
 
@@ -31,40 +31,40 @@ def weights_file(folder: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def kept(shelf: Shelf) -> Path:
-    """A run of five steps with milestones after 1, 2 and 4; one checkpoint is left."""
-    folder, more = shelf.root / "milestones", ("train.milestones=[1]", "train.milestone_every=2")
+    """A run of five steps with snapshots after 1, 2 and 4; one checkpoint is left."""
+    folder, more = shelf.root / "snapshots", ("train.snapshots=[1]", "train.snapshot_every=2")
     assert shelf.run(folder, *CONSTANT, "train.steps=5", "train.keep=1", "evaluate.every_steps=4", *more) == 0
     return folder
 
 
-def test_milestones_stay_beside_the_checkpoints(kept: Path) -> None:
-    assert sorted(path.name for path in (kept / "milestones").iterdir()) == ["step-1", "step-2", "step-4"]
+def test_snapshots_stay_beside_the_checkpoints(kept: Path) -> None:
+    assert sorted(path.name for path in (kept / "snapshots").iterdir()) == ["step-1", "step-2", "step-4"]
     assert sorted(path.name for path in (kept / "checkpoints").iterdir()) == ["step-00000004", "step-00000005"]
     content = results(kept)
-    assert content["milestones"] == [1, 2, 4] and [line["step"] for line in content["history"]] == [4, 5]
-    assert "milestones/step-N for N = 1, 2, 4" in (kept / "report.md").read_text()
-    card = (kept / "milestones" / "step-2" / "README.md").read_text()
+    assert content["snapshots"] == [1, 2, 4] and [line["step"] for line in content["history"]] == [4, 5]
+    assert "snapshots/step-N for N = 1, 2, 4" in (kept / "report.md").read_text()
+    card = (kept / "snapshots" / "step-2" / "README.md").read_text()
     assert "the student after step 2" in card and "Training took 2 steps" in card and "AutoModelForMaskedLM" in card
     assert (kept / "student" / "README.md").read_text().count("after step") == 0
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_a_milestone_is_the_student_of_a_shorter_run(shelf: Shelf, kept: Path, step: int) -> None:
+def test_a_snapshot_is_the_student_of_a_shorter_run(shelf: Shelf, kept: Path, step: int) -> None:
     folder = shelf.root / f"short-{step}"
     assert shelf.run(folder, *CONSTANT, f"train.steps={step}", "evaluate.sets=[]") == 0
-    milestone = kept / "milestones" / f"step-{step}"
-    assert weights_file(milestone) == weights_file(folder / "student") != weights_file(kept / "student")
+    snapshot = kept / "snapshots" / f"step-{step}"
+    assert weights_file(snapshot) == weights_file(folder / "student") != weights_file(kept / "student")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        assert (milestone / name).read_bytes() == (folder / "student" / name).read_bytes(), name
+        assert (snapshot / name).read_bytes() == (folder / "student" / name).read_bytes(), name
 
 
-def test_a_milestone_loads_as_a_model_a_student_and_a_teacher(shelf: Shelf, kept: Path) -> None:
-    milestone = kept / "milestones" / "step-2"
-    model, tokenizer = (kind.from_pretrained(milestone) for kind in (AutoModelForMaskedLM, AutoTokenizer))
+def test_a_snapshot_loads_as_a_model_a_student_and_a_teacher(shelf: Shelf, kept: Path) -> None:
+    snapshot = kept / "snapshots" / "step-2"
+    model, tokenizer = (kind.from_pretrained(snapshot) for kind in (AutoModelForMaskedLM, AutoTokenizer))
     inputs = tokenizer("The quiet river found the [MASK] by the sea.", return_tensors="pt")
     assert model(**inputs).logits.shape[-1] == len(tokenizer)
     further = shelf.root / "further"
-    more = ["student=pretrained", f"student.path={milestone}", f"teacher.path={milestone}", "train.steps=1"]
+    more = ["student=pretrained", f"student.path={snapshot}", f"teacher.path={snapshot}", "train.steps=1"]
     assert shelf.run(further, *more) == 0
     content = results(further)
     assert content["teacher"]["parameters"] == content["student"]["parameters"] == model.num_parameters()
@@ -73,40 +73,40 @@ def test_a_milestone_loads_as_a_model_a_student_and_a_teacher(shelf: Shelf, kept
 def test_after_a_kill_it_is_written_where_it_lacks_and_nowhere_else(
     shelf: Shelf, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, more = shelf.root / "killed-milestones", ("train.milestone_every=2", "train.steps=5", "train.save_every=2")
-    save, calls = Milestones.after_step, []
+    folder, more = shelf.root / "killed-snapshots", ("train.snapshot_every=2", "train.steps=5", "train.save_every=2")
+    save, calls = Snapshots.after_step, []
 
-    def killing(self: Milestones, state: State, result: StepResult) -> None:
+    def killing(self: Snapshots, state: State, result: StepResult) -> None:
         save(self, state, result)
         calls.append(state.step)
         if state.step == 4:
             raise Kill
 
     with monkeypatch.context() as patch, pytest.raises(Kill):
-        patch.setattr(Milestones, "after_step", killing)
+        patch.setattr(Snapshots, "after_step", killing)
         shelf.run(folder, *CONSTANT, *more)
-    assert calls == [1, 2, 3, 4], "the milestone comes before the checkpoint of its step"
+    assert calls == [1, 2, 3, 4], "the snapshot comes before the checkpoint of its step"
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]
-    first = folder / "milestones" / "step-4"
+    first = folder / "snapshots" / "step-4"
     before = first.stat().st_ino
-    (folder / "milestones" / ".step-6.new").mkdir()  # what a killed process leaves of one that it was writing
+    (folder / "snapshots" / ".step-6.new").mkdir()  # what a killed process leaves of one that it was writing
     assert shelf.run(folder, *CONSTANT, *more) == 0
-    assert first.stat().st_ino == before and results(folder)["milestones"] == [2, 4]
-    assert weights_file(first) == weights_file(kept / "milestones" / "step-4")
+    assert first.stat().st_ino == before and results(folder)["snapshots"] == [2, 4]
+    assert weights_file(first) == weights_file(kept / "snapshots" / "step-4")
 
 
 def test_from_a_chosen_checkpoint_later_ones_are_made_anew(shelf: Shelf) -> None:
-    folder, more = shelf.root / "chosen-milestones", ("train.milestone_every=2", "train.steps=5", "train.save_every=2")
+    folder, more = shelf.root / "chosen-snapshots", ("train.snapshot_every=2", "train.steps=5", "train.save_every=2")
     assert shelf.run(folder, *CONSTANT, *more) == 0
     (folder / "results.json").unlink()
-    inodes = {step: (folder / "milestones" / f"step-{step}").stat().st_ino for step in (2, 4)}
+    inodes = {step: (folder / "snapshots" / f"step-{step}").stat().st_ino for step in (2, 4)}
     assert shelf.run(folder, *CONSTANT, *more, f"resume={folder / 'checkpoints' / 'step-00000004'}") == 0
-    assert {step: (folder / "milestones" / f"step-{step}").stat().st_ino for step in (2, 4)} == inodes
+    assert {step: (folder / "snapshots" / f"step-{step}").stat().st_ino for step in (2, 4)} == inodes
     (folder / "results.json").unlink()
     kept = folder.parent / "kept-checkpoint"
     shutil.copytree(folder / "checkpoints" / "step-00000004", kept)
-    late = folder / "milestones" / "step-5"
-    shutil.copytree(folder / "milestones" / "step-4", late)
+    late = folder / "snapshots" / "step-5"
+    shutil.copytree(folder / "snapshots" / "step-4", late)
     assert shelf.run(folder, *CONSTANT, *more, f"resume={kept}") == 0
     assert not late.exists(), "it was of a run that went on otherwise"
 
@@ -115,45 +115,45 @@ def test_of_a_beginning_without_a_checkpoint_nothing_stays(shelf: Shelf) -> None
     """It may have had other settings: nothing but a checkpoint knows them."""
     folder = shelf.root / "begun"
     for step in (1, 3):
-        (folder / "milestones" / f"step-{step}").mkdir(parents=True)
-    assert shelf.run(folder, *CONSTANT, "train.steps=2", "train.milestones=[1]") == 0
-    assert results(folder)["milestones"] == [1] and weights_file(folder / "milestones" / "step-1")
+        (folder / "snapshots" / f"step-{step}").mkdir(parents=True)
+    assert shelf.run(folder, *CONSTANT, "train.steps=2", "train.snapshots=[1]") == 0
+    assert results(folder)["snapshots"] == [1] and weights_file(folder / "snapshots" / "step-1")
 
 
 def test_one_of_two_ranks_writes(shelf: Shelf, kept: Path) -> None:
-    folder, ranks = shelf.root / "two-milestones", ("backend=ddp", "backend.processes=2", "train.accumulate=1")
-    process = command(*shelf.arguments(folder, *CONSTANT, "train.steps=3", "train.milestones=[2]", *ranks))
+    folder, ranks = shelf.root / "two-snapshots", ("backend=ddp", "backend.processes=2", "train.accumulate=1")
+    process = command(*shelf.arguments(folder, *CONSTANT, "train.steps=3", "train.snapshots=[2]", *ranks))
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    one, two = (AutoModelForMaskedLM.from_pretrained(each / "milestones" / "step-2") for each in (kept, folder))
+    one, two = (AutoModelForMaskedLM.from_pretrained(each / "snapshots" / "step-2") for each in (kept, folder))
     for (name, weight), other in zip(one.named_parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(weight, other, rtol=0, atol=2e-4, msg=name)
 
 
 def test_a_rank_that_takes_no_part_writes_none(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
     written: list[int] = []
-    milestones = Milestones(tmp_path, frozenset([2]), 3, lambda folder, state: written.append(state.step))
+    snapshots = Snapshots(tmp_path, frozenset([2]), 3, lambda folder, state: written.append(state.step))
     settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=6)
-    fit = Fit(tmp_path / "0", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, milestones=milestones)
+    fit = Fit(tmp_path / "0", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, snapshots=snapshots)
     fit.run()
     assert written == [2, 3, 6]
-    milestones = replace(milestones, takes_part=False)
-    other = Fit(tmp_path / "1", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, milestones=milestones)
+    snapshots = replace(snapshots, takes_part=False)
+    other = Fit(tmp_path / "1", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, snapshots=snapshots)
     other.run()
     assert written == [2, 3, 6]
 
 
-@pytest.mark.parametrize("setting", ["train.milestones=[2,9]", "train.milestone_every=9"])
-def test_milestones_beyond_the_end_are_refused(shelf: Shelf, setting: str, capfd: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("setting", ["train.snapshots=[2,9]", "train.snapshot_every=9"])
+def test_snapshots_beyond_the_end_are_refused(shelf: Shelf, setting: str, capfd: pytest.CaptureFixture) -> None:
     folder = shelf.root / "beyond"
     assert shelf.run(folder, setting) == 2 and not list(folder.glob("*"))
     (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: "))
     assert setting.split("=")[0] in line and "9" in line and "step 8" in line
     with pytest.raises(SettingError, match="step 9, but the run ends after step 8"):
-        check_within(TrainConfig(milestones=[3, 9]), 8)
-    check_within(TrainConfig(milestones=[8], milestone_every=8), 8)
+        check_within(TrainConfig(snapshots=[3, 9]), 8)
+    check_within(TrainConfig(snapshots=[8], snapshot_every=8), 8)
 
 
 def test_a_step_that_is_no_number_is_refused(shelf: Shelf, capfd: pytest.CaptureFixture) -> None:
-    assert distill(*shelf.arguments(shelf.root / "beyond", "train.milestones=[a]")) == 2
-    assert "train.milestones" in capfd.readouterr().err
+    assert distill(*shelf.arguments(shelf.root / "beyond", "train.snapshots=[a]")) == 2
+    assert "train.snapshots" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""The twin of a run: the same student, trained without a teacher, which `evaluate.twin` names to stand beside it.
+"""The baseline of a run, which `evaluate.baseline` names: the same student, trained without a teacher.
 
 What the teacher was worth can be read off the two only where nothing else differs: rows, steps, start and seed. What
 must be the same is compared by the identities that results.json keeps (`distill/runs/identity.py`).
@@ -17,26 +17,26 @@ from distill.runs.record import Record
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 
-# Parts of a run's identity that a twin shares with its student, with what they are called; the student's own settings
-# and the weights that it starts from come beside these.
+# Parts of a run's identity that a baseline shares with its student, with what they are called; the student's own
+# settings and the weights that it starts from come beside these.
 SHARED = {
     "corpus.digest": "text",
-    "corpus.num_rows": "number of rows",
+    "corpus.num_sequences": "number of sequences",
     "corpus.order": "order of rows",
-    "train.rows_per_step": "rows a step",
+    "train.sequences_per_step": "sequences a step",
     "seed": "seed",
     "objective.task": "task",
 }
 # An objective of labels alone, by the task; for the others it has the name of the task.
 WITHOUT_TEACHER = {"mlm_sop": "albert"}
-# Settings that a fair twin may have otherwise, since it was tuned for itself; the report names those that differ.
+# Settings that a fair baseline may have otherwise, since it was tuned for itself; the report names those that differ.
 TUNED = ("optimizer.", "schedule.", "objective.masking.")
 MOST_NAMED = 3  # differences in one line
 
 
 @dataclass(frozen=True)
 class BaselineRun:
-    """The run of a twin, and a sentence for the report on each thing in which it differs besides the teacher."""
+    """The run of a baseline, and a sentence for the report on each thing in which it differs besides the teacher."""
 
     record: Record
     remarks: list[str]
@@ -60,25 +60,27 @@ class BaselineRun:
         )
 
 
-def find_twin(config: Config, identity: dict[str, Any], steps: int, terms: Mapping[str, Term]) -> BaselineRun | None:
-    """The run that `evaluate.twin` names, with the remarks of `check_twin`; None where it names none.
+def find_baseline(
+    config: Config, identity: dict[str, Any], steps: int, terms: Mapping[str, Term]
+) -> BaselineRun | None:
+    """The run that `evaluate.baseline` names, with the remarks of `check_baseline`; None where it names none.
 
     Raises:
-        SettingError: it is no finished run, or no twin.
+        SettingError: it is no finished run, or no baseline.
     """
-    if config.evaluate.twin is None:
+    if config.evaluate.baseline is None:
         return None
-    twin = read_run(Path(config.evaluate.twin), "evaluate.twin")
-    return BaselineRun(twin, check_twin(config, twin, identity, steps, terms))
+    baseline = read_run(Path(config.evaluate.baseline), "evaluate.baseline")
+    return BaselineRun(baseline, check_baseline(config, baseline, identity, steps, terms))
 
 
-def check_twin(
-    config: Config, twin: Record, identity: dict[str, Any], steps: int, terms: Mapping[str, Term]
+def check_baseline(
+    config: Config, baseline: Record, identity: dict[str, Any], steps: int, terms: Mapping[str, Term]
 ) -> list[str]:
-    """Refuse a run that is no twin of this one; give a sentence for the report on what else differs or is not known.
+    """Refuse a run that is no baseline of this one; give a sentence for the report on what else differs or is unknown.
 
     Args:
-        twin: its record.
+        baseline: its record.
         identity: of this run.
         steps: of this run, wall-clock aside: one that ends by `train.minutes` may take any number of them.
         terms: of this run's objective.
@@ -86,51 +88,54 @@ def check_twin(
     Raises:
         SettingError: that run had a teacher, or other rows, steps, another seed, or a student that starts otherwise.
     """
-    before = twin.identity
-    learned_from = ", ".join(twin.objective.terms)
-    found = [f"it learned from a teacher ({learned_from})"] if twin.teacher else []
+    before = baseline.identity
+    learned_from = ", ".join(baseline.objective.terms)
+    found = [f"it learned from a teacher ({learned_from})"] if baseline.teacher else []
     found += [
-        f"its {words} {'are' if words.startswith('rows') else 'is'} {_pair(name, before.get(name), identity.get(name))}"
+        f"its {words} {'are' if words.startswith('sequences') else 'is'} "
+        f"{_pair(name, before.get(name), identity.get(name))}"
         for name, words in SHARED.items()
         if _known(name, before) and before.get(name) != identity.get(name)
     ]
     found += _other_start(before, identity)
-    taken = twin.training.steps
+    taken = baseline.training.steps
     if taken is not None and config.train.minutes is None and taken != steps:
         found.append(f"it took {taken:,} steps, and this run takes {steps:,}")
     if found:
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
         alone = WITHOUT_TEACHER.get(config.objective.task, config.objective.task)
         raise SettingError(
-            f"evaluate.twin={config.evaluate.twin} is no twin of this run: {'; '.join(found[:MOST_NAMED])}{more}; name "
-            f"a run of these settings with objective={alone} in another folder, or leave evaluate.twin out"
+            f"evaluate.baseline={config.evaluate.baseline} is no baseline of this run: "
+            f"{'; '.join(found[:MOST_NAMED])}{more}; name "
+            f"a run of these settings with objective={alone} in another folder, or leave evaluate.baseline out"
         )
-    return _remarks(before, identity, terms, twin)
+    return _remarks(before, identity, terms, baseline)
 
 
-def settled_twin(twin: BaselineRun | None, config: Config) -> BaselineRun | None:
-    """A twin compared with what is known of this run only once its formats and its start are settled.
+def settled_baseline(baseline: BaselineRun | None, config: Config) -> BaselineRun | None:
+    """A baseline compared with what is known of this run only once its formats and its start are settled.
 
     Args:
-        twin: as `find_twin` gives it; it gets a remark where it was trained in another number format.
+        baseline: as `find_baseline` gives it; it gets a remark where it was trained in another number format.
         config: with `precision.student` as it was chosen, and the layers that `student.layers=auto` has found.
 
     Raises:
         SettingError: its student started from other layers than this one.
     """
-    if twin is None:
+    if baseline is None:
         return None
-    layers, here = twin.record.student.start.layers if twin.record.student else [], config.student.layers
+    layers, here = baseline.record.student.start.layers if baseline.record.student else [], config.student.layers
     if config.student.kind == "layers" and isinstance(here, list) and layers and layers != here:
         raise SettingError(
-            f"evaluate.twin={config.evaluate.twin} is no twin of this run: its student started from layers {layers}, "
-            f"and this one starts from {here}; give both student.layers={here}, or leave evaluate.twin out"
+            f"evaluate.baseline={config.evaluate.baseline} is no baseline of this run: its "
+            f"student started from layers {layers}, "
+            f"and this one starts from {here}; give both student.layers={here}, or leave evaluate.baseline out"
         )
-    before, student = twin.record.precision.get("student"), config.precision.student
+    before, student = baseline.record.precision.get("student"), config.precision.student
     if before is None or before == student:
-        return twin
-    remark = f"The twin was trained in another number format: precision.student was {before} and is {student} here."
-    return replace(twin, remarks=[*twin.remarks, remark])
+        return baseline
+    remark = f"The baseline was trained in another number format: precision.student was {before} and is {student} here."
+    return replace(baseline, remarks=[*baseline.remarks, remark])
 
 
 def _known(name: str, before: dict[str, Any]) -> bool:
@@ -149,7 +154,7 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         return []
     names = [name for name in sorted({*before, *now}) if name.startswith("student.")]
     names = [name for name in names if name not in ("student.digest", "student.config")]  # the latter stands for {}
-    if AUTO in (before.get("student.layers"), now.get("student.layers")):  # `settled_twin` compares what was found
+    if AUTO in (before.get("student.layers"), now.get("student.layers")):  # `settled_baseline` compares what was found
         names = [name for name in names if name not in ("student.layers", "student.num_layers")]
     # A setting that one of two releases does not know says nothing, but fields of a configuration are as given.
     differing = [
@@ -172,12 +177,12 @@ def _start_digest(identity: dict[str, Any]) -> Any:
     return identity.get(f"teacher.members.{members[0]}.digest" if members else "teacher.digest")
 
 
-def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Term], twin: Record) -> list[str]:
+def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Term], baseline: Record) -> list[str]:
     """What keeps the comparison from being about the teacher alone."""
     remarks = []
     if unknown := [words for name, words in SHARED.items() if name in now and not _known(name, before)]:
         remarks.append(
-            f"Whether the twin had the same {', '.join(unknown)} is not known: its results are of an older release."
+            f"Whether the baseline had the same {', '.join(unknown)} is not known: its results are of an older release."
         )
     differing = [
         f"{name} was {before[name]} and is {value} here"
@@ -185,9 +190,9 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
         if name.startswith(TUNED) and name in before and before[name] != value
     ]
     labels = [name for name, term in terms.items() if not term.needs_teacher]
-    own = list(twin.objective.terms)
+    own = list(baseline.objective.terms)
     if labels and own and sorted(labels) != sorted(own):
         differing.append(f"it learned from {', '.join(own)}, this student besides its teacher from {', '.join(labels)}")
     if differing:
-        remarks.append(f"The twin differs in more than its teacher: {'; '.join(differing)}.")
+        remarks.append(f"The baseline differs in more than its teacher: {'; '.join(differing)}.")
     return remarks

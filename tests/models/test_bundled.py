@@ -8,28 +8,28 @@ import pytest
 import torch
 
 from distill.config.settings import CONF, BackendConfig, MaskingConfig, StudentConfig, TeacherConfig
-from distill.config.teacher import EMBEDDED
+from distill.config.teacher import BUNDLED
 from distill.data.batches import Batches
 from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
 from distill.models.kind import MASKED
-from distill.models.teacher import TITLES, embedded_folder, load_teacher
+from distill.models.teacher import TITLES, bundled_folder, load_teacher
 from distill.runs.layer_search import Prediction, find_layers
 
-LAYERS = {"embedded": 4, "embedded_deep": 10}
+LAYERS = {"bundled": 4, "bundled_deep": 10}
 LARGEST = 12_000_000  # bytes of weights: what an installation carries
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", BUNDLED)
 def test_it_ships_with_its_record(kind: str) -> None:
-    folder = Path(embedded_folder(kind))
+    folder = Path(bundled_folder(kind))
     assert (folder / "model.safetensors").stat().st_size < LARGEST
     card = (folder / "README.md").read_text()
     assert "How it was trained" in card and "python -m distill +recipe=bert_pretrain" in card
     assert (CONF / "teacher" / f"{kind}.yaml").is_file() and kind in TITLES
 
 
-@pytest.mark.parametrize("kind", EMBEDDED)
+@pytest.mark.parametrize("kind", BUNDLED)
 def test_it_knows_some_english(kind: str) -> None:
     model, tokenizer, title = load_teacher(TeacherConfig(kind=kind))
     assert tokenizer is not None and model is not None and title == TITLES[kind]
@@ -42,11 +42,11 @@ def test_it_knows_some_english(kind: str) -> None:
 
 
 def test_they_read_the_same_tokens() -> None:
-    first, *others = ((Path(embedded_folder(kind)) / "tokenizer.json").read_bytes() for kind in EMBEDDED)
+    first, *others = ((Path(bundled_folder(kind)) / "tokenizer.json").read_bytes() for kind in BUNDLED)
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("embedded", 2), ("embedded_deep", 3)])
+@pytest.mark.parametrize(("kind", "count"), [("bundled", 2), ("bundled_deep", 3)])
 def test_its_lower_layers_are_where_a_student_starts_best(kind: str, count: int) -> None:
     """By a long way: what is above them refines what they predict, and every second layer breaks it."""
     teacher, tokenizer, _ = load_teacher(TeacherConfig(kind=kind))

@@ -1,10 +1,10 @@
-"""Scores by milestone: every step has its own values, a step without evaluation is said, and the figure shows them."""
+"""Scores by snapshot: every step has its own values, a step without evaluation is said, and the figure shows them."""
 
 from pathlib import Path
 
 import pytest
 
-from distill.report.chain_report import MilestoneRuns, curves_of, panels_by_step, section
+from distill.report.chain_report import SnapshotRuns, curves_of, panels_by_step, section
 from distill.report.figures import Sheet, draw
 from distill.report.words import NONE
 from distill.runs.record import Record
@@ -20,19 +20,19 @@ def fine_tuned(f1: float) -> Record:
 
 
 @pytest.fixture
-def runs() -> MilestoneRuns:
+def runs() -> SnapshotRuns:
     """Evaluated after steps 3, 5 and 9, and without a head for the order until then."""
     history = [
         {"step": 3, "perplexity": {"heldout": 90.0}, "order_accuracy": {"heldout": None}},
         {"step": 5, "perplexity": {"heldout": 70.0}, "order_accuracy": {"heldout": 0.6}},
         {"step": 9, "perplexity": {"heldout": 50.0}, "order_accuracy": {"heldout": 0.7}},
     ]
-    results = {"milestones": [3, 6, 9], "history": history, "measures": TITLES, "evaluation": {}}
+    results = {"snapshots": [3, 6, 9], "history": history, "measures": TITLES, "evaluation": {}}
     record = Record.from_json(results)
-    return MilestoneRuns(record, {"squad": {step: [fine_tuned(value) for value in of] for step, of in F1.items()}})
+    return SnapshotRuns(record, {"squad": {step: [fine_tuned(value) for value in of] for step, of in F1.items()}})
 
 
-def test_values_stand_at_their_step(runs: MilestoneRuns) -> None:
+def test_values_stand_at_their_step(runs: SnapshotRuns) -> None:
     assert curves_of("pretrain", runs) == {
         ("pretrain", "Perplexity, heldout"): {3: [90.0], 9: [50.0]},
         ("pretrain", "Order accuracy, heldout"): {9: [0.7]},
@@ -40,7 +40,7 @@ def test_values_stand_at_their_step(runs: MilestoneRuns) -> None:
     }
 
 
-def test_the_table_has_medians_and_spreads(runs: MilestoneRuns, tmp_path: Path) -> None:
+def test_the_table_has_medians_and_spreads(runs: SnapshotRuns, tmp_path: Path) -> None:
     text = section(tmp_path, "pretrain", runs, curves_of("pretrain", runs))
     rows = [line.strip("| ").split(" | ") for line in text.splitlines()[:5]]
     assert rows[0] == [
@@ -55,11 +55,11 @@ def test_the_table_has_medians_and_spreads(runs: MilestoneRuns, tmp_path: Path) 
         ["9", "50.00", "0.700", "30.00 (29.00 to 31.00)"],
     ]
     assert "not evaluated after step 6: " in text
-    assert (tmp_path / "plots" / "milestones_pretrain.png").stat().st_size > 1000
-    assert "(plots/milestones_pretrain.png)" in text
+    assert (tmp_path / "plots" / "snapshots_pretrain.png").stat().st_size > 1000
+    assert "(plots/snapshots_pretrain.png)" in text
 
 
-def test_the_figure_has_a_panel_for_each_with_medians_and_ranges(runs: MilestoneRuns) -> None:
+def test_the_figure_has_a_panel_for_each_with_medians_and_ranges(runs: SnapshotRuns) -> None:
     figure = draw(Sheet(panels_by_step(curves_of("pretrain", runs)), "", 3))
     panels = [axes for axes in figure.axes if axes.get_visible()]
     titles = [axes.get_title(loc="left") or axes.get_title() for axes in panels]

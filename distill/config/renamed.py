@@ -1,0 +1,50 @@
+"""Names that settings had in earlier releases: an old one is refused with the new one, and old runs are read by it."""
+
+import re
+from typing import Any
+
+# By pattern, with the new name.
+SETTINGS = {
+    r"corpus\.rows": "corpus.max_sequences",
+    r"corpus\.share": "corpus.fraction",
+    r"((?:corpus|evaluate)\.sources\.\w+)\.share": r"\1.fraction",
+    r"corpus\.max_bad": "corpus.max_invalid",
+    r"corpus\.unreadable": "corpus.invalid_files",
+    r"corpus\.unknown": "corpus.max_unknown",
+    r"objective\.masking\.share": "objective.masking.mlm_probability",
+    r"objective\.masking\.most": "objective.masking.max_predictions",
+    r"objective\.(\w+)\.rows": r"objective.\1.positions",
+    r"train\.rows_per_step": "train.sequences_per_step",
+    r"train\.milestones": "train.snapshots",
+    r"train\.milestone_every": "train.snapshot_every",
+    r"evaluate\.rows": "evaluate.max_sequences",
+    r"evaluate\.by_set\.(\w+)\.rows": r"evaluate.by_set.\1.max_sequences",
+    r"evaluate\.pseudo_perplexity\.share": "evaluate.pseudo_perplexity.fraction",
+    r"evaluate\.by_set\.(\w+)\.pseudo_perplexity\.share": r"evaluate.by_set.\1.pseudo_perplexity.fraction",
+    r"evaluate\.curve\.rows": "evaluate.curve.sequences",
+    r"evaluate\.twin": "evaluate.baseline",
+    r"chain\.stages\.(\w+)\.milestones_of": r"chain.stages.\1.snapshots_of",
+    r"corpus\.num_rows": "corpus.num_sequences",  # of an identity alone
+}
+# Options of groups, and values of settings, by the old name.
+OPTIONS = {
+    "teacher/embedded": "bundled",
+    "teacher/embedded_deep": "bundled_deep",
+    "scale/embedded": "bundled",
+    "recipe/distilbert_gutenberg_twin": "distilbert_gutenberg_baseline",
+    "recipe/distilgpt2_gutenberg_twin": "distilgpt2_gutenberg_baseline",
+    "recipe/albert_milestones": "albert_snapshots",
+}
+
+
+def new_name(setting: str) -> str | None:
+    """What a setting of an earlier release is called now; None for one that has no other name."""
+    for pattern, name in SETTINGS.items():
+        if (match := re.fullmatch(pattern, setting)) is not None:
+            return match.expand(name)
+    return None
+
+
+def renamed(identity: dict[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted names, with the names of today."""
+    return {new_name(name) or name: value for name, value in identity.items()}

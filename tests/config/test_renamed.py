@@ -1,0 +1,52 @@
+"""Names that settings had in earlier releases: refused with the new one, and read where old runs hold them."""
+
+import pytest
+from job import distill
+
+from distill.config.renamed import OPTIONS, new_name, renamed
+
+OLD = {
+    "corpus.rows=10": "corpus.max_sequences",
+    "corpus.share=0.5": "corpus.fraction",
+    "corpus.max_bad=0.1": "corpus.max_invalid",
+    "corpus.unreadable=stop": "corpus.invalid_files",
+    "corpus.unknown=0.3": "corpus.max_unknown",
+    "objective.masking.share=0.2": "objective.masking.mlm_probability",
+    "objective.masking={most: 3}": "objective.masking.max_predictions",
+    "objective.soft.rows=all": "objective.soft.positions",
+    "objective.cosine.rows=masked": "objective.cosine.positions",
+    "train.rows_per_step=64": "train.sequences_per_step",
+    "train.milestones=[1]": "train.snapshots",
+    "train={milestone_every: 4}": "train.snapshot_every",
+    "evaluate.rows=3": "evaluate.max_sequences",
+    "evaluate.by_set.heldout.rows=3": "evaluate.by_set.heldout.max_sequences",
+    "evaluate.pseudo_perplexity.share=1": "evaluate.pseudo_perplexity.fraction",
+    "evaluate.curve.rows=3": "evaluate.curve.sequences",
+    "evaluate.twin=runs/x": "evaluate.baseline",
+}
+
+
+@pytest.mark.parametrize("override", OLD)
+def test_an_old_name_is_refused_with_the_new_one(override: str, capfd: pytest.CaptureFixture) -> None:
+    assert distill("+recipe=smoke", override) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert f"give {OLD[override]}" in line
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_old_option_is_refused_with_the_new_one(option: str, capfd: pytest.CaptureFixture) -> None:
+    group, _, name = option.partition("/")
+    assert distill(f"{'+' * (group == 'recipe')}{group}={name}") == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert f"give {group}={OPTIONS[option]}" in line
+
+
+def test_the_identity_of_an_earlier_run_is_read_by_the_names_of_today() -> None:
+    before = {"objective.masking.share": 0.3, "objective.soft.rows": "all", "train.rows_per_step": 8, "seed": 0}
+    assert renamed(before) == {
+        "objective.masking.mlm_probability": 0.3,
+        "objective.soft.positions": "all",
+        "train.sequences_per_step": 8,
+        "seed": 0,
+    }
+    assert new_name("train.steps") is None

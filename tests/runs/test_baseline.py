@@ -1,0 +1,178 @@
+"""Which run may stand beside a student as its baseline without a teacher, and what is said of one that may not."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+
+from distill.config.compose import build, register
+from distill.config.settings import CONF, Config
+from distill.data.batches import Batches
+from distill.objective.build import make_terms
+from distill.runs.baseline import BaselineRun, check_baseline, settled_baseline
+from distill.runs.check import check
+from distill.runs.facts import Start, Student
+from distill.runs.identity import run_identity
+from distill.runs.record import Record
+from distill.runtime.errors import SettingError
+
+MAIN, BASELINE = "+recipe=distilbert_gutenberg", "+recipe=distilbert_gutenberg_baseline"
+DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
+NO_COLLATOR: Any = None  # no batch is made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hydra() -> Iterator[None]:
+    """Hydra set up once for all: that takes longer than to compose."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+@cache
+def composed(*overrides: str) -> Config:
+    return build(compose("config", list(overrides)), list(overrides))
+
+
+def identity(*overrides: str, rows: int = 5000, **digests: Any) -> dict[str, Any]:
+    config = composed(*overrides)
+    batches = Batches(np.zeros((rows, 4)), NO_COLLATOR, config.train.batch_size, config.train.accumulate, config.seed)
+    return run_identity(config, DIGESTS | digests, batches, 625)
+
+
+def finished(identity: dict[str, Any], terms: str = "mlm", steps: int = 625, teacher: Any = None) -> Record:
+    """The record of a run, as far as it is looked at."""
+    named = {name: {"weight": 1.0} for name in terms.split()}
+    training, objective = {"steps": steps}, {"terms": named}
+    return Record.from_json({"identity": identity, "teacher": teacher, "objective": objective, "training": training})
+
+
+def checked(baseline: Record, *overrides: str, **digests: Any) -> list[str]:
+    """The remarks on a baseline of the main job with these settings."""
+    config = composed(MAIN, "evaluate.baseline=runs/x", *overrides)
+    own = identity(MAIN, *overrides, **digests)
+    return check_baseline(config, baseline, own, 625, make_terms(config.objective))
+
+
+def refused(baseline: Record, *overrides: str, **digests: Any) -> str:
+    with pytest.raises(SettingError) as error:
+        checked(baseline, *overrides, **digests)
+    text = str(error.value)
+    assert text.startswith("evaluate.baseline=runs/x is no baseline of this run: ") and "\n" not in text
+    assert "objective=mlm in another folder" in text
+    return text
+
+
+def test_the_recipes_baseline_is_one() -> None:
+    assert checked(finished(identity(BASELINE))) == []
+    assert checked(finished(identity(BASELINE, "precision.teacher=int8"))) == []  # it runs no teacher
+    assert checked(finished(identity(BASELINE)), "objective.temperature=4", "objective.soft.positions=all") == []
+
+
+def test_a_run_that_had_a_teacher_is_none() -> None:
+    baseline = finished(identity(MAIN), "soft mlm cosine", teacher={"name": "the bundled teacher"})
+    assert "it learned from a teacher (soft, mlm, cosine)" in refused(baseline)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("seed=1",), "its seed is 1, and here 0"),
+        (("train.batch_size=16",), "its sequences a step are 16, and here 8"),
+        (("student.dropout=0.1",), "student.dropout was 0.1 and is 0.0 here"),
+        (("student=bert",), "student.config.hidden_size was 192 and is None here"),
+    ],
+)
+def test_one_of_other_settings_is_none(overrides: tuple[str, ...], words: str) -> None:
+    assert words in refused(finished(identity(BASELINE, *overrides)))
+
+
+def test_one_of_another_text_start_or_length_is_none() -> None:
+    assert "its text is another one" in refused(finished(identity(BASELINE, corpus="other")))
+    assert "its number of sequences is 60, and here 5000" in refused(finished(identity(BASELINE, rows=60)))
+    assert "its student started from other weights" in refused(finished(identity(BASELINE, teacher="retrained")))
+    assert "it took 100 steps, and this run takes 625" in refused(finished(identity(BASELINE), steps=100))
+    saved = ("student=pretrained", "student.path=x")
+    assert checked(finished(identity(BASELINE, *saved, student="s")), *saved, student="s", teacher="any") == []
+    assert "other weights" in refused(finished(identity(BASELINE, *saved, student="s")), *saved, student="t")
+
+
+def test_several_teachers_give_the_start_by_the_first() -> None:
+    several = ("teacher=several", "+teacher.members.a={path: x}", "+teacher.members.b={path: y}")
+    digests = {"teacher": None, "teacher.members.a": "t", "teacher.members.b": "u"}
+    own = identity(MAIN, *several, **digests)
+    config = composed(MAIN, *several, "evaluate.baseline=runs/x")
+    terms = make_terms(config.objective)
+    for found, fits in (("t", True), ("u", False)):  # the baseline has that teacher alone
+        baseline = finished(identity(BASELINE, "teacher=pretrained", "teacher.path=x", teacher=found))
+        if fits:
+            assert check_baseline(config, baseline, own, 625, terms) == []
+        else:
+            with pytest.raises(SettingError, match="other weights"):
+                check_baseline(config, baseline, own, 625, terms)
+
+
+def test_a_run_against_the_clock_may_take_any_steps() -> None:
+    clock = ("train.epochs=null", "train.minutes=5")
+    assert checked(finished(identity(BASELINE, *clock), steps=100), *clock) == []
+
+
+def test_what_else_differs_is_said() -> None:
+    (line,) = checked(finished(identity(BASELINE, "optimizer.lr=2e-3")))
+    assert line == "The baseline differs in more than its teacher: optimizer.lr was 0.002 and is 0.001 here."
+    (line,) = checked(finished(identity(BASELINE, "objective.masking.mlm_probability=0.15")))
+    assert "objective.masking.mlm_probability was 0.15 and is 0.3 here" in line
+    (line,) = checked(finished(identity(BASELINE), terms="mlm sop"))
+    assert "it learned from mlm, sop, this student besides its teacher from mlm" in line
+
+
+def test_another_number_format_is_said() -> None:
+    """So that no verdict is given; the formats are known only after the baseline has been found."""
+    baseline = BaselineRun(Record(precision={"student": "fp32", "teacher": "bf16"}), ["before"])
+    fp32, bf16 = (composed(MAIN, f"precision={name}") for name in ("fp32", "bf16"))
+    assert settled_baseline(baseline, fp32) == baseline and settled_baseline(None, bf16) is None
+    unknown = BaselineRun(Record(), [])
+    assert settled_baseline(unknown, bf16) == unknown
+    found = settled_baseline(baseline, bf16)
+    assert found is not None and found.remarks == [
+        "before",
+        "The baseline was trained in another number format: precision.student was fp32 and is bf16 here.",
+    ]
+
+
+def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
+    """Both may have been searched for, or one of them given: the numbers count."""
+    for layers in ("auto", "[0,2]"):
+        assert checked(finished(identity(BASELINE, f"student.layers={layers}"))) == []
+    given = finished(identity(BASELINE, "student.layers=[0,2]"))
+    assert "student.layers was [0, 2] and is [0, 1] here" in refused(given, "student.layers=[0,1]")
+    config = composed(MAIN, "student.layers=[0,1]", "precision=fp32", "evaluate.baseline=runs/x")
+    student = Student(start=Start(layers=[0, 1]))
+    baseline = BaselineRun(Record(student=student), [])
+    assert settled_baseline(baseline, config) == baseline
+    student.start.layers = [0, 2]
+    with pytest.raises(SettingError, match=r"evaluate.baseline=runs/x .*layers \[0, 2\].* from \[0, 1\]"):
+        settled_baseline(baseline, config)
+
+
+def test_what_an_older_release_did_not_record_is_said() -> None:
+    known = {
+        name: value for name, value in identity(BASELINE).items() if name not in ("corpus.digest", "student.start")
+    }
+    assert checked(finished(known)) == [
+        "Whether the baseline had the same text is not known: its results are of an older release."
+    ]
+    (line,) = checked(Record.from_json({"objective": None, "training": None}))
+    assert all(word in line for word in ("text", "number of sequences", "sequences a step", "seed", "task"))
+
+
+def test_a_run_without_a_teacher_needs_no_baseline(tmp_path: Path) -> None:
+    config = composed(BASELINE, f"evaluate.baseline={tmp_path}")
+    with pytest.raises(SettingError, match="no term of this objective learns from one"):
+        check(config)
+    with pytest.raises(SettingError, match=f"evaluate.baseline={tmp_path} is no finished run"):
+        check(composed(MAIN, f"evaluate.baseline={tmp_path}"))
