@@ -151,11 +151,11 @@ class Scores:
             yield [each.model, each.against, *cells, f"{number(found.num_units)} {found.units}"]
 
     def _scored(self) -> Iterator[list[str]]:
-        yield ["", "text", "documents", "rows", "tokens", "scored positions", "masked singly"]
+        yield ["", "text", "documents", "sequences", "tokens", "scored positions", "masked singly"]
         for each in self.vocabularies:
             of = f" ({number(each.tokens)} tokens)" if len(self.vocabularies) > 1 else ""
             for name, found in each.sets.items():
-                keys = ("documents", "rows", "tokens", "positions", "pseudo_positions")
+                keys = ("documents", "sequences", "tokens", "positions", "pseudo_positions")
                 yield [f"{name}{of}", str(found["description"]), *(number(found[key]) for key in keys)]
 
 
