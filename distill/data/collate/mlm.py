@@ -17,6 +17,10 @@ from distill.runtime.seed import key, uniform
 
 IGNORE = -100  # target of a position that is not predicted
 
+# The names under which a digest has these settings: with others the caches of earlier releases, and what is drawn for
+# them, would be other ones.
+DIGESTED_AS = {"mlm_probability": "share", "max_predictions": "most"}
+
 
 @dataclass(frozen=True)
 class MaskedLM:
@@ -32,7 +36,8 @@ class MaskedLM:
     @property
     def identity(self) -> str:
         """sha256 of everything that decides the masks of a row besides its key."""
-        digest = hashlib.sha256(repr((sorted(dict(self.settings).items()), self.mask_id)).encode())
+        settings = sorted((DIGESTED_AS.get(name, name), value) for name, value in self.settings)
+        digest = hashlib.sha256(repr((settings, self.mask_id)).encode())
         for values in (self.maskable, self.weights, self.is_continuation):
             digest.update(values.tobytes())
         return digest.hexdigest()
