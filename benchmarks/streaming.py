@@ -38,7 +38,7 @@ from distill.data.batches import Batches
 from distill.data.order import WindowedShuffle, order_of
 from distill.data.row_store import RowStore
 from distill.data.shards.index import Layout, ShardIndex
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTH, VOCAB = 128, 30522
@@ -63,9 +63,9 @@ def rate(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     window = CacheConfig(cache=str(folder / "cache"), shuffle_bytes=rows.nbytes // 4, local_bytes=2 * rows.nbytes)
     whole = CacheConfig(cache=str(folder / "cache"), shuffle_bytes=rows.nbytes)
     stores = {
-        "memory map": open_rows(str(folder / "one"), "train", whole),
-        "mapped shards": open_rows(str(folder / "many"), "train", window),
-        "cached blocks": open_rows(str(folder / "zstd"), "train", window),
+        "memory map": open_sequences(str(folder / "one"), "train", whole),
+        "mapped shards": open_sequences(str(folder / "many"), "train", window),
+        "cached blocks": open_sequences(str(folder / "zstd"), "train", window),
     }
     order = WindowedShuffle(np.array([*range(0, count, block), count]), 4, 0)
     collator = masker(folder)
@@ -119,7 +119,7 @@ def waiting(folder: Path, seconds: float, margins: list[float]) -> dict[str, Any
             cache=str(folder / f"cache {name}"), shuffle_bytes=rows.nbytes // 8, local_bytes=rows.nbytes
         )
         with storage(folder / "slow", rate) as place:
-            store = open_rows(place, "train", cache)
+            store = open_sequences(place, "train", cache)
             found[name] = one_loop(store, cache, masker(folder), step, step_rows)
             print(name, found[name], flush=True)
     return {"need_bytes_per_second": need, "steps": count // step_rows, "waited": found}
@@ -186,14 +186,14 @@ begun = time.perf_counter()
 import numpy as np
 from distill.config.settings import CacheConfig
 from distill.data.order import order_of
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 def memory():
     lines = open("/proc/self/status").read().split("\\n")
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 url, cache, block_rows, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 config = CacheConfig(cache=cache)
 imported, before = time.perf_counter() - begun, memory()
-store = open_rows(url, "train", config)
+store = open_sequences(url, "train", config)
 order = order_of(store, config.shuffle_bytes, 0)
 first = order.numbers(0, np.arange(256))
 ready = time.perf_counter() - begun
@@ -271,7 +271,7 @@ def made_up_index(shards: int, blocks: int, block_rows: int, count: int) -> Shar
 
 
 def random_numbers(index: ShardIndex, count: int) -> np.ndarray:
-    return np.random.default_rng(2).integers(0, index.num_rows, count)
+    return np.random.default_rng(2).integers(0, index.num_sequences, count)
 
 
 # --- all -----------------------------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def read_rows(place: Path | str, part: str) -> np.ndarray:
         if index.layout.compression is not None:
             import pyarrow
 
-            data = pyarrow.Codec("zstd").decompress(data, block.rows * index.layout.row_bytes, asbytes=True)
-        found.append(np.frombuffer(data, index.layout.dtype).reshape(block.rows, -1))
+            data = pyarrow.Codec("zstd").decompress(data, block.sequences * index.layout.sequence_bytes, asbytes=True)
+        found.append(np.frombuffer(data, index.layout.dtype).reshape(block.sequences, -1))
     return np.concatenate(found)
 
 

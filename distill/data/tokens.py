@@ -33,7 +33,7 @@ from distill.data.row_store import RowStore
 from distill.data.shards.destination import Destination, LocalFolder, destination
 from distill.data.shards.finish import META
 from distill.data.shards.groups import work_of
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 from distill.data.sources import Source, find_source
 from distill.data.sources.prose import Prose
 from distill.data.unread import Unread
@@ -296,7 +296,7 @@ def _load(
     if not meta[kept]["rows"]:
         raise _no_rows(meta, part, text, settings)
     return Tokens(
-        rows=open_rows(folder.place, kept, cache),
+        rows=open_sequences(folder.place, kept, cache),
         counts=np.load(io.BytesIO(folder.read(f"{kept}.counts.npy"))),
         digest=meta[kept]["digest"],
         name=text.describe(),

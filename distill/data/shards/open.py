@@ -1,4 +1,4 @@
-"""The rows of one part of a text, wherever its shards lie: mapped where that is possible, else through a cache."""
+"""The sequences of one part of a text, wherever its shards lie: mapped where that is possible, else through a cache."""
 
 from pathlib import Path
 
@@ -33,15 +33,15 @@ def read_index(place: str, part: str) -> ShardIndex:
         raise Damaged(Path(name), str(error)) from error
 
 
-def open_rows(place: str, part: str, cache: CacheConfig) -> RowStore:
-    """The rows of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
+def open_sequences(place: str, part: str, cache: CacheConfig) -> RowStore:
+    """The sequences of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
 
     Raises as `read_index` does, and SettingError where the folder of the node's cache cannot be written.
     """
     place = place if is_url(place) else str(Path(place).expanduser())
     index = read_index(place, part)
     if not is_url(place) and index.layout.compression is None and not _far(Path(place), cache):
-        small = index.num_rows * index.layout.row_bytes <= cache.shuffle_bytes  # its order needs no blocks
+        small = index.num_sequences * index.layout.sequence_bytes <= cache.shuffle_bytes  # its order needs no blocks
         one = index.num_shards == 1 and small
         return map_shard(Path(place), index, 0) if one else MappedShards(Path(place), index)
     setting = "corpus.cache" if cache.local is None else "corpus.local"
