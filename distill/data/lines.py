@@ -115,7 +115,7 @@ def _decoded(place: _Place, file: IO[bytes], limit: int, encoding: str, whole: b
             try:
                 line = decoder.decode(raw, final)
             except UnicodeDecodeError as error:
-                # A long line goes on in the middle of a character, which the next part has to know.
+                # The next part of a long line begins in the middle of a character, with the bytes before it.
                 lenient.setstate(before)
                 lenient.decode(raw, final)
                 decoder.setstate(lenient.getstate())

@@ -53,7 +53,7 @@ def tokenizer_of_corpus(
         if missing:
             begun = time.perf_counter()
             logger.info(f"training a tokenizer of {corpus.tokens.vocab_size:,} pieces on {text.describe()}")
-            training = chain.from_iterable(_training_texts(each, corpus.tokens) for each in texts)
+            training = chain.from_iterable(_training_texts(source, corpus.tokens) for source in texts)
             train(training, corpus.tokens.vocab_size, path)
             logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
     return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
@@ -63,15 +63,15 @@ def _training_texts(text: Text, settings: TokensConfig) -> Iterator[str]:
     """What is not held out. Raises SettingError where more cannot be read than the settings allow."""
     work = work_of(text.sources)
     rule = held_out_rule(settings.heldout, work)
-    found = []
-    for _, of_source in groupby(work, lambda each: id(each.source)):
-        found.append(unread := Unread())
-        for each in of_source:
-            for document in read(each.source, each.shard, unread):
-                unread.fine(document, each.source)
+    parts = []
+    for _, of_source in groupby(work, lambda unit: id(unit.source)):
+        parts.append(unread := Unread())
+        for unit in of_source:
+            for document in read(unit.source, unit.shard, unread):
+                unread.fine(document, unit.source)
                 yield from (stretch.text for held, stretch in rule.parts(document) if not held)
         unread.require_fields()
-    Unread.together(found).check(text.path, text.setting, settings)
+    Unread.together(parts).check(text.path, text.setting, settings)
 
 
 def spool(texts: Iterable[str], path: Path) -> Counter[str]:

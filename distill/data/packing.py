@@ -1,4 +1,4 @@
-"""One shard's documents packed into a file of token rows: the work of one process, without torch or transformers."""
+"""One shard's documents packed into a file of sequences: the work of one process, without torch or transformers."""
 
 import json
 import os
@@ -35,7 +35,7 @@ COUNTS = ("rows", "tokens", "documents", "dropped")  # of a part, by the names t
 
 @dataclass(frozen=True)
 class Packing:
-    """All that decides how text becomes rows: ids in their format, then padding up to `sequence_length`."""
+    """All that decides how text becomes sequences: ids in their format, then padding up to `sequence_length`."""
 
     tokenizer: str  # tokenizer.json
     vocabulary: int
@@ -46,11 +46,11 @@ class Packing:
     prompts: bool = False  # whether documents may have parts that do not count, so that ids carry flags
     duplicates: Duplicates = Duplicates.keep
     near: NearConfig = field(default_factory=NearConfig)
-    part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes rows
+    part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes sequences
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything here that decides the rows, by name; that duplicates are counted does not."""
+        """Everything here that decides the sequences, by name; that duplicates are counted does not."""
         named = asdict(self) | {"duplicates": self.duplicates.value, "near": dict(self.near)}
         if self.duplicates in (Duplicates.keep, Duplicates.count):
             del named["duplicates"]
@@ -68,20 +68,20 @@ class Packing:
 
 
 class RowWriter:
-    """Rows written to a file as their ids come in.
+    """Sequences written to a file as their ids come in.
 
     Attributes:
         rows, tokens, documents: how many were written.
-        dropped: tokens of ends of documents that were too short for a row.
+        dropped: tokens of ends of documents that were too short for a sequence.
     """
 
     def __init__(self, file: IO[bytes], packing: Packing) -> None:
         self.file, self.packing, self.format = file, packing, packing.format
-        self.left = np.empty(0, packing.dtype)  # ids that do not fill a row yet
+        self.left = np.empty(0, packing.dtype)  # ids that do not fill a sequence yet
         self.rows = self.tokens = self.documents = self.dropped = 0
 
     def add(self, ids: list[int], counts: bool = True) -> None:
-        """Takes the next ids of a document's text, and whether they count; writes the rows that are full."""
+        """Takes the next ids of a document's text, and whether they count; writes the sequences that are full."""
         new = np.asarray(ids, self.packing.dtype)
         if self.packing.prompts:
             inner = (new == self.format.document_end) | (new == self.format.pad)
@@ -94,7 +94,7 @@ class RowWriter:
             self._add(np.array([self.format.document_start], self.packing.dtype))
 
     def end_document(self, counts: bool = True) -> None:
-        """Ends the row, or, where rows may run over a document's end, marks it with a separator inside the row.
+        """Ends the sequence, or, where sequences may run over a document's end, marks it with a separator.
 
         `counts`: whether what the document ends with does; then its end is to be predicted too.
         """
@@ -106,8 +106,8 @@ class RowWriter:
             self._add(np.array([self.format.separator], self.packing.dtype))
 
     def end(self) -> None:
-        """Writes what is left as a padded row, unless that is too short to be one."""
-        if len(self.left) and self.left[-1] == self.format.separator:  # the row ends in one anyway
+        """Writes what is left as a padded sequence, unless that is too short to be one."""
+        if len(self.left) and self.left[-1] == self.format.separator:  # the sequence ends in one anyway
             self.left = self.left[:-1]
         if len(self.left) >= self.format.shortest:
             self._write(self.left[None])
@@ -123,7 +123,7 @@ class RowWriter:
         self._write(ids[: full * body].reshape(full, body))
 
     def _write(self, bodies: np.ndarray) -> None:
-        """Writes [rows, ids] as rows of full length."""
+        """Writes [sequences, ids] as sequences of full length."""
         count, length = bodies.shape
         rows = np.full((count, self.packing.sequence_length), self.format.pad, self.packing.dtype)
         first = int(self.format.row_start is not None)
@@ -157,7 +157,7 @@ def without_first_space(text: str) -> str:
 
     def changed(step: Any) -> Any:
         if isinstance(step, list):
-            return [changed(each) for each in step if each.get("type") != "Prepend"]
+            return [changed(inner) for inner in step if inner.get("type") != "Prepend"]
         if not isinstance(step, dict) or step.get("type") == "Prepend":
             return None
         first = {"prepend_scheme": "never", "add_prefix_space": False}
@@ -175,7 +175,7 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     """Writes `<stem>.train`, `<stem>.heldout` and, last, `<stem>.json`, whose contents it returns.
 
     Documents that `dropped` names are left out; the digests of all others are written where duplicates are counted.
-    Each file appears whole or not at all, so a build that was killed goes on from the shards that are done.
+    Each file appears whole or not at all, so a build that was killed resumes from the shards that are done.
     """
     begun = time.perf_counter()
     unread, left_out, digests = Unread(), dropped(stem), list[bytes]()
@@ -190,8 +190,8 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
                 digests.append(digest_of(document.text))
             if document.parts and not packing.prompts:
                 raise SettingError(
-                    f"{type(source).__name__} gives documents of parts, such as {document.name}: let its class say "
-                    "`prompts = True`"
+                    f"{type(source).__name__} gives documents of parts, such as {document.name}: set "
+                    "`prompts = True` in its class"
                 )
             _pack_document(document, writers, packing)
         for writer in writers:
@@ -252,12 +252,14 @@ def _pack_stretch(stretch: Document, writer: RowWriter, packing: Packing) -> Non
 
 def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
     """The ids of each sentence of a text."""
-    found = sentences(text)
-    begins = list(islice(found, 1))  # a text, so that some tokenizers put a space before it
-    while some := begins or list(islice(found, SENTENCES)):
+    coming = sentences(text)
+    begins = list(islice(coming, 1))  # a text, so that some tokenizers put a space before it
+    while some := begins or list(islice(coming, SENTENCES)):
         tokenizer = load_tokenizer(packing.tokenizer if begins else without_first_space(packing.tokenizer))
         tokenizer.encode_special_tokens = True
-        yield from (each.ids for each in tokenizer.encode_batch_fast(some, add_special_tokens=False) if each.ids)
+        yield from (
+            encoding.ids for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False) if encoding.ids
+        )
         begins = []
 
 

@@ -15,7 +15,7 @@ from distill.runtime.errors import SettingError
 Value = TypeVar("Value", str, list)
 
 PIECE = 1 << 20  # characters after which a plain text file is cut at the next blank line
-FEW, ROWS = 4, 64  # rows of a Parquet file that are in memory at first, and at most
+FEW, MAX_ROWS = 4, 64  # rows of a Parquet file that are in memory at first, and at most
 BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
 
 
@@ -39,8 +39,8 @@ def paragraphs(
 
     One of more than 16 Mi characters is cut.
     """
-    found = sound_lines(path, start, stop, PIECE, encoding)
-    return (each for each in _joined(found, lambda line, size: not line.strip() or size >= LONGEST) if each)
+    sound = sound_lines(path, start, stop, PIECE, encoding)
+    return (text for text in _joined(sound, lambda line, size: not line.strip() or size >= LONGEST) if text)
 
 
 def whole(path: Path, encoding: str | None = None) -> Iterator[str | BadRecord]:
@@ -146,7 +146,7 @@ def columns(
 
 
 def _for_arrow(path: Path) -> Any:
-    """A file as Arrow opens it: at a URL it asks for the parts that it needs."""
+    """A file as Arrow opens it: at a URL it requests the parts that it needs."""
     return path.open("rb", buffered=False) if isinstance(path, RemotePath) else path
 
 
@@ -157,9 +157,9 @@ def _num_rows(file: Any, groups: Iterable[int]) -> int:
 def _next_rows(batch: Any) -> int:
     """How many rows to read after these: twice as many, up to 64, fewer where rows are long.
 
-    Measured, as no size in the file tells: one text that a dictionary holds once may stand in every row.
+    Measured, since no size in the file shows it: one text that a dictionary holds once may stand in every row.
     """
-    return max(1, min(2 * len(batch), ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
+    return max(1, min(2 * len(batch), MAX_ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
 
 
 def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | BadRecord]:
@@ -180,7 +180,7 @@ def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | BadRe
 
 
 def num_row_groups(path: Path) -> int:
-    """Of a Parquet file; 1 where it cannot be read, so that the reader says what is wrong with it."""
+    """Of a Parquet file; 1 where it cannot be read, so that the reader reports what is wrong with it."""
     import pyarrow
     import pyarrow.parquet
 
@@ -242,12 +242,12 @@ def _load_saved(folder: str, split: str) -> Any:
     """The split of a data set that `save_to_disk` wrote; one that was saved alone is all there is of it."""
     import datasets
 
-    found = datasets.load_from_disk(str(Path(folder).expanduser()))
-    if not isinstance(found, datasets.DatasetDict):
-        return found
-    if split not in found:
-        raise ValueError(f"it has no such split; it has {', '.join(found)}")
-    return found[split]
+    saved = datasets.load_from_disk(str(Path(folder).expanduser()))
+    if not isinstance(saved, datasets.DatasetDict):
+        return saved
+    if split not in saved:
+        raise ValueError(f"it has no such split; it has {', '.join(saved)}")
+    return saved[split]
 
 
 def hub_revision(hub: str) -> str:

@@ -9,36 +9,36 @@ from distill.runtime.errors import SettingError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Flags on the ids of rows of sources that may have prompts; ids of other rows have none.
+# Flags on the ids of sequences of sources that may have prompts; ids of other sequences have none.
 PROMPT = 1 << 31  # the token does not count: models see it, and it is no target
-INNER = 1 << 30  # the token is text, though elsewhere its id ends a document or fills up a row
+INNER = 1 << 30  # the token is text, though elsewhere its id ends a document or fills up a sequence
 IDS = INNER - 1  # what of a flagged id is the id
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Ids that are put around rows and documents; None: none is."""
+    """Ids that are put around sequences and documents; None: none is."""
 
     row_start: int | None
     row_end: int | None
     document_start: int | None
     document_end: int | None
-    separator: int | None  # between documents of one row, where rows may run over a document's end
+    separator: int | None  # between documents of one sequence, where sequences may run over a document's end
     pad: int  # may lie one beyond the vocabulary, where the tokenizer has no such token
-    shortest: int  # ids that the end of a document needs to become a row
-    pairs: bool = False  # a row is two consecutive segments of one document, with `separator` between them
+    shortest: int  # ids that the end of a document needs to become a sequence
+    pairs: bool = False  # a sequence is two consecutive segments of one document, with `separator` between them
 
     @property
     def body(self) -> int:
-        """How many ids of a row are not the text's."""
+        """How many ids of a sequence are not the text's."""
         return (self.row_start is not None) + (self.row_end is not None) + self.pairs
 
 
-RowFormatOf = Callable[["PreTrainedTokenizerBase"], RowFormat]  # the format of the rows of a tokenizer
+RowFormatOf = Callable[["PreTrainedTokenizerBase"], RowFormat]  # the format of the sequences of a tokenizer
 
 
 def masked_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
-    """Rows of masked language models: [CLS] ids [SEP] padding.
+    """Sequences of masked language models: [CLS] ids [SEP] padding.
 
     Raises:
         SettingError: the tokenizer lacks one of these.
@@ -58,7 +58,7 @@ def masked_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
 
 
 def paired_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
-    """Rows of models that learn the order of segments: [CLS] ids [SEP] ids [SEP] padding.
+    """Sequences of models that learn the order of segments: [CLS] ids [SEP] ids [SEP] padding.
 
     Raises:
         SettingError: the tokenizer lacks one of these.
@@ -67,7 +67,7 @@ def paired_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
 
 
 def causal_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
-    """Rows of causal language models: each document ends in the end-of-text token, and nothing surrounds a row.
+    """Sequences of causal language models: each document ends in the end-of-text token; nothing surrounds a sequence.
 
     A document begins with the beginning-of-text token where that is another one, as in Llama; in GPT-2 it is the same,
     and stands once between two documents.

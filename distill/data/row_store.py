@@ -1,6 +1,6 @@
-"""Rows of token ids by number: what training and evaluation read, wherever the rows lie.
+"""Sequences of token ids by number: what training and evaluation read, wherever the sequences lie.
 
-N rows, S positions.
+N sequences, S positions.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class RowStore(Protocol):
-    """Rows of one length, numbered from 0. A NumPy array of two dimensions, in memory or mapped, is one."""
+    """Sequences of one length, numbered from 0. A NumPy array of two dimensions, in memory or mapped, is one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -27,42 +27,42 @@ class RowStore(Protocol):
         ...
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
-        """The rows of these numbers [n] int64, in their order: [n, S]."""
+        """The sequences of these numbers [n] int64, in their order: [n, S]."""
         ...
 
 
 def gather(pieces: Mapping[int, memoryview], piece: np.ndarray, within: np.ndarray, like: RowStore) -> np.ndarray:
-    """Rows from several pieces of memory: of each row, [n], its piece and its number in that; [n, S].
+    """Sequences from several pieces of memory: of each sequence, [n], its piece and its number in that; [n, S].
 
-    NumPy would take ten times as long to pick single rows from many arrays.
+    NumPy would take ten times as long to pick single sequences from many arrays.
 
     Raises:
         KeyError: a piece is not there.
     """
     width = row_bytes(like)
     starts = zip(piece.tolist(), (within * width).tolist(), strict=True)
-    data = bytearray().join([pieces[each][start : start + width] for each, start in starts])
+    data = bytearray().join([pieces[number][start : start + width] for number, start in starts])
     return np.frombuffer(data, like.dtype).reshape(len(piece), like.shape[1])
 
 
-def starts_of(rows: RowStore) -> np.ndarray | None:
-    """[B + 1] int64: the first row of each of the blocks in which rows are stored, then N; None: they are one piece."""
-    starts: np.ndarray | None = getattr(rows, "starts", None)
+def starts_of(sequences: RowStore) -> np.ndarray | None:
+    """[B + 1] int64: the first sequence of each stored block, then N; None: they are one piece."""
+    starts: np.ndarray | None = getattr(sequences, "starts", None)
     return starts
 
 
-def expect(rows: RowStore, numbers: np.ndarray) -> None:
-    """Tell a store which rows will be read soon, [n] int64: it may fetch the blocks that hold them, in this order."""
-    if (prepare := getattr(rows, "expect", None)) is not None:
+def expect(sequences: RowStore, numbers: np.ndarray) -> None:
+    """Announce the sequences that will be read soon, [n] int64: a store may fetch their blocks, in this order."""
+    if (prepare := getattr(sequences, "expect", None)) is not None:
         prepare(numbers)
 
 
-def bytes_of(rows: np.ndarray) -> memoryview:
-    """Those of rows that lie one after the other in memory."""
-    return rows.reshape(-1).view(np.uint8).data
+def bytes_of(sequences: np.ndarray) -> memoryview:
+    """Those of sequences that lie one after the other in memory."""
+    return sequences.reshape(-1).view(np.uint8).data
 
 
-def row_bytes(rows: RowStore) -> int:
-    """Of a row that is not compressed."""
-    dtype: np.dtype = rows.dtype
-    return int(rows.shape[1]) * dtype.itemsize
+def row_bytes(sequences: RowStore) -> int:
+    """Of a sequence that is not compressed."""
+    dtype: np.dtype = sequences.dtype
+    return int(sequences.shape[1]) * dtype.itemsize

@@ -15,7 +15,7 @@ SPAN = 1 << 20  # characters; a row that has not ended by then was begun by a st
 
 
 def is_table(path: Path) -> bool:
-    """Whether the name of a file says that it is a CSV or TSV file."""
+    """Whether the name of a file is that of a CSV or TSV file."""
     return path.name.lower().endswith(SUFFIXES)
 
 
@@ -25,7 +25,7 @@ def separated_rows(
     """The rows of a CSV or TSV file as records by the names of its header, and those that are damaged.
 
     In CSV files a field in quotation marks may hold commas and ends of lines; in TSV files a quotation mark is a
-    character like any other. After a damaged row reading goes on with the line behind that in which it began, so that
+    character like any other. After a damaged row reading continues with the line behind that in which it began, so that
     a stray quotation mark does not take what follows it along.
 
     Args:
@@ -92,7 +92,7 @@ class _Lines:
     """Numbered lines that can be given back.
 
     Attributes:
-        waiting: the next ones, at least one after `more` said that there are any.
+        waiting: the next ones, at least one after `more` returned true.
     """
 
     def __init__(self, path: Path, encoding: str | None) -> None:

@@ -17,7 +17,7 @@ AT_ONCE = 1000  # texts that are tokenized together
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Special tokens of a row: `before` first `between` second `after`, or `before` text `after`."""
+    """Special tokens of a sequence: `before` first `between` second `after`, or `before` text `after`."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]  # none in a row of one text
@@ -32,11 +32,11 @@ class TextEncoder:
     """Tokenizes texts; a special token's name in a text is text.
 
     Attributes:
-        pad_id: what fills up rows.
-        dtype: of rows: uint16 where the ids allow it, else uint32.
+        pad_id: what fills up sequences.
+        dtype: of sequences: uint16 where the ids allow it, else uint32.
 
     Raises:
-        SettingError: the tokenizer lacks a token that rows need.
+        SettingError: the tokenizer lacks a token that sequences need.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -62,11 +62,11 @@ class TextEncoder:
         parts, ids = probe.sequence_ids, probe.ids
         first = [place for place, part in enumerate(parts) if part == 0]
         last = [place for place, part in enumerate(parts) if part == int(pairs)]
-        found = Surroundings(
+        around = Surroundings(
             tuple(ids[: first[0]]), tuple(ids[first[-1] + 1 : last[0]]) if pairs else (), tuple(ids[last[-1] + 1 :])
         )
-        if found.before:
-            return found
+        if around.before:
+            return around
         start, separator = self._usual.row_start, self._usual.row_end
         assert start is not None and separator is not None
         return Surroundings((start,), (separator,) if pairs else (), (separator,))

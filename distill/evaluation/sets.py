@@ -12,7 +12,7 @@ from distill.data.batches import Collator
 from distill.data.known_share import check_known
 from distill.data.row_format import RowFormatOf, masked_rows
 from distill.data.row_store import RowStore, row_bytes
-from distill.data.sample import choose_rows
+from distill.data.sample import choose_sequences
 from distill.data.tokens import Tokens, corpus_texts, prepare, set_text
 from distill.runtime.errors import SettingError
 
@@ -86,7 +86,7 @@ def _chosen(name: str, rows: RowStore, config: Config) -> tuple[np.ndarray, np.n
     """
     most = config.corpus.cache.shuffle_bytes
     most_rows = config.evaluate.max_sequences_of(name)
-    numbers = choose_rows(rows, most_rows, f"evaluated rows of {name}")
+    numbers = choose_sequences(rows, most_rows, f"evaluated rows of {name}")
     if numbers is None and isinstance(rows, np.ndarray):
         return rows, None
     count = len(rows) if numbers is None else len(numbers)

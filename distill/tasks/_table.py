@@ -15,7 +15,7 @@ from distill.config.component import Component
 from distill.config.settings import Config, CorpusConfig
 from distill.data.batches import Collator
 from distill.data.known_share import check_counts
-from distill.data.sample import sample_rows
+from distill.data.sample import sample_numbers
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
 from distill.data.unread import Unread
@@ -171,5 +171,5 @@ def _known_counts(rows: Any, tokenizer: PreTrainedTokenizerBase, config: Config,
 
 def _some(examples: Any, most: int | None, purpose: str) -> Any:
     """At most so many of the examples, a seeded choice."""
-    numbers = sample_rows(len(examples), most, purpose)
+    numbers = sample_numbers(len(examples), most, purpose)
     return examples if numbers is None else examples.take(numbers)

@@ -13,7 +13,7 @@ from distill.data.known_share import check_known
 from distill.data.mixed_tokens import prepare_mixture
 from distill.data.order import Order
 from distill.data.row_format import RowFormat
-from distill.data.sample import subsample_rows
+from distill.data.sample import subsample
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.distributed import Backend
 from distill.evaluation.measures import Scoring
@@ -50,7 +50,7 @@ class TextTask(Task):
             tokens, rows, order = prepare_mixture(corpus, tokenizer, self.row_format, config.seed)
         else:
             tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
-            rows = subsample_rows(tokens.rows, corpus.max_sequences, "training rows", corpus.cache.shuffle_bytes)
+            rows = subsample(tokens.rows, corpus.max_sequences, "training rows", corpus.cache.shuffle_bytes)
         for setting, each in {"corpus": tokens, **_sources(tokens)}.items():
             check_known(each, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)

@@ -218,7 +218,7 @@ def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> 
     source = f"+evaluate.sources.mine={{kind: text, path: {text}}}"
     said = refused([str(done)], source, "evaluate.sets=[mine]")
     assert said.startswith("evaluate.sets: mine: the vocabulary does not know 100.0% of its tokens")
-    assert "not know" in refused([str(done)], source, "evaluate.sets=[mine]", "corpus.max_unknown=1.0")
+    assert "not in the vocabulary" in refused([str(done)], source, "evaluate.sets=[mine]", "corpus.max_unknown=1.0")
 
 
 def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,7 +183,9 @@ def test_bad_records_are_counted_and_above_a_share_the_run_stops(
     assert (found.documents, found.unread.bad, found.unread.records) == (97, 3, 100)
     (line,) = found.unread.lines()
     assert line.startswith("left out 3 of 100 records (3.00%), first a.jsonl, line 4: not JSON")
-    with pytest.raises(SettingError, match=r"3 of 100 records \(3\.0%\) are bad, more than corpus\.max_invalid=0\.01"):
+    with pytest.raises(
+        SettingError, match=r"3 of 100 records \(3\.0%\) are invalid, more than corpus\.max_invalid=0\.01"
+    ):
         tokens_of(changed(corpus, max_invalid=0.01), words)
     with pytest.raises(SettingError, match=r"a\.jsonl, line 4: not JSON.*corpus\.invalid_files=skip"):
         tokens_of(changed(corpus, invalid_files=Missing.stop), words)

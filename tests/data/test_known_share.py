@@ -36,5 +36,5 @@ def test_nothing_is_said_where_all_is_known(tokenizer: Any, caplog: pytest.LogCa
 
 @pytest.mark.parametrize(("unknown", "known"), [(30, 70), (100, 0), (0, 0)])
 def test_too_much_that_is_unknown_is_refused(tokenizer: Any, unknown: int, known: int) -> None:
-    with pytest.raises(SettingError, match=r"corpus\.path=x: the vocabulary .*\(corpus\.max_unknown=0\.2"):
+    with pytest.raises(SettingError, match=r"corpus\.path=x: .* not in the vocabulary.*\(corpus\.max_unknown=0\.2"):
         check_known(tokens(tokenizer, unknown, known), tokenizer, 0.2, "corpus.path=x")

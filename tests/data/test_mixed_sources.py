@@ -112,7 +112,7 @@ def test_the_mix_is_even_all_along_and_counted(sizes: tuple[int, ...], weights: 
 
 def test_a_weight_without_a_row_is_refused() -> None:
     with pytest.raises(
-        SettingError, match=r"corpus.sources.a.weight=1e-06 is too small: of 1,010 rows an epoch not one"
+        SettingError, match=r"corpus.sources.a.weight=1e-06 is too small: of 1,010 sequences an epoch none"
     ):
         mixed((1000, 10), (1e-6, 1.0))
 
@@ -126,7 +126,7 @@ def windowed() -> Mixture:
 
 def test_rows_of_blocks_are_dealt_so_that_each_rank_has_a_part_of_each_source(windowed: Mixture) -> None:
     numbers = windowed.numbers(0, np.arange(400, 477))
-    shares = [windowed.share(numbers, rank, 3) for rank in range(3)]
+    shares = [windowed.of_rank(numbers, rank, 3) for rank in range(3)]
     assert sorted(np.concatenate(shares)) == list(range(77))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     for source in range(2):
@@ -142,7 +142,7 @@ def test_the_blocks_that_come_next_are_known(windowed: Mixture, ranks: int) -> N
     for step in range(60):
         numbers = windowed.numbers(1, np.arange(100 * step, 100 * step + 100))
         for rank in range(ranks):
-            needed = set(numbers[windowed.share(numbers, rank, ranks)] // 100)
+            needed = set(numbers[windowed.of_rank(numbers, rank, ranks)] // 100)
             expected = windowed.upcoming(At(1, 100 * step, 100, 1 << 20), rank, ranks) // 100
             known.append(len(needed & set(expected)) / len(needed))
             blocks.append(len(expected))

@@ -44,7 +44,9 @@ def test_a_part_gives_enough_rows_and_holds_out_the_same(
     caplog.set_level("INFO", "distill")
     whole, some = tokens_of(corpus, words), tokens_of(changed(corpus, max_sequences=40), words)
     assert 40 <= len(some.rows) < len(whole.rows) / 4
-    assert any("of about 1/" in line and line.endswith("of it, as few rows are needed") for line in caplog.messages)
+    assert any(
+        "of about 1/" in line and line.endswith("of it, as few sequences are needed") for line in caplog.messages
+    )
     held = [tokens_of(each, words, "heldout") for each in (corpus, changed(corpus, max_sequences=40))]
     assert held[0].digest == held[1].digest and len(held[0].rows) > 10
     assert not bodies(some.rows[:]) & bodies(held[0].rows[:])

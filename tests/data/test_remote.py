@@ -159,7 +159,7 @@ def test_a_url_is_a_file_a_folder_or_a_pattern(bucket: str) -> None:
 
     def found(url: str) -> list[str]:
         files = find_files(url, "corpus.path", lambda root: [f for f in root.rglob("*") if f.suffix != ".md"])
-        assert all(isinstance(file, RemotePath) and file.known is not None and file.is_file() for file in files)
+        assert all(isinstance(file, RemotePath) and file.listed is not None and file.is_file() for file in files)
         return [str(file).removeprefix(f"{bucket}/listed/") for file in files]
 
     assert found(f"{bucket}/listed") == found(f"{bucket}/listed/") == ["a.txt", "b.txt.gz", "sub/c.txt"]
@@ -200,7 +200,7 @@ def test_a_page_of_links_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
         large, small = source_of(url, "text").files  # type: ignore[attr-defined]
-        assert [large.name, small.name] == ["large.txt", "a.txt"] and small.known.size == 8
+        assert [large.name, small.name] == ["large.txt", "a.txt"] and small.listed.size == 8
         assert list(lines_of(small)) == ["one\n", "two\n"]
         with pytest.raises(Unreadable, match="its server sends whole files only; download it and give the local file"):
             list(lines_of(large))

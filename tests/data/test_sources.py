@@ -244,7 +244,7 @@ def test_a_wrong_field_names_those_there_are(tmp_path: Path) -> None:
 def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     """`datasets` reads a local folder the way it reads the Hub."""
     pytest.importorskip("datasets")
-    monkeypatch.setattr(_files, "HUB_ROWS", 3)
+    monkeypatch.setattr(_files, "SHARD_ROWS", 3)
     write_lines(tmp_path / "train.jsonl", [{"text": f"Row {i}.<br />"} for i in range(10)])
     source = SourceConfig(kind="hub", hub=str(tmp_path), streaming=streaming)
     assert texts(source) == [f"Row {i}.<br />" for i in range(10)]

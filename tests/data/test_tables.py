@@ -80,7 +80,7 @@ def test_the_files_of_a_split_are_taken_from_a_folder(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^data\.train\.path=.*: no file of the split validation in this folder"):
         read(tmp_path, ColumnsConfig(), split="validation")
     with pytest.raises(
-        SettingError, match=r"^data\.train\.path=null: no examples are known; give data\.train\.path, or"
+        SettingError, match=r"^data\.train\.path=null: no examples were found; give data\.train\.path, or"
     ):
         table.read(ColumnsConfig(), TableConfig(), "data", "data.train", True)
 

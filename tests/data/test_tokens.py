@@ -194,7 +194,7 @@ def test_unreadable_files_are_counted_or_stop(
 def test_no_rows_no_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     (tmp_path / "a.txt").write_text("Ban dan.")
     corpus = corpus_config(kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), workers=1)
-    with pytest.raises(SettingError, match=r"^corpus\.path=.*a\.txt: not one row: 1 document"):
+    with pytest.raises(SettingError, match=r"^corpus\.path=.*a\.txt: not one sequence: 1 document"):
         tokens_of(corpus, tokenizer)
     source = SourceConfig(kind="text", path=f"{tmp_path}/a.txt")
     with pytest.raises(SettingError, match=r"^evaluate\.sources\.mine\.path=.*a\.txt: not one row"):

@@ -97,8 +97,8 @@ def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
     (tmp_path / "chinese.txt").write_text(CHINESE, encoding="utf-8")
     mine = [f"+evaluate.sources.mine={{kind: text, path: {tmp_path}/chinese.txt}}", "evaluate.sets=[heldout,mine]"]
     for settings, words in (
-        (mine, "evaluate.sets: mine: the vocabulary does not know 100.0%"),
-        ([*mine, "corpus.max_unknown=1.0"], "evaluate.sets: mine: the vocabulary does not know 100.0%"),
+        (mine, "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"),
+        ([*mine, "corpus.max_unknown=1.0"], "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"),
         (["evaluate.by_set.heldout.pseudo_perplexity.fraction=1e-9"], "not one position that pseudo-perplexity scores"),
     ):
         assert shelf.run(tmp_path / "run", *settings) == 2

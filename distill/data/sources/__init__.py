@@ -15,7 +15,7 @@ from distill.data.lines import Unreadable as Unreadable
 from distill.data.remote import file_state, path_of
 from distill.runtime.errors import SettingError
 
-# Settings that only some kinds read, as they say in `takes`.
+# Settings that only some kinds read: those in their `takes`.
 OPTIONAL = ("prompt", "template", "target_role", "document", "encoding")
 
 
@@ -40,10 +40,10 @@ class Shard(NamedTuple):
 class Source(ABC):
     """Where documents come from. It is sent to the processes that prepare tokens, so it must pickle."""
 
-    share: float = 1.0  # seeded share of the documents that is used
+    share: float = 1.0  # seeded fraction of the documents that is used
     prompts: bool = False  # whether its documents may have parts that do not count (`Document.of_parts`)
     by_lines: bool = False  # whether what is left out as bad is lines of documents, not whole documents
-    made_from: Any = None  # the import path and settings of a user's own source; built-in ones say all in `identity`
+    made_from: Any = None  # the import path and settings of a user's own source; built-in ones have all in `identity`
 
     @abstractmethod
     def shards(self) -> list[Shard]:
@@ -63,7 +63,7 @@ class Source(ABC):
 
     @property
     def identity(self) -> Any:
-        """What changes when the text changes; tokens in the cache are known by it. Any value with a `repr`."""
+        """What changes when the text changes; tokens in the cache are identified by it. Any value with a `repr`."""
         paths = [path_of(path) for shard in self.shards() for path in shard.paths]
         return type(self).__qualname__, [file_state(path) for path in paths if path.is_file()]
 
@@ -71,10 +71,10 @@ class Source(ABC):
 def read(
     source: Source, shard: Shard, unread: Callable[[Unreadable | BadRecord], None] = lambda error: None
 ) -> Iterator[Document]:
-    """The documents of a shard, of them the seeded share `source.share`.
+    """The documents of a shard, of them the seeded fraction `source.share`.
 
-    A file that cannot be read goes to `unread`, and the next one is read; so does a bad record, and a text with half a
-    surrogate pair, which has no UTF-8. Of bad records, too, only the share counts.
+    A file that cannot be read goes to `unread`, and the next one is read; so does an invalid record, and a text with
+    half a surrogate pair, which has no UTF-8. Of invalid records, too, only that fraction counts.
     """
 
     def counts(text: str) -> bool:
@@ -110,7 +110,7 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
         setting: what error lines call the settings, such as `corpus` or `evaluate.sources.imdb`.
 
     Raises:
-        SettingError: a path that was given does not exist, or holds no file of the kind.
+        SettingError: a path does not exist, or holds no file of the kind.
     """
     if isinstance(settings, Component):
         source = settings()
@@ -130,6 +130,6 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
                 f"{setting}.{name}={getattr(value, 'value', value)!r}: {setting}.kind={settings.kind} has no such "
                 "setting; leave it out"
             )
-    found = kind.find(settings, setting, cache)
-    assert found is None or isinstance(found, Source)
-    return found
+    source = kind.find(settings, setting, cache)
+    assert source is None or isinstance(source, Source)
+    return source

@@ -33,8 +33,8 @@ class Imdb(FileSource):
 
     def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | BadRecord]:
         """The one review of a file of the original folders."""
-        for each in whole(path, self.settings.encoding):
-            yield each if isinstance(each, BadRecord) else review(each)
+        for text in whole(path, self.settings.encoding):
+            yield text if isinstance(text, BadRecord) else review(text)
 
     def clean(self, text: str) -> str:
         return review(text)

@@ -11,7 +11,7 @@ from distill.data.sources._files import FileSource
 
 
 class Text(FileSource):
-    """What one document is can be said as `document`; else a file is read in texts of about 1 MiB."""
+    """`document` defines what one document is; else a file is read in texts of about 1 MiB."""
 
     word = "text"
     suffixes = (".txt", ".txt.gz")
@@ -22,8 +22,8 @@ class Text(FileSource):
         encoding = self.settings.encoding
         match self.settings.document:
             case DocumentUnit.line:
-                found = sound_lines(path, start, stop, encoding=encoding)
-                return (line if isinstance(line, BadRecord) else line.strip() for line in found)
+                lines = sound_lines(path, start, stop, encoding=encoding)
+                return (line if isinstance(line, BadRecord) else line.strip() for line in lines)
             case DocumentUnit.blank:
                 return readers.paragraphs(path, start, stop, encoding)
             case DocumentUnit.file:

@@ -94,7 +94,7 @@ def read_files(
             elif kind in ("csv", "tsv", "txt"):
                 yield from _separated(path, fields, header, kind, quotes)
             else:
-                raise Unreadable(path.name, "its name does not say what it is: *.csv, *.tsv, *.jsonl or *.parquet")
+                raise Unreadable(path.name, "its name has none of the endings *.csv, *.tsv, *.jsonl or *.parquet")
         except Unreadable as error:
             raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
 

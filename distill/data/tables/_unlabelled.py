@@ -27,9 +27,9 @@ def unlabelled_texts(
     Raises:
         SettingError: there are none, or a file cannot be read, lacks a column or holds lines where pairs are wanted.
     """
-    found = collect(_rows(files, setting, columns, header, quotes), columns, str, training=True, setting=setting)
+    collected = collect(_rows(files, setting, columns, header, quotes), columns, str, training=True, setting=setting)
     name = describe(TableConfig(), files)
-    return LabelledTexts(name, found.first, found.second, np.empty(0), (), found.left_out)
+    return LabelledTexts(name, collected.first, collected.second, np.empty(0), (), collected.left_out)
 
 
 def _rows(

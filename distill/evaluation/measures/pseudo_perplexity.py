@@ -41,7 +41,7 @@ class SinglePass(TokenPass):
         super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,), {})
         self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
         self.fraction_of: Callable[[str], float] = scoring.settings.fraction_of
-        words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
+        words = self.pairs.masking if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
         assert isinstance(words, MaskedLM)
         self.collator = words
 
