@@ -12,7 +12,7 @@ from tiny import LENGTH, PAD, VOCAB, make_masks, make_rows
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches, num_threads
 from distill.data.collate.mlm import IGNORE
-from distill.data.sample import subsample_rows
+from distill.data.sample import subsample
 from distill.runtime.seed import key
 
 ROWS = make_rows(53, shortest=5)
@@ -188,11 +188,11 @@ def test_positions_of_a_batch(tokenizer: Any) -> None:
 
 def test_subsample_rows_is_a_fixed_choice_in_the_old_order() -> None:
     numbers = np.arange(100).reshape(-1, 1)
-    chosen = subsample_rows(numbers, 10, "training rows")
+    chosen = subsample(numbers, 10, "training rows")
     assert isinstance(chosen, np.ndarray) and chosen.shape == (10, 1) and (np.diff(chosen[:, 0]) > 0).all()
-    assert np.array_equal(chosen, subsample_rows(numbers, 10, "training rows"))
-    assert not np.array_equal(chosen, subsample_rows(numbers, 10, "other rows"))
-    assert subsample_rows(numbers, None, "x") is numbers and subsample_rows(numbers, 100, "x") is numbers
+    assert np.array_equal(chosen, subsample(numbers, 10, "training rows"))
+    assert not np.array_equal(chosen, subsample(numbers, 10, "other rows"))
+    assert subsample(numbers, None, "x") is numbers and subsample(numbers, 100, "x") is numbers
 
 
 def test_threads_follow_the_cores_of_a_rank_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
