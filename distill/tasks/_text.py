@@ -1,4 +1,4 @@
-"""Tasks whose targets come from the text itself: rows of token ids with words that are to be predicted."""
+"""Tasks whose targets come from the text itself: sequences with tokens that are to be predicted."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class TextTask(Task):
 
     @abstractmethod
     def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
-        """What surrounds text in a row. Raises SettingError where the tokenizer lacks a token for that."""
+        """What surrounds text in a sequence. Raises SettingError where the tokenizer lacks a token for that."""
 
     @abstractmethod
     def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
@@ -47,14 +47,14 @@ class TextTask(Task):
         corpus = config.corpus
         order: Order | None = None
         if corpus.sources:
-            tokens, rows, order = prepare_mixture(corpus, tokenizer, self.row_format, config.seed)
+            tokens, sequences, order = prepare_mixture(corpus, tokenizer, self.row_format, config.seed)
         else:
             tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
-            rows = subsample(tokens.rows, corpus.max_sequences, "training rows", corpus.cache.shuffle_bytes)
-        for setting, each in {"corpus": tokens, **_sources(tokens)}.items():
-            check_known(each, tokenizer, corpus.max_unknown, setting)
+            sequences = subsample(tokens.rows, corpus.max_sequences, "training rows", corpus.cache.shuffle_bytes)
+        for setting, part in {"corpus": tokens, **_sources(tokens)}.items():
+            check_known(part, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)
-        batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), ranks, order)
+        batches = make_batches(config, sequences, self.collator(config, tokenizer, tokens.counts), ranks, order)
         return Prepared(tokens, batches, sets, left_out)
 
     def evaluation_sets(
@@ -69,5 +69,5 @@ class TextTask(Task):
 
 
 def _sources(tokens: Tokens) -> dict[str, Tokens]:
-    """Those of a mixture by their settings: one that the vocabulary does not know would hide among the others."""
-    return {f"corpus.sources.{name}": each for name, each in tokens.sources.items()}
+    """Those of a mixture by their settings: one that does not fit the vocabulary would hide among the others."""
+    return {f"corpus.sources.{name}": part for name, part in tokens.sources.items()}

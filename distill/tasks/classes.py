@@ -16,7 +16,7 @@ from distill.tasks._table import TableTask
 
 
 class Classes(TableTask):
-    """Rows of one text or two; the measures of GLUE's task, or those for classes or for values."""
+    """Sequences of one text or two; the measures of GLUE's task, or those for classes or for values."""
 
     kind: ModelKind = CLASSES
     labels: tuple[str, ...] = ("class",)
@@ -33,7 +33,7 @@ class Classes(TableTask):
         }
         self.kind = replace(CLASSES, fields=fields)
 
-    def rows(
+    def sequences(
         self,
         split: Glue | Table,
         examples: LabelledTexts,
@@ -43,8 +43,8 @@ class Classes(TableTask):
     ) -> ClassRows:
         return class_rows(examples, tokenizer, config.corpus.tokens.sequence_length, "corpus.sequence_length")
 
-    def collator(self, rows: ClassRows) -> classes.Classes:
-        return classes.Classes(rows, segments=True)
+    def collator(self, sequences: ClassRows) -> classes.Classes:
+        return classes.Classes(sequences, segments=True)
 
-    def evaluation_set(self, name: str, split: Glue | Table, examples: LabelledTexts, rows: ClassRows) -> ClassSet:
-        return replace(class_set(name, examples, rows, split.measures), collator=self.collator(rows))
+    def evaluation_set(self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassRows) -> ClassSet:
+        return replace(class_set(name, examples, sequences, split.measures), collator=self.collator(sequences))

@@ -1,4 +1,4 @@
-"""Causal language modelling: every word is predicted from those before it."""
+"""Causal language modelling: every token is predicted from those before it."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Clm(TextTask):
-    """Targets shifted by one, documents of a row kept apart; perplexity by a sliding window, and bits per byte."""
+    """Targets shifted by one, documents of a sequence kept apart; perplexity by a sliding window, and bits per byte."""
 
     kind: ModelKind = CAUSAL
     labels: tuple[str, ...] = ("clm",)

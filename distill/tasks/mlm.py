@@ -1,4 +1,4 @@
-"""Masked language modelling: some words of a row are hidden and predicted from both sides."""
+"""Masked language modelling: some tokens of a sequence are hidden and predicted from both sides."""
 
 from typing import TYPE_CHECKING
 
@@ -45,5 +45,5 @@ class Mlm(TextTask):
 
 
 def scoring_masks(tokenizer: PreTrainedTokenizerBase) -> MaskedLM:
-    """The masks of evaluation, which choose all words alike, so that how often each of them occurs is of no account."""
+    """The masks of evaluation, which choose all tokens alike, whatever the counts of each."""
     return masked_lm(MASKING, tokenizer, np.zeros(len(tokenizer), np.int64))

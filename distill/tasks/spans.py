@@ -21,14 +21,14 @@ class Spans(TableTask):
     noun = "questions with answers"
     corpora = ("squad",)
 
-    def rows(
+    def sequences(
         self, split: Squad, examples: Questions, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
     ) -> SpanRows:
         settings = SpanConfig(config.corpus.tokens.sequence_length, split.stride, split.max_query)
         return span_rows(examples, tokenizer, settings, "corpus", scoring)
 
-    def collator(self, rows: SpanRows) -> spans.Spans:
-        return spans.Spans(rows, segments=True)
+    def collator(self, sequences: SpanRows) -> spans.Spans:
+        return spans.Spans(sequences, segments=True)
 
-    def evaluation_set(self, name: str, split: Squad, examples: Questions, rows: SpanRows) -> SquadSet:
-        return replace(squad_set(name, examples, rows), collator=self.collator(rows))
+    def evaluation_set(self, name: str, split: Squad, examples: Questions, sequences: SpanRows) -> SquadSet:
+        return replace(squad_set(name, examples, sequences), collator=self.collator(sequences))

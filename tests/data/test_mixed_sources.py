@@ -195,11 +195,11 @@ def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) ->
     assert len(again) == 8 and all(first[1] != second[1] for first, second in again)
     assert sum(first[0] != second[0] for first, second in again) > 4
     static = rows_of(rows, step_rows=20, static=True).window(0)
-    by_row: dict[int, set[str]] = {}
+    by_sequence: dict[int, set[str]] = {}
     for batch in static:
         for place, row in enumerate(batch.row_ids):
-            by_row.setdefault(int(row), set()).add(str(batch.ids[place].tolist()))
-    assert all(len(found) == 1 for found in by_row.values())
+            by_sequence.setdefault(int(row), set()).add(str(batch.ids[place].tolist()))
+    assert all(len(found) == 1 for found in by_sequence.values())
 
 
 # --- the rows of a corpus

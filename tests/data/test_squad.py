@@ -110,7 +110,7 @@ def test_versions_are_kept_apart(tmp_path: Path) -> None:
     plain = sample.write(tmp_path / "mine.json", sample.official(sample.made(30)))
     with pytest.raises(SettingError, match=r"^squad\.train: \d+ of 30 questions have no answer, .* to 2\.0"):
         load(plain, "1.1")
-    with pytest.raises(SettingError, match=r"^squad\.train: version=3 is no version of SQuAD: choose 1\.1 or 2\.0"):
+    with pytest.raises(SettingError, match=r"^squad\.train: version=3 is not known: choose 1\.1 or 2\.0"):
         load(plain, "3")
     with pytest.raises(SettingError, match=r"only files of another version than 1\.1"):
         load(tmp_path / "train-v2.0.json", "1.1")

@@ -127,7 +127,7 @@ def read(where: TableConfig, version: str, setting: str, training: bool) -> Ques
         SettingError: there are no such questions, or they do not fit `version`.
     """
     if version not in HUB:
-        raise SettingError(f"{setting}: version={version} is no version of SQuAD: choose 1.1 or 2.0")
+        raise SettingError(f"{setting}: version={version} is not known: choose 1.1 or 2.0")
     usual = ("squad",) if where.hub in (None, HUB[version]) else ()  # of another data set it is no copy
     where = TableConfig(where.path, where.hub or HUB[version], where.subset, where.split)
     files = [path for path in find_split(where, setting, SUFFIXES, usual) if _fits(path, version)]

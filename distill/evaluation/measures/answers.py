@@ -1,7 +1,7 @@
 """From the logits of windows to answers: the best stretches of text of every question, and how little it has one.
 
 The rule is that of the published code of BERT (Devlin et al. 2019), which ALBERT's follows. Shapes: W windows, S
-positions of a row, K best starts or ends of a window.
+positions of a sequence, K best starts or ends of a window.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Answered:
-    """What a model says to one question."""
+    """The answers of a model to one question."""
 
     candidates: tuple[Candidate, ...]  # different texts, the best first
     null: float  # logits of [CLS] as start plus as end, the least of all windows: "no answer" in each of them

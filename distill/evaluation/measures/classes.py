@@ -34,7 +34,7 @@ class ClassSet(EvaluationSet):
             raise ValueError("the model's outputs are not finite: nothing can be read from them")
         if len(outputs) != len(self.labels) or (self.classes and outputs.shape[1:] != (len(self.classes),)):
             raise ValueError(
-                f"outputs of shape {outputs.shape} for {len(self.labels)} rows of {len(self.classes)} classes"
+                f"outputs of shape {outputs.shape} for {len(self.labels)} sequences of {len(self.classes)} classes"
             )
         predicted = outputs.argmax(1) if self.classes else outputs.reshape(len(self.labels)).astype(np.float64)
         return {name: measure(name, predicted, self.labels) for name in self.measures}
@@ -58,7 +58,7 @@ def measure(name: str, predicted: np.ndarray, right: np.ndarray) -> float:
 
 
 def accuracy(predicted: np.ndarray, right: np.ndarray) -> float:
-    """The share of rows whose class was predicted."""
+    """The fraction of sequences whose class was predicted."""
     return float((predicted == right).mean())
 
 
