@@ -64,6 +64,17 @@ class KeptRows:
 
 
 @dataclass(frozen=True)
+class Byproducts:
+    """What a pass hands over besides its values, where requested."""
+
+    sequence_losses: "Metric | None" = None  # a `SequenceLossSums`, which gets the loss of every token
+    head_rows: KeptRows | None = None  # gets what the head is given
+
+
+NO_BYPRODUCTS = Byproducts()
+
+
+@dataclass(frozen=True)
 class Scoring:
     """What all passes have in common: how sequences become batches, and the ranks that share the work."""
 
@@ -154,21 +165,15 @@ class Pass(ABC):
 
     @abstractmethod
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        sequence_losses: "Metric | None" = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         """Values by measure, for a model in evaluation mode; all ranks call it and get the same.
 
         A model that lacks what is measured, such as a head for the order of segments, has no value.
 
         Args:
-            sequence_losses: a `SequenceLossSums`, which gets the loss of every token, where the pass is one
-                `by_sequence`.
-            keep: gets the head rows, where the pass `keeps` them.
+            done: gets how much of the set was scored since its last call, in `unit`.
+            more: `sequence_losses` of a pass that is `by_sequence`, `head_rows` of one that `keeps` them.
         """
 
 

@@ -114,7 +114,7 @@ class WindowPass(TokenPass):
     def _explanation(self, prompts: bool) -> str:
         moves = "half a sequence" if self.stride is None else f"{self.stride} tokens"
         return (
-            "the exponential of the mean cross-entropy of the next token, by a window of sequence length that moves on by "
+            "the exponential of the mean cross-entropy of the next token, by a window of sequence length that moves by "
             + moves
             + (", over what counts: prompts are read and not scored" if prompts else "")
         )
