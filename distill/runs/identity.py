@@ -9,7 +9,7 @@ from distill.config.settings import Config
 from distill.config.weight_schedule import WeightSchedule, is_zero
 from distill.data.batches import Batches
 from distill.runtime.errors import SettingError
-from distill.teacher.members import settings_by_member, shares
+from distill.teacher.members import settings_by_member, weights_of
 
 # Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
 # identity by the digest of its rows, the teacher by that of its weights.
@@ -94,7 +94,7 @@ def _teachers(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {"teacher.members": list(config.teacher.members)}
     for name, own in settings_by_member(config).items():
         found |= {
-            f"teacher.members.{name}.weight": shares(config)[name],
+            f"teacher.members.{name}.weight": weights_of(config)[name],
             **_cached(own, f"teacher.members.{name}.cache"),
             f"teacher.members.{name}.precision.int8": own.precision.teacher == "int8",
         }

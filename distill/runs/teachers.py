@@ -14,7 +14,7 @@ from distill.runs.setup import setup_teacher
 from distill.teacher.cache import Cache
 from distill.teacher.make import find_cache, make_teacher
 from distill.teacher.mean import MeanTeacher
-from distill.teacher.members import Member, errors_of, setting_of, settings_by_member, shares
+from distill.teacher.members import Member, errors_of, setting_of, settings_by_member, weights_of
 from distill.teacher.output import NoTeacher, Teacher
 from distill.teacher.retokenized import RetokenizedTeacher
 
@@ -79,5 +79,5 @@ def make_teachers(
             made.append(make_teacher(model, caches.get(name), batches, positions, temperature, own, ranks))
     if not made:
         return NoTeacher()
-    weights = shares(config)
+    weights = weights_of(config)
     return made[0] if len(made) == 1 else MeanTeacher(made, [weights[name] for name in frozen])

@@ -14,15 +14,15 @@ from distill.teacher.output import NoTeacher, Teacher
 logger = logging.getLogger(__name__)
 
 
-def find_cache(config: Config, origin: dict[str, object], batches: Batches, positions: Positions) -> Cache | None:
-    """The cache that the settings want, checked or still to be made; None where the teacher is to run live.
+def find_cache(config: Config, identity: dict[str, object], batches: Batches, positions: Positions) -> Cache | None:
+    """The cache of the settings, checked or still to be made; None where the teacher is to run live.
 
     Raises:
         SettingError: as `cache.find`.
     """
     if not config.teacher.cache.wanted:
         return None
-    return find(config.teacher.cache, origin, batches, positions, config.corpus.cache.cache)
+    return find(config.teacher.cache, identity, batches, positions, config.corpus.cache.cache)
 
 
 def make_teacher(

@@ -21,7 +21,7 @@ from distill.models.teacher import load_teacher
 from distill.runtime.errors import SettingError
 
 ONLY = ""  # the name of a teacher that is no member of several
-OWN_SETTINGS = re.compile(rf"(?<![\w./])teacher\.(?=({'|'.join(each for each in MemberConfig.model_fields)})\b)")
+MEMBER_SETTINGS = re.compile(rf"(?<![\w./])teacher\.(?=({'|'.join(name for name in MemberConfig.model_fields)})\b)")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Member:
     """A teacher as it was loaded: frozen, in evaluation mode, in fp32."""
 
     name: str  # among `teacher.members`; ONLY for the only one
-    weight: float  # its share in the mean of all; they add up to 1
+    weight: float  # its weight in the mean of all; they add up to 1
     model: Any
     title: str  # what the report calls it
 
@@ -50,7 +50,7 @@ def settings_by_member(config: Config) -> dict[str, Config]:
     return {} if config.teacher.kind == "none" else {ONLY: config}
 
 
-def shares(config: Config) -> dict[str, float]:
+def weights_of(config: Config) -> dict[str, float]:
     """The weight of each teacher in the mean of all, by name; they add up to 1."""
     weights = {name: member.weight for name, member in config.teacher.members.items()}
     if config.teacher.kind != "several":
@@ -66,28 +66,28 @@ def errors_of(name: str) -> Iterator[None]:
     except SettingError as error:
         if name == ONLY:
             raise
-        own = setting_of(name)
-        line = OWN_SETTINGS.sub(f"{own}.", str(error))
-        line = re.sub(r"\bprecision\.teacher\b", f"{own}.precision", re.sub(r"^teacher:", f"{own}:", line))
+        setting = setting_of(name)
+        line = MEMBER_SETTINGS.sub(f"{setting}.", str(error))
+        line = re.sub(r"\bprecision\.teacher\b", f"{setting}.precision", re.sub(r"^teacher:", f"{setting}:", line))
         raise SettingError(line) from error
 
 
 def load_members(
     config: Config, kind: ModelKind, device: torch.device, mapped: bool = False
 ) -> tuple[list[Member], PreTrainedTokenizerBase | None]:
-    """All teachers of the run, and the tokenizer that they share: [], None where there is none.
+    """All teachers of the run, and the tokenizer that they have in common: [], None where there is none.
 
     Raises:
-        SettingError: one does not load, takes no rows of this length, or has another vocabulary than the first.
+        SettingError: one does not load, takes no sequences of this length, or has another vocabulary than the first.
     """
     members: list[Member] = []
     shared: PreTrainedTokenizerBase | None = None
-    for name, own in settings_by_member(config).items():
+    for name, alone in settings_by_member(config).items():
         with errors_of(name):
-            if own.precision.teacher == "int8":
+            if alone.precision.teacher == "int8":
                 int8.check(device)
-            model, tokenizer, title = load_teacher(own.teacher, kind, mapped)
-        member = Member(name, shares(config)[name], model, title)
+            model, tokenizer, title = load_teacher(alone.teacher, kind, mapped)
+        member = Member(name, weights_of(config)[name], model, title)
         assert tokenizer is not None
         if shared is not None:
             _check_member(member, tokenizer, members[0], shared, config.corpus.tokens.sequence_length)
@@ -112,7 +112,7 @@ def _check_member(
         raise SettingError(
             f"{member.setting}: its vocabulary ({len(there)} tokens) is not that of {first.setting} ({len(here)} "
             f"tokens, {differing} differ), and probabilities are averaged token by token: choose teachers with one "
-            "tokenizer, or learn from one after the other (student=pretrained goes on from a saved student)"
+            "tokenizer, or learn from one after the other (student=pretrained continues from a saved student)"
         )
     if (limit := longest_row(member.model)) is not None and length > limit:
         raise SettingError(

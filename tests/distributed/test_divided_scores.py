@@ -132,7 +132,7 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
 class SmallParts(Cache):
     """A cache of parts of a few rows."""
 
-    rows_per_part = property(lambda self: PART)  # type: ignore[assignment]
+    sequences_per_part = property(lambda self: PART)  # type: ignore[assignment]
 
 
 @contextmanager

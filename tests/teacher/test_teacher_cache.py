@@ -323,7 +323,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, most: int = 10**9) -> list[int]:
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "FEWEST_ROWS", 4)
+    monkeypatch.setattr(cache_module, "FEWEST_SEQUENCES", 4)
     monkeypatch.setattr(build_cache, "FORWARD_TOKENS", 3 * LENGTH)  # a question of 3 rows and one of 1 for each part
 
 
