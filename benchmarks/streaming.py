@@ -36,7 +36,7 @@ from stored import Faulty, files_of, forwarded, write_shards
 from distill.config.settings import CacheConfig
 from distill.data.batches import Batches
 from distill.data.order import WindowedShuffle, order_of
-from distill.data.row_store import RowStore
+from distill.data.sequence_store import SequenceStore
 from distill.data.shards.index import Layout, ShardIndex
 from distill.data.shards.open import open_sequences
 
@@ -84,7 +84,7 @@ def rate(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def gathered(store: RowStore, order: WindowedShuffle, batches: int) -> float:
+def gathered(store: SequenceStore, order: WindowedShuffle, batches: int) -> float:
     """Rows a second in batches of 32."""
     numbers = order.numbers(1, np.arange(32 * batches) % len(order)).reshape(batches, 32)
     begun = time.perf_counter()
@@ -93,7 +93,7 @@ def gathered(store: RowStore, order: WindowedShuffle, batches: int) -> float:
     return numbers.size / (time.perf_counter() - begun)
 
 
-def masked(store: RowStore, order: WindowedShuffle, collator: Any, steps: int) -> float:
+def masked(store: SequenceStore, order: WindowedShuffle, collator: Any, steps: int) -> float:
     """Rows a second of windows of 4 micro-batches of 32 rows, in the thread that asks for them."""
     batches = Batches(store, collator, 32, 4, 0, fed=order)
     begun = time.perf_counter()
@@ -158,7 +158,7 @@ def serve(folder: str, rate: float, pipe: Any) -> None:
             pipe.recv()
 
 
-def one_loop(store: RowStore, cache: CacheConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
+def one_loop(store: SequenceStore, cache: CacheConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
     """Of one epoch: share of the time that went by waiting, and seconds until the first window was there."""
     order = order_of(store, cache.shuffle_bytes, 0)
     batches = Batches(store, collator, 32, 2, 0, threads=1, most_threads=16, step_rows=step_rows, fed=order)

@@ -10,13 +10,13 @@ from tiny import SEP, corpus_config
 from tokenizers import Tokenizer
 
 from distill.config.settings import CorpusConfig
-from distill.data.row_format import causal_rows
+from distill.data.sequence_format import causal_format
 from distill.data.tokens import Tokens, corpus_text, prepare
 
 # The end-of-text token inside a conversation, as in ChatML, and the name of the token that fills rows.
 TEMPLATE = "[PAD]{role}: {content}[SEP]"
 TOKENIZER = byte_pairs()
-FORMAT = causal_rows(TOKENIZER)
+FORMAT = causal_format(TOKENIZER)
 
 
 def conversations(count: int = 30) -> list[list[dict[str, str]]]:
@@ -38,7 +38,7 @@ def chats(folder: Path, **more: Any) -> CorpusConfig:
 
 
 def tokens_of(corpus: CorpusConfig, part: str = "train") -> Tokens:
-    return prepare(corpus_text(corpus), TOKENIZER, corpus.tokens, corpus.cache, part, causal_rows)
+    return prepare(corpus_text(corpus), TOKENIZER, corpus.tokens, corpus.cache, part, causal_format)
 
 
 def naive(conversation: list[dict[str, str]]) -> list[tuple[int, bool]]:

@@ -16,7 +16,7 @@ from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, FullShuffle, Order
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
-from distill.data.row_store import RowStore, expect
+from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
 
 # From what prepares the window of a step to the same, watched.
@@ -61,7 +61,7 @@ class Batches:
     the ranks' parts differ by one sequence at most, and the last step of an epoch is merely shorter.
     """
 
-    rows: RowStore  # [num_rows, S]
+    rows: SequenceStore  # [num_rows, S]
     collator: Collator
     batch_size: int
     accumulate: int

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from distill.config.settings import CorpusConfig
-from distill.data.mixture import Mixture, StackedRows
+from distill.data.invalid import Invalid
+from distill.data.mixture import Mixture, StackedSequences
 from distill.data.order import order_of
-from distill.data.row_format import RowFormatOf
-from distill.data.row_store import RowStore
 from distill.data.sample import subsample
+from distill.data.sequence_format import SequenceFormatOf
+from distill.data.sequence_store import SequenceStore
 from distill.data.tokens import Tokens, corpus_texts, prepare
-from distill.data.unread import Unread
 from distill.runtime.seed import key
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ class Mixed(NamedTuple):
     """The sequences that a run trains on, and their order."""
 
     tokens: Tokens  # with the counts of an epoch as it is fed
-    rows: RowStore
+    rows: SequenceStore
     order: Mixture
 
 
 def prepare_mixture(
-    corpus: CorpusConfig, tokenizer: "PreTrainedTokenizerBase", row_format: RowFormatOf, seed: int
+    corpus: CorpusConfig, tokenizer: "PreTrainedTokenizerBase", sequence_format: SequenceFormatOf, seed: int
 ) -> Mixed:
     """The training rows of a mixture.
 
@@ -43,7 +43,7 @@ def prepare_mixture(
     # Each source has a window of its own, so that all of them together take no more memory than that of one corpus.
     cache = corpus.cache.changed(shuffle_bytes=max(1, corpus.cache.shuffle_bytes // len(texts)))
     sources = {
-        name: prepare(text, tokenizer, corpus.tokens, cache, "train", row_format) for name, text in texts.items()
+        name: prepare(text, tokenizer, corpus.tokens, cache, "train", sequence_format) for name, text in texts.items()
     }
     weights = [corpus.weights[name] for name in sources]
     stores = [
@@ -56,7 +56,7 @@ def prepare_mixture(
     ]
     means = [tokens.tokens / len(tokens.rows) for tokens in sources.values()]
     order = Mixture(tuple(sources), tuple(weights), tuple(orders), tuple(means), seed)
-    return Mixed(as_fed(sources, order), StackedRows(stores), order)
+    return Mixed(as_fed(sources, order), StackedSequences(stores), order)
 
 
 def source_seed(seed: int, name: str) -> int:
@@ -75,7 +75,7 @@ def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
     )
     return replace(
         all_tokens[0],
-        rows=StackedRows([tokens.rows for tokens in all_tokens]),
+        rows=StackedSequences([tokens.rows for tokens in all_tokens]),
         counts=np.rint(sum(tokens.counts * factor for tokens, factor in zip(all_tokens, factors, strict=True))).astype(
             np.int64
         ),
@@ -88,7 +88,7 @@ def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
         tokens=round(sum(tokens.tokens * factor for tokens, factor in zip(all_tokens, factors, strict=True))),
         seconds=seconds,
         tokens_per_second=sum(tokens.tokens for tokens in all_tokens) / max(seconds, 1e-9),
-        unread=Unread.together(tokens.unread for tokens in all_tokens),
+        invalid=Invalid.together(tokens.invalid for tokens in all_tokens),
         prompts=any(tokens.prompts for tokens in all_tokens),
         duplicates=_sum([tokens.duplicates for tokens in all_tokens]),
         sources=sources,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.data.order import At, Order
-from distill.data.row_store import RowStore, expect
+from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key, shuffled
 
@@ -51,7 +51,7 @@ class Mixture:
     names: tuple[str, ...]
     weights: tuple[float, ...]
     orders: tuple[Order, ...]  # of each source's own sequences; its pass takes the place of the epoch
-    tokens_per_row: tuple[float, ...]  # in the mean of each source
+    tokens_per_sequence: tuple[float, ...]  # in the mean of each source
     seed: int
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class Mixture:
     def fed(self, epoch: int, positions: int) -> dict[str, Fed]:
         """What has been fed of each source after so many epochs and then so many positions of the next."""
         counts = self._sequences_fed(epoch, positions)
-        sources = zip(self.names, counts, self.sizes, self.tokens_per_row, strict=True)
+        sources = zip(self.names, counts, self.sizes, self.tokens_per_sequence, strict=True)
         return {name: Fed(int(count), float(count / size), round(count * mean)) for name, count, size, mean in sources}
 
     def _sequences_fed(self, epoch: int, positions: int) -> np.ndarray:
@@ -184,10 +184,10 @@ class Mixture:
         return low + np.searchsorted(starts, positions, side="right") - 1
 
 
-class StackedRows:
+class StackedSequences:
     """The sequences of several stores, numbered through in their order."""
 
-    def __init__(self, stores: Sequence[RowStore]) -> None:
+    def __init__(self, stores: Sequence[SequenceStore]) -> None:
         self.stores = stores
         self._offsets = np.cumsum([0, *(len(store) for store in stores)])
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from distill.config.settings import CorpusConfig, TokensConfig
 from distill.data.build_tokens import held_out_rule
 from distill.data.disk_cache import folder_of, once
+from distill.data.invalid import Invalid
 from distill.data.readers import blocks
 from distill.data.shards.groups import work_of
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
-from distill.data.unread import Unread
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
 
@@ -73,13 +73,13 @@ def _training_texts(text: Text, settings: TokensConfig) -> Iterator[str]:
     rule = held_out_rule(settings.heldout, work)
     parts = []
     for _, of_source in groupby(work, lambda unit: id(unit.source)):
-        parts.append(unread := Unread())
+        parts.append(invalid := Invalid())
         for unit in of_source:
-            for document in read(unit.source, unit.shard, unread):
-                unread.fine(document, unit.source)
+            for document in read(unit.source, unit.shard, invalid):
+                invalid.fine(document, unit.source)
                 yield from (stretch.text for held, stretch in rule.parts(document) if not held)
-        unread.require_fields()
-    Unread.together(parts).check(text.path, text.setting, settings)
+        invalid.require_fields()
+    Invalid.together(parts).check(text.path, text.setting, settings)
 
 
 def write_tokenizer(

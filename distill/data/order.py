@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from distill.data.row_store import RowStore, row_bytes, starts_of
+from distill.data.sequence_store import SequenceStore, sequence_bytes, starts_of
 from distill.runtime.seed import key, shuffled
 
 RAMP = 32  # the first window of a run is this part of a whole one ...
@@ -212,12 +212,12 @@ def first_window(window: int) -> int:
     return min(window, max(FEWEST, window // RAMP))
 
 
-def order_of(rows: RowStore, shuffle_bytes: int, seed: int) -> Order:
+def order_of(rows: SequenceStore, shuffle_bytes: int, seed: int) -> Order:
     """A full shuffle where the sequences take at most `shuffle_bytes`, else one in windows of blocks of so many bytes.
 
     It depends on the sequences and their blocks, and not on where these lie.
     """
-    starts, width = starts_of(rows), row_bytes(rows)
+    starts, width = starts_of(rows), sequence_bytes(rows)
     if starts is None or len(rows) * width <= shuffle_bytes:
         return FullShuffle(len(rows), seed, starts)
     block_bytes = int(np.diff(starts).max()) * width

@@ -17,13 +17,13 @@ from distill.config.corpus import Duplicates, NearConfig
 from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, dropped, write_digests
 from distill.data.heldout import HeldOut
-from distill.data.pair_rows import PairWriter
+from distill.data.invalid import Invalid
 from distill.data.part_of_text import PartOfText
 from distill.data.readers import blocks
-from distill.data.row_format import INNER, PROMPT, RowFormat
+from distill.data.segment_pairs import PairWriter
 from distill.data.sentences import sentences
+from distill.data.sequence_format import INNER, PROMPT, SequenceFormat
 from distill.data.sources import Shard, Source, read
-from distill.data.unread import Unread
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
 
@@ -39,7 +39,7 @@ class Packing:
 
     tokenizer: str  # tokenizer.json
     vocabulary: int
-    format: RowFormat
+    format: SequenceFormat
     sequence_length: int
     cross_documents: bool
     held_out: HeldOut
@@ -67,7 +67,7 @@ class Packing:
         return np.dtype(np.uint16 if small else np.uint32)
 
 
-class RowWriter:
+class SequenceWriter:
     """Sequences written to a file as their ids come in.
 
     Attributes:
@@ -178,12 +178,12 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     Each file appears whole or not at all, so a build that was killed resumes from the shards that are done.
     """
     begun = time.perf_counter()
-    unread, left_out, digests = Unread(), dropped(stem), list[bytes]()
+    invalid, left_out, digests = Invalid(), dropped(stem), list[bytes]()
     with ExitStack() as files:
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
         writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]
-        for number, document in enumerate(read(source, shard, unread)):
-            unread.fine(document, source)
+        for number, document in enumerate(read(source, shard, invalid)):
+            invalid.fine(document, source)
             if number in left_out:
                 continue
             if packing.duplicates is Duplicates.count:
@@ -195,12 +195,12 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
                 )
             _pack_document(document, writers, packing)
         for writer in writers:
-            if isinstance(writer, RowWriter):
+            if isinstance(writer, SequenceWriter):
                 writer.end()
     done: dict[str, Any] = {
         part: {name: getattr(writer, name) for name in COUNTS} for part, writer in zip(PARTS, writers, strict=True)
     }
-    done |= {**unread.as_dict(), "blame": unread.blame, "seconds": time.perf_counter() - begun}
+    done |= {**invalid.as_dict(), "blame": invalid.blame, "seconds": time.perf_counter() - begun}
     if packing.duplicates is Duplicates.count:
         write_digests(stem, digests)
     with atomic(Path(f"{stem}.json")) as record:
@@ -222,13 +222,13 @@ def packed_before(stem: str, packing: Packing) -> dict[str, Any] | None:
     return done if whole else None
 
 
-def _writer(file: IO[bytes], packing: Packing) -> RowWriter | PairWriter:
+def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:
     if packing.format.pairs:
         return PairWriter(file, packing.format, packing.sequence_length, packing.dtype)
-    return RowWriter(file, packing)
+    return SequenceWriter(file, packing)
 
 
-def _pack_document(document: Document, writers: Sequence[RowWriter | PairWriter], packing: Packing) -> None:
+def _pack_document(document: Document, writers: Sequence[SequenceWriter | PairWriter], packing: Packing) -> None:
     met = set()
     for held, stretch in packing.held_out.parts(document):
         writer = writers[held]
@@ -242,7 +242,7 @@ def _pack_document(document: Document, writers: Sequence[RowWriter | PairWriter]
         writers[held].documents += 1
 
 
-def _pack_stretch(stretch: Document, writer: RowWriter, packing: Packing) -> None:
+def _pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) -> None:
     parts = stretch.parts or (Part(stretch.text),)
     writer.begin_document()
     for number, part in enumerate(parts):
@@ -263,7 +263,7 @@ def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
         begins = []
 
 
-def _pack_part(part: Part, goes_on: bool, writer: RowWriter, packing: Packing) -> None:
+def _pack_part(part: Part, goes_on: bool, writer: SequenceWriter, packing: Packing) -> None:
     """Parts are tokenized one by one: who completes a prompt later has tokenized it without its completion, too."""
     for number, block in enumerate(blocks(part.text, BLOCK)):
         text = packing.tokenizer

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distill.data.lines import LONGEST, BadRecord, sound_lines
-from distill.data.lines import Unreadable as Unreadable
+from distill.data.lines import LONGEST, InvalidRecord, sound_lines
+from distill.data.lines import InvalidFile as InvalidFile
 from distill.data.lines import lines as lines
 from distill.data.remote import RemotePath
 from distill.runtime.errors import SettingError
@@ -21,7 +21,7 @@ BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
 
 def pieces(
     path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[str | BadRecord]:
+) -> Iterator[str | InvalidRecord]:
     """Consecutive texts of about 1 MiB of a plain text file, cut at blank lines where it has any, and its bad lines.
 
     `start` and `stop` are byte offsets: the lines that begin in [start, stop) are read.
@@ -34,7 +34,7 @@ def pieces(
 
 def paragraphs(
     path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[str | BadRecord]:
+) -> Iterator[str | InvalidRecord]:
     """What stands between two blank lines of a plain text file, and its bad lines; `start` and `stop` as in `pieces`.
 
     One of more than 16 Mi characters is cut.
@@ -43,17 +43,17 @@ def paragraphs(
     return (text for text in _joined(sound, lambda line, size: not line.strip() or size >= LONGEST) if text)
 
 
-def whole(path: Path, encoding: str | None = None) -> Iterator[str | BadRecord]:
+def whole(path: Path, encoding: str | None = None) -> Iterator[str | InvalidRecord]:
     """The text of a plain text file, and its bad lines; one of more than 16 Mi characters is cut."""
     return _joined(sound_lines(path, limit=PIECE, encoding=encoding), lambda line, size: size >= LONGEST)
 
 
-def _joined(lines: Iterator[str | BadRecord], ends: Callable[[str, int], bool]) -> Iterator[str | BadRecord]:
+def _joined(lines: Iterator[str | InvalidRecord], ends: Callable[[str, int], bool]) -> Iterator[str | InvalidRecord]:
     """Lines put together, up to one after which a text `ends`: a function of the line and the characters so far."""
     text: list[str] = []
     size = 0
     for line in lines:
-        if isinstance(line, BadRecord):
+        if isinstance(line, InvalidRecord):
             yield line
             continue
         text.append(line)
@@ -83,16 +83,16 @@ def blocks(text: str, size: int) -> Iterator[str]:
 
 def records(
     path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[dict[str, Any] | BadRecord]:
+) -> Iterator[dict[str, Any] | InvalidRecord]:
     """Every JSON object of a JSONL file, and the lines that are none; `start` and `stop` as in `pieces`."""
     behind = f" after byte {start:,}" if start else ""
     for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole=True), 1):
-        if isinstance(line, BadRecord):
+        if isinstance(line, InvalidRecord):
             yield line
         elif line.strip():
             record = _parsed(line)
             name = f"{path.name}, line {number:,}{behind}"
-            yield BadRecord(name, record) if isinstance(record, str) else record
+            yield InvalidRecord(name, record) if isinstance(record, str) else record
 
 
 def _parsed(line: str) -> dict[str, Any] | str:
@@ -108,7 +108,7 @@ def _parsed(line: str) -> dict[str, Any] | str:
 
 def columns(
     path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None, strict: bool = True
-) -> Iterator[dict[str, Any] | BadRecord]:
+) -> Iterator[dict[str, Any] | InvalidRecord]:
     """Columns of the row groups [start, stop) of a Parquet file, row by row.
 
     Rows of about 16 MiB are in memory, at most 64 of them. What cannot be bounded is one page of the file, which is
@@ -135,14 +135,14 @@ def columns(
             number = 1 + _num_rows(file, range(start))
             if missing:
                 rows = range(number, number + _num_rows(file, groups))
-                yield from (BadRecord(f"{path.name}, row {row:,}", str(missing[0]), True) for row in rows)
+                yield from (InvalidRecord(f"{path.name}, row {row:,}", str(missing[0]), True) for row in rows)
                 return
             for batch in file.iter_batches(FEW, row_groups=groups, columns=list(fields.values())):
                 file.reader.set_batch_size(_next_rows(batch))
                 yield from _rows(batch, path.name, number)
                 number += len(batch)
     except (pyarrow.ArrowException, OSError) as error:
-        raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+        raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
 
 
 def _for_arrow(path: Path) -> Any:
@@ -162,7 +162,7 @@ def _next_rows(batch: Any) -> int:
     return max(1, min(2 * len(batch), MAX_ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
 
 
-def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | BadRecord]:
+def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | InvalidRecord]:
     """The rows of an Arrow batch, the first of which has this number in its file; one that is not UTF-8 is bad."""
     if batch.nbytes <= LONGEST:
         try:
@@ -174,7 +174,7 @@ def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | BadRe
         try:
             row = batch.slice(index, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
-            yield BadRecord(f"{name}, row {number + index:,}", f"not UTF-8 ({error.reason})")
+            yield InvalidRecord(f"{name}, row {number + index:,}", f"not UTF-8 ({error.reason})")
         else:
             yield row
 
@@ -211,7 +211,7 @@ def load_hub(hub: str, subset: str | None, split: str, streaming: bool, setting:
         ) from error
 
 
-def sound_rows(rows: Any, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecord]:
+def sound_rows(rows: Any, start: int, stop: int) -> Iterator[dict[str, Any] | InvalidRecord]:
     """The rows [start, stop) of a data set of `datasets`; one that is not UTF-8 is bad."""
     begin = start
     try:
@@ -225,7 +225,7 @@ def sound_rows(rows: Any, start: int, stop: int) -> Iterator[dict[str, Any] | Ba
         try:
             row = rows[index]
         except UnicodeDecodeError as error:
-            yield BadRecord(f"row {index + 1:,}", f"not UTF-8 ({error.reason})")
+            yield InvalidRecord(f"row {index + 1:,}", f"not UTF-8 ({error.reason})")
         else:
             yield row
 

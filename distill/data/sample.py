@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from distill.data.row_store import RowStore, row_bytes, starts_of
+from distill.data.sequence_store import SequenceStore, sequence_bytes, starts_of
 from distill.runtime.seed import key, shuffled
 
 FEWEST_BLOCKS = 64  # that the sequences are chosen from
@@ -12,7 +12,7 @@ LARGE = 4 << 30  # bytes from which some blocks are chosen first; not a setting,
 class Chosen:
     """Some sequences of a store, renumbered from 0 in their old order."""
 
-    def __init__(self, sequences: RowStore, numbers: np.ndarray) -> None:
+    def __init__(self, sequences: SequenceStore, numbers: np.ndarray) -> None:
         """numbers: [n] int64, ascending."""
         self.sequences, self.numbers = sequences, numbers
         self.dtype, self.shape = sequences.dtype, (len(numbers), sequences.shape[1])
@@ -41,13 +41,20 @@ def sample_numbers(total: int, count: int | None, purpose: str) -> np.ndarray | 
     return np.sort(shuffled(np.arange(count), total, key(0, purpose)))
 
 
-def choose_sequences(sequences: RowStore, count: int | None, purpose: str, large: int = LARGE) -> np.ndarray | None:
+def choose_sequences(
+    sequences: SequenceStore, count: int | None, purpose: str, large: int = LARGE
+) -> np.ndarray | None:
     """As `sample_numbers`; where they take more than `large` bytes, from some of their blocks, so that few are read.
 
     These are 64 blocks, or four times as many as would do where that is more.
     """
     starts = starts_of(sequences)
-    if count is None or starts is None or count >= len(sequences) or len(sequences) * row_bytes(sequences) <= large:
+    if (
+        count is None
+        or starts is None
+        or count >= len(sequences)
+        or len(sequences) * sequence_bytes(sequences) <= large
+    ):
         return sample_numbers(len(sequences), count, purpose)
     sizes = np.diff(starts)
     count = min(len(sizes), max(FEWEST_BLOCKS, -(-4 * count * len(sizes) // len(sequences))))
@@ -59,9 +66,11 @@ def choose_sequences(sequences: RowStore, count: int | None, purpose: str, large
     return numbers
 
 
-def subsample(sequences: RowStore, count: int | None, purpose: str, shuffle_bytes: int = 1 << 62) -> RowStore:
+def subsample(sequences: SequenceStore, count: int | None, purpose: str, shuffle_bytes: int = 1 << 62) -> SequenceStore:
     """At most `count` of the sequences, in their old order, in memory unless they take more than `shuffle_bytes`."""
     numbers = choose_sequences(sequences, count, purpose)
     if numbers is None:
         return sequences
-    return sequences[numbers] if len(numbers) * row_bytes(sequences) <= shuffle_bytes else Chosen(sequences, numbers)
+    return (
+        sequences[numbers] if len(numbers) * sequence_bytes(sequences) <= shuffle_bytes else Chosen(sequences, numbers)
+    )

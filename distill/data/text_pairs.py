@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.data.row_format import masked_rows
+from distill.data.sequence_format import masked_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,7 @@ class TextEncoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         from tokenizers import Tokenizer
 
-        self._usual = masked_rows(tokenizer)
+        self._usual = masked_format(tokenizer)
         self.pad_id = self._usual.pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
         # A copy of the tokenizer's own, since whoever used that last may have left padding or truncation there.

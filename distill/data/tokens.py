@@ -22,21 +22,21 @@ from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import described
 from distill.data.heldout import HeldOut
-from distill.data.left_behind import remove_left_behind, scratch_name
+from distill.data.invalid import Invalid
 from distill.data.local_copy import local_copy
 from distill.data.mixture import quotas
 from distill.data.packing import PARTS, Packing
 from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import reachable
-from distill.data.row_format import RowFormatOf, masked_rows
-from distill.data.row_store import RowStore
+from distill.data.sequence_format import SequenceFormatOf, masked_format
+from distill.data.sequence_store import SequenceStore
 from distill.data.shards.destination import Destination, LocalFolder, destination
 from distill.data.shards.finish import META
 from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_sequences
 from distill.data.sources import Source, find_source
 from distill.data.sources.prose import Prose
-from distill.data.unread import Unread
+from distill.data.stale import remove_stale, scratch_name
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Stored:
 class Tokens:
     """The sequences of one part of a text. N sequences, L = sequence_length, V = length of the tokenizer."""
 
-    rows: RowStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
+    rows: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
     counts: np.ndarray  # [V] int64: how often each id stands in `rows`, special tokens and padding included
     digest: str  # sha256 of the sequences: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
@@ -99,8 +99,8 @@ class Tokens:
     tokens: int  # ids in `rows` that are not padding
     seconds: float  # it took to prepare the whole text, when that was done
     tokens_per_second: float  # of that preparation
-    unread: Unread  # files and records that are left out
-    prompts: bool = False  # whether ids carry the flags of `row_format`
+    invalid: Invalid  # files and records that are left out
+    prompts: bool = False  # whether ids carry the flags of `sequence_format`
     duplicates: dict[str, int] | None = None  # of the whole text, as `first_pass` counts them; None: not counted
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
     stored: Stored | None = None  # where they lie in files
@@ -169,7 +169,7 @@ def prepare(
     settings: TokensConfig,
     cache: CacheConfig,
     part: str,
-    sequence_format: RowFormatOf = masked_rows,
+    sequence_format: SequenceFormatOf = masked_format,
 ) -> Tokens:
     """Sequences of a text from `corpus.tokens` or the cache; what is missing is built, together with other hosts.
 
@@ -195,7 +195,7 @@ def prepare(
     if cache.local is not None and cache.compression is None and isinstance(folder, LocalFolder):
         folder = LocalFolder(str(local_copy(folder.folder, cache.local, cache.local_bytes)))
     tokens = _load(folder, part, text, packing, settings, cache)
-    for line in tokens.unread.lines():
+    for line in tokens.invalid.lines():
         logger.info(line)
     if tokens.duplicates and tokens.duplicates["exact"] + tokens.duplicates.get("near", 0):
         logger.info(f"{tokens.name}: {described(tokens.duplicates)}")
@@ -246,14 +246,14 @@ def _build_once(folder: Destination, text: Text, packing: Packing, cache: CacheC
         with once(scratch, lambda: folder.exists(META)) as missing:
             if missing:
                 build(folder, text.describe(), text.sources, packing, cache, scratch)
-    remove_left_behind(folder, Path(cache.cache).expanduser() / "tokens", key)
+    remove_stale(folder, Path(cache.cache).expanduser() / "tokens", key)
 
 
 def _packing(
     text: Text,
     tokenizer: "PreTrainedTokenizerBase",
     settings: TokensConfig,
-    sequence_format: RowFormatOf,
+    sequence_format: SequenceFormatOf,
 ) -> Packing:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -292,8 +292,8 @@ def _load(
 ) -> Tokens:
     meta = json.loads(folder.read(META))
     kept = PARTS[part == "heldout"]
-    unread = Unread.of(meta)
-    unread.check(text.path, text.setting, settings)
+    invalid = Invalid.of(meta)
+    invalid.check(text.path, text.setting, settings)
     if not meta[kept]["rows"]:
         raise _no_sequences(meta, part, text, settings)
     return Tokens(
@@ -305,7 +305,7 @@ def _load(
         tokens=meta[kept]["tokens"],
         seconds=meta["seconds"],
         tokens_per_second=rate(meta),
-        unread=unread,
+        invalid=invalid,
         prompts=packing.prompts,
         duplicates=meta.get("duplicates"),
         stored=Stored(
@@ -321,8 +321,8 @@ def _no_sequences(meta: dict[str, Any], part: str, text: Text, settings: TokensC
             "leave `heldout` out of evaluate.sets"
         )
     count = sum(meta[part_name]["documents"] for part_name in PARTS)
-    unread = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""
+    invalid = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""
     return SettingError(
         f"{text.setting}.path={text.path}: not one sequence: {count} document{'s' * (count != 1)}, none long "
-        f"enough{unread}; check {text.setting}.kind and {text.setting}.fraction"
+        f"enough{invalid}; check {text.setting}.kind and {text.setting}.fraction"
     )

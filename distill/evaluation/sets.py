@@ -9,11 +9,11 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.component import Component
 from distill.config.settings import Config, MaskingConfig, Missing
 from distill.data.batches import Collator
-from distill.data.known_share import check_known
-from distill.data.row_format import RowFormatOf, masked_rows
-from distill.data.row_store import RowStore, row_bytes
 from distill.data.sample import choose_sequences
+from distill.data.sequence_format import SequenceFormatOf, masked_format
+from distill.data.sequence_store import SequenceStore, sequence_bytes
 from distill.data.tokens import Tokens, corpus_texts, prepare, set_text
+from distill.data.unknown_tokens import check_unknown
 from distill.runtime.errors import SettingError
 
 # The mask of an evaluation set never changes, whatever the seed of the run: runs stay comparable.
@@ -30,7 +30,7 @@ class EvaluationSet:
     description: str
     rows: np.ndarray  # [num_rows, S]
     documents: int
-    text: RowStore | None = None  # [M, S] all sequences of the text in their order, where `rows` are some of them
+    text: SequenceStore | None = None  # [M, S] all sequences of the text in their order, where `rows` are some of them
     numbers: np.ndarray | None = None  # [num_rows] which these are
     prompts: bool = False  # whether some of its tokens are no targets
     collator: Collator | None = None  # of its sequences, where that of all sets does not fit them
@@ -47,7 +47,7 @@ class EvaluationSet:
 
 
 def load_sets(
-    config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: RowFormatOf = masked_rows
+    config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: SequenceFormatOf = masked_format
 ) -> tuple[list[EvaluationSet], list[str]]:
     """The sets that `evaluate.sets` names, and a line for each that is not available and may be left out.
 
@@ -61,7 +61,7 @@ def load_sets(
     for name, tokens in tokens_of_sets(config, tokenizer, sequence_format):
         if tokens is not None:
             chosen, numbers = _chosen(name, tokens.rows, config)
-            check_known(tokens, tokenizer, config.corpus.max_unknown, f"evaluate.sets: {name}")
+            check_unknown(tokens, tokenizer, config.corpus.max_unknown, f"evaluate.sets: {name}")
             sets.append(
                 EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.rows, numbers, tokens.prompts)
             )
@@ -78,7 +78,7 @@ def load_sets(
     return sets, left_out
 
 
-def _chosen(name: str, sequences: RowStore, config: Config) -> tuple[np.ndarray, np.ndarray | None]:
+def _chosen(name: str, sequences: SequenceStore, config: Config) -> tuple[np.ndarray, np.ndarray | None]:
     """The sequences of a set that are scored, in memory unless they are one file, and their numbers; None: all.
 
     Raises:
@@ -90,10 +90,10 @@ def _chosen(name: str, sequences: RowStore, config: Config) -> tuple[np.ndarray,
     if numbers is None and isinstance(sequences, np.ndarray):
         return sequences, None
     count = len(sequences) if numbers is None else len(numbers)
-    if count * row_bytes(sequences) > max_bytes:
+    if count * sequence_bytes(sequences) > max_bytes:
         raise SettingError(
             f"{sequences_setting(config, name)}={max_sequences}: {name} has {len(sequences):,} sequences, more than "
-            f"fit into memory (corpus.shuffle_bytes={max_bytes}): give {max_bytes // row_bytes(sequences)} at most"
+            f"fit into memory (corpus.shuffle_bytes={max_bytes}): give {max_bytes // sequence_bytes(sequences)} at most"
         )
     return sequences[np.arange(count) if numbers is None else numbers], numbers
 
@@ -104,7 +104,7 @@ def sequences_setting(config: Config, name: str) -> str:
 
 
 def tokens_of_sets(
-    config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: RowFormatOf
+    config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: SequenceFormatOf
 ) -> Iterator[tuple[str, Tokens | None]]:
     """Name and sequences of each set, None where its text is not available; a mixture has a held-out set a source."""
     corpus = config.corpus

@@ -16,9 +16,9 @@ import numpy as np
 from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
-from distill.data.row_format import PROMPT
-from distill.data.row_store import row_bytes
 from distill.data.sample import LARGE
+from distill.data.sequence_format import PROMPT
+from distill.data.sequence_store import sequence_bytes
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet
 
@@ -171,7 +171,7 @@ def units_of(data: EvaluationSet, collator: Collator) -> Units:
 def _documents(data: EvaluationSet, collator: Collator) -> np.ndarray | None:
     """[R] the number in the text of the document that each sequence belongs to; None where sequences do not show it."""
     text = data.rows if data.text is None else data.text
-    if not isinstance(collator, CausalLM | MaskedLM) or len(text) * row_bytes(text) > LARGE:
+    if not isinstance(collator, CausalLM | MaskedLM) or len(text) * sequence_bytes(text) > LARGE:
         return None
     if isinstance(collator, CausalLM) and collator.packed:
         return None

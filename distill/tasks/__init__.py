@@ -12,7 +12,7 @@ from distill.config.component import class_name, kinds
 from distill.config.settings import Config, CorpusConfig
 from distill.data.batches import Batches, Collator, num_threads
 from distill.data.order import Order, order_of
-from distill.data.row_store import RowStore
+from distill.data.sequence_store import SequenceStore
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.evaluation.evaluator import Evaluator
@@ -107,7 +107,7 @@ class Task(ABC):
 
 
 def make_batches(
-    config: Config, sequences: RowStore, collator: Collator, ranks: Ranks, order: Order | None = None
+    config: Config, sequences: SequenceStore, collator: Collator, ranks: Ranks, order: Order | None = None
 ) -> Batches:
     """This rank's part of the sequences [N, S] in their order; None: shuffled, as a whole or in windows."""
     if order is None:

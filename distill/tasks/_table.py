@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.component import Component
 from distill.config.settings import Config, CorpusConfig
 from distill.data.batches import Collator
-from distill.data.known_share import check_counts
+from distill.data.invalid import Invalid
 from distill.data.sample import sample_numbers
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
-from distill.data.unread import Unread
+from distill.data.unknown_tokens import check_counts
 from distill.distributed import Ranks
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import EvaluationSet
@@ -84,7 +84,7 @@ class TableTask(Task):
             tokens=int((sequences.rows != sequences.pad_id).sum()),
             seconds=0.0,
             tokens_per_second=0.0,
-            unread=Unread(),
+            invalid=Invalid(),
         )
         sets, left_out = self.evaluation_sets(config, tokenizer)
         return Prepared(tokens, make_batches(config, sequences.rows, self.collator(sequences), ranks), sets, left_out)

@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config, CorpusConfig
 from distill.data.batches import Collator
-from distill.data.known_share import check_known
 from distill.data.mixed_tokens import prepare_mixture
 from distill.data.order import Order
-from distill.data.row_format import RowFormat
 from distill.data.sample import subsample
+from distill.data.sequence_format import SequenceFormat
 from distill.data.tokens import Tokens, corpus_text, prepare
+from distill.data.unknown_tokens import check_unknown
 from distill.distributed import Ranks
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet, load_sets
@@ -28,7 +28,7 @@ class TextTask(Task):
     """How text becomes micro-batches for a kind of language model."""
 
     @abstractmethod
-    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
+    def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
         """What surrounds text in a sequence. Raises SettingError where the tokenizer lacks a token for that."""
 
     @abstractmethod
@@ -47,12 +47,12 @@ class TextTask(Task):
         corpus = config.corpus
         order: Order | None = None
         if corpus.sources:
-            tokens, sequences, order = prepare_mixture(corpus, tokenizer, self.row_format, config.seed)
+            tokens, sequences, order = prepare_mixture(corpus, tokenizer, self.sequence_format, config.seed)
         else:
-            tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
+            tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.sequence_format)
             sequences = subsample(tokens.rows, corpus.max_sequences, "training rows", corpus.cache.shuffle_bytes)
         for setting, part in {"corpus": tokens, **_sources(tokens)}.items():
-            check_known(part, tokenizer, corpus.max_unknown, setting)
+            check_unknown(part, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)
         batches = make_batches(config, sequences, self.collator(config, tokenizer, tokens.counts), ranks, order)
         return Prepared(tokens, batches, sets, left_out)
@@ -60,7 +60,7 @@ class TextTask(Task):
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
     ) -> tuple[list[EvaluationSet], list[str]]:
-        return load_sets(config, tokenizer, self.row_format)
+        return load_sets(config, tokenizer, self.sequence_format)
 
     def scoring(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks

@@ -5,7 +5,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
-from distill.data.class_rows import ClassRows, class_rows
+from distill.data.class_sequences import ClassSequences, class_sequences
 from distill.data.collate import classes
 from distill.data.tables import LabelledTexts
 from distill.data.tables.glue import Glue
@@ -40,11 +40,13 @@ class Classes(TableTask):
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
         scoring: bool,
-    ) -> ClassRows:
-        return class_rows(examples, tokenizer, config.corpus.tokens.sequence_length, "corpus.sequence_length")
+    ) -> ClassSequences:
+        return class_sequences(examples, tokenizer, config.corpus.tokens.sequence_length, "corpus.sequence_length")
 
-    def collator(self, sequences: ClassRows) -> classes.Classes:
+    def collator(self, sequences: ClassSequences) -> classes.Classes:
         return classes.Classes(sequences, segments=True)
 
-    def evaluation_set(self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassRows) -> ClassSet:
+    def evaluation_set(
+        self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences
+    ) -> ClassSet:
         return replace(class_set(name, examples, sequences, split.measures), collator=self.collator(sequences))

@@ -9,7 +9,7 @@ from distill.config.settings import Config, CorpusConfig
 from distill.data import wordpiece
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
-from distill.data.row_format import RowFormat, masked_rows
+from distill.data.sequence_format import SequenceFormat, masked_format
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import MASKING
 from distill.models.kind import MASKED, ModelKind
@@ -25,8 +25,8 @@ class Mlm(TextTask):
     kind: ModelKind = MASKED
     labels: tuple[str, ...] = ("mlm",)
 
-    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
-        return masked_rows(tokenizer)
+    def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
+        return masked_format(tokenizer)
 
     def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
         return wordpiece.corpus_tokenizer(corpus)

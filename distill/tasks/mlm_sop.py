@@ -10,7 +10,7 @@ from distill.config.settings import Config
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
-from distill.data.row_format import RowFormat, paired_rows
+from distill.data.sequence_format import SequenceFormat, paired_format
 from distill.evaluation.measures import Pass, Scoring
 from distill.models.kind import MASKED, ORDERED, ModelKind
 from distill.objective.terms import Term
@@ -38,8 +38,8 @@ class MlmSop(Mlm):
         """A teacher needs no such head itself to give soft targets for tokens alone, but its layers come with it."""
         return self.kind if self.order_is_soft or student == "layers" else MASKED
 
-    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
-        return paired_rows(tokenizer)
+    def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
+        return paired_format(tokenizer)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
         masking = masked_lm(config.objective.masking, tokenizer, counts)
@@ -55,6 +55,6 @@ class MlmSop(Mlm):
         return [*super().passes(scoring), *([OrderPass(scoring)] if self.kind is ORDERED else [])]
 
     def _paired(self, masking: MaskedLM, tokenizer: PreTrainedTokenizerBase, swaps: bool) -> MaskedLMAndOrder:
-        separator = paired_rows(tokenizer).separator
+        separator = paired_format(tokenizer).separator
         assert separator is not None
         return MaskedLMAndOrder(masking, separator, swaps)

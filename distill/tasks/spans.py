@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
 from distill.data.collate import spans
-from distill.data.span_rows import SpanConfig, SpanRows, span_rows
+from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Questions, Squad
 from distill.evaluation.measures.squad import SquadSet, squad_set
 from distill.models.kind import SPANS, ModelKind
@@ -23,12 +23,12 @@ class Spans(TableTask):
 
     def sequences(
         self, split: Squad, examples: Questions, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
-    ) -> SpanRows:
+    ) -> SpanWindows:
         settings = SpanConfig(config.corpus.tokens.sequence_length, split.stride, split.max_query)
-        return span_rows(examples, tokenizer, settings, "corpus", scoring)
+        return span_windows(examples, tokenizer, settings, "corpus", scoring)
 
-    def collator(self, sequences: SpanRows) -> spans.Spans:
+    def collator(self, sequences: SpanWindows) -> spans.Spans:
         return spans.Spans(sequences, segments=True)
 
-    def evaluation_set(self, name: str, split: Squad, examples: Questions, sequences: SpanRows) -> SquadSet:
+    def evaluation_set(self, name: str, split: Squad, examples: Questions, sequences: SpanWindows) -> SquadSet:
         return replace(squad_set(name, examples, sequences), collator=self.collator(sequences))

@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batch import PADDING, Batch
-from distill.data.row_format import IDS
-from distill.data.row_store import RowStore
+from distill.data.sequence_format import IDS
+from distill.data.sequence_store import SequenceStore
 from distill.models.language_model import LanguageModel
 from distill.teacher.output import TeacherOutput, Wanted
 
@@ -23,7 +23,7 @@ class RetokenizedTeacher:
     def __init__(
         self,
         model: LanguageModel,
-        sequences: RowStore,
+        sequences: SequenceStore,
         student_tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
         longest: int | None,

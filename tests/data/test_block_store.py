@@ -14,7 +14,7 @@ from stored import Faulty, folder_of_files, write_shards
 
 from distill.config.settings import CacheConfig
 from distill.data import remote
-from distill.data.row_store import RowStore, starts_of
+from distill.data.sequence_store import SequenceStore, starts_of
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block
@@ -68,7 +68,7 @@ def test_every_kind_of_store_gives_the_rows(rows: np.ndarray, places: dict[str |
     write_shards(tmp_path / "one", rows, BLOCK, COUNT)
     cache = settings(tmp_path)
     small = settings(tmp_path, shuffle_bytes=rows.nbytes, local_bytes=2 * rows.nbytes)
-    stores: list[tuple[RowStore, type]] = [
+    stores: list[tuple[SequenceStore, type]] = [
         (open_sequences(str(places[None]), "train", cache), MappedShards),
         (open_sequences(str(places["zstd"]), "train", cache), BlockStore),
         (open_sequences(str(tmp_path / "one"), "train", cache), MappedShards),

@@ -14,9 +14,9 @@ from distill.config.settings import CorpusConfig
 from distill.data import mixture
 from distill.data.batches import Batches
 from distill.data.mixed_tokens import prepare_mixture
-from distill.data.mixture import Mixture, StackedRows, quotas
+from distill.data.mixture import Mixture, StackedSequences, quotas
 from distill.data.order import At, FullShuffle, WindowedShuffle
-from distill.data.row_format import masked_rows
+from distill.data.sequence_format import masked_format
 from distill.data.tokens import corpus_texts, prepare
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
@@ -157,7 +157,7 @@ def test_the_blocks_that_come_next_are_known(windowed: Mixture, ranks: int) -> N
 def test_stacked_rows_are_those_of_their_stores() -> None:
     draw = np.random.default_rng(0)
     stores = [draw.integers(0, 1 << 16, (count, 4)).astype(kind) for count, kind in ((5, "u2"), (3, "u4"), (7, "u2"))]
-    stacked, whole = StackedRows(stores), np.concatenate(stores)
+    stacked, whole = StackedSequences(stores), np.concatenate(stores)
     numbers = draw.integers(0, 15, 40)
     assert stacked.shape == whole.shape and len(stacked) == 15
     assert np.array_equal(stacked[numbers], whole[numbers]) and stacked[numbers].dtype == np.uint32
@@ -222,7 +222,7 @@ def corpus(tmp_path: Path) -> CorpusConfig:
 
 
 def test_a_mixture_is_its_sources_weighted(corpus: CorpusConfig, words: PreTrainedTokenizerFast) -> None:
-    tokens, rows, order = prepare_mixture(corpus, words, masked_rows, seed=0)
+    tokens, rows, order = prepare_mixture(corpus, words, masked_format, seed=0)
     texts = corpus_texts(corpus)
     alone = {name: prepare(text, words, corpus.tokens, corpus.cache, "train") for name, text in texts.items()}
     assert np.array_equal(rows[np.arange(len(rows))], np.concatenate([each.rows for each in alone.values()]))
@@ -239,10 +239,10 @@ def test_a_mixture_is_its_sources_weighted(corpus: CorpusConfig, words: PreTrain
 
 def test_corpus_rows_are_shared_by_weight(corpus: CorpusConfig, words: PreTrainedTokenizerFast) -> None:
     corpus = corpus.changed(max_sequences=400)
-    tokens, rows, order = prepare_mixture(corpus, words, masked_rows, seed=0)
+    tokens, rows, order = prepare_mixture(corpus, words, masked_format, seed=0)
     few = len(tokens.sources["few"].rows)
     assert few < 300 and order.sizes.tolist() == [100, few] and len(rows) == len(order) == 100 + few
-    other = prepare_mixture(corpus, words, masked_rows, seed=5)
+    other = prepare_mixture(corpus, words, masked_format, seed=5)
     assert np.array_equal(other.rows[np.arange(50)], rows[np.arange(50)]), "the choice does not depend on the seed"
     assert other.tokens.digest == tokens.digest
 

@@ -24,7 +24,7 @@ from distill.data.lines import lines as lines_of
 from distill.data.lines import sound_lines
 from distill.data.remote import RemotePath, file_state, file_system, path_of, retried
 from distill.data.shards.destination import RemoteFolder
-from distill.data.sources import Unreadable, _files
+from distill.data.sources import InvalidFile, _files
 from distill.data.sources.gutenberg import books
 from distill.data.tables.table import Table
 from distill.runtime.errors import SettingError, StorageFailed
@@ -202,7 +202,7 @@ def test_a_page_of_links_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
         large, small = source_of(url, "text").files  # type: ignore[attr-defined]
         assert [large.name, small.name] == ["large.txt", "a.txt"] and small.listed.size == 8
         assert list(lines_of(small)) == ["one\n", "two\n"]
-        with pytest.raises(Unreadable, match="its server sends whole files only; download it and give the local file"):
+        with pytest.raises(InvalidFile, match="its server sends whole files only; download it and give the local file"):
             list(lines_of(large))
         server.shutdown()
 
@@ -292,7 +292,7 @@ def test_half_a_reply_is_asked_for_again_and_a_whole_file_is_refused(
         file.seek(95)
         assert file.read() == b"56789" and asked == [(95, 100)] * 3 and len(no_pauses) == 2
     monkeypatch.setattr(system, "cat_file", lambda name, start, end: cat(name))
-    with pytest.raises(Unreadable, match=r"a\.txt: NoRanges: its server sends whole files only"):
+    with pytest.raises(InvalidFile, match=r"a\.txt: NoRanges: its server sends whole files only"):
         list(sound_lines(path, start=50))
 
 

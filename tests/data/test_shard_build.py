@@ -29,7 +29,7 @@ from shards import (
 from distill.data import build_tokens
 from distill.data.heldout import HeldOut
 from distill.data.packing import PARTS
-from distill.data.row_format import IDS
+from distill.data.sequence_format import IDS
 from distill.data.shards import claims, host, publish
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import LocalFolder

@@ -13,8 +13,8 @@ from distill.config.component import Component
 from distill.config.settings import CacheConfig, SourceConfig
 from distill.data import readers, tokens
 from distill.data.heldout import HeldOut, fraction, held_out
-from distill.data.readers import Unreadable, blocks
-from distill.data.sources import BadRecord, Document, Shard, Source, _files, find_source, read
+from distill.data.readers import InvalidFile, blocks
+from distill.data.sources import Document, InvalidRecord, Shard, Source, _files, find_source, read
 from distill.data.sources.imdb import review
 from distill.data.sources.text import Text
 from distill.data.sources.wikitext import articles
@@ -31,7 +31,7 @@ def located(settings: SourceConfig | Component) -> Source:
     return source
 
 
-def stop(error: Unreadable | BadRecord) -> None:
+def stop(error: InvalidFile | InvalidRecord) -> None:
     raise AssertionError(str(error))
 
 
@@ -218,7 +218,7 @@ def test_a_file_that_goes_bad_is_reported_and_the_next_one_read(tmp_path: Path) 
     (tmp_path / "f.jsonl").write_text("[1]\n")
     write_lines(tmp_path / "g.jsonl", [{"text": "last"}, {"text": None}])
     source = located(SourceConfig(kind="jsonl", path=str(tmp_path)))
-    errors: list[Unreadable | BadRecord] = []
+    errors: list[InvalidFile | InvalidRecord] = []
     (shard,) = source.shards()
     found = [document.text for document in read(source, shard, errors.append)]
     assert [text for text in found if text != "x"] == ["one", "two", "three", "last"]
@@ -228,7 +228,7 @@ def test_a_file_that_goes_bad_is_reported_and_the_next_one_read(tmp_path: Path) 
         and "UTF-8" in errors[1].reason
         and "EOFError" in errors[2].reason
     )
-    with pytest.raises(Unreadable):
+    with pytest.raises(InvalidFile):
         list(source.documents(shard))
 
 

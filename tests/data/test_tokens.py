@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from distill.config.settings import CorpusConfig, Missing, SourceConfig
 from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
-from distill.data.row_format import RowFormat
+from distill.data.sequence_format import SequenceFormat
 from distill.data.shards import host
 from distill.data.sources import _files, prose
 from distill.data.tokens import Tokens, prepare, set_text
@@ -74,7 +74,7 @@ def test_rows_are_those_of_a_naive_packer(
         np.testing.assert_array_equal(found.rows, rows)
         np.testing.assert_array_equal(found.counts, np.bincount(rows.ravel(), minlength=len(tokenizer)))
         assert found.tokens == (rows != tokenizer.pad_token_id).sum()
-        assert found.documents == len(texts) and found.unread.lines() == [] and found.tokens_per_second > 0
+        assert found.documents == len(texts) and found.invalid.lines() == [] and found.tokens_per_second > 0
 
 
 def test_all_takes_a_source_with_the_settings_of_the_corpus(
@@ -108,7 +108,7 @@ def test_the_name_of_a_special_token_is_text(tmp_path: Path, tokenizer: PreTrain
 
 
 def test_large_vocabularies_get_four_bytes() -> None:
-    packing = Packing("", 1 << 16, RowFormat(0, 1, None, None, 1, 2, 8), 8, False, HeldOut(0.0))
+    packing = Packing("", 1 << 16, SequenceFormat(0, 1, None, None, 1, 2, 8), 8, False, HeldOut(0.0))
     assert packing.dtype == np.uint16 and replace(packing, vocabulary=(1 << 16) + 1).dtype == np.uint32
 
 
@@ -182,7 +182,7 @@ def test_unreadable_files_are_counted_or_stop(
     corpus = corpus_config(kind="gutenberg", path=f"{tmp_path}/books", cache=str(tmp_path), workers=1, heldout=0.0)
     for _ in range(2):  # said when built, and when it comes from the cache
         found = tokens_of(corpus, tokenizer)
-        (skipped,) = found.unread.skipped
+        (skipped,) = found.invalid.skipped
         assert skipped.startswith("bad.txt.gz: BadGzipFile")
         assert lines[-2:] == [f"skipped {skipped}", "skipped 1 of the files: they could not be read"]
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: bad\.txt\.gz: BadGzipFile"):

@@ -12,7 +12,7 @@ from vocabularies import vocabulary_of
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import causal_rows
+from distill.data.sequence_format import causal_format
 from distill.distributed.single import Single
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import (
@@ -150,7 +150,7 @@ def test_of_few_documents_stretches_are_drawn(tokenizer: Any) -> None:
 
 def test_causal_documents_end_in_their_token() -> None:
     tokenizer = vocabulary_of("gpt2")
-    format = causal_rows(tokenizer)
+    format = causal_format(tokenizer)
     rows = np.full((3 * FEWEST, 4), 5, np.uint32)
     rows[2::3, 3] = format.document_end
     rows[1::3, 3] = format.document_end | (1 << 30)  # text that only looks like it

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from distill.data.batch import PADDING, Batch, Labels
-from distill.data.class_rows import ClassRows
+from distill.data.class_sequences import ClassSequences
 
 WIDTHS = 32  # batches are cut to a multiple of this, so that compiled graphs meet few shapes
 
@@ -22,7 +22,7 @@ class Classes:
     `targets` [L] the numbers of the classes as int64, or values as float32.
     """
 
-    texts: ClassRows
+    texts: ClassSequences
     segments: bool  # whether the model tells the texts of a pair apart by token_type_ids
 
     @property

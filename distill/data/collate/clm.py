@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from distill.data.batch import PADDING, Batch, Labels
-from distill.data.row_format import IDS, PROMPT, RowFormat
+from distill.data.sequence_format import IDS, PROMPT, SequenceFormat
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class CausalLM:
     are seen like others and are no targets.
     """
 
-    format: RowFormat
+    format: SequenceFormat
     packed: bool  # whether sequences may hold several documents
 
     @property

@@ -1,4 +1,4 @@
-"""Masked tokens and the order of two segments: sequences as `paired_rows` makes them, half of them swapped.
+"""Masked tokens and the order of two segments: sequences as `paired_format` makes them, half of them swapped.
 
 Shapes: B sequences, S positions.
 """

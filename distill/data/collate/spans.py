@@ -10,7 +10,7 @@ import torch
 
 from distill.data.batch import Batch, Labels
 from distill.data.collate.classes import text_batch
-from distill.data.span_rows import SpanRows
+from distill.data.span_windows import SpanWindows
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Spans:
     answer.
     """
 
-    windows: SpanRows
+    windows: SpanWindows
     segments: bool  # whether the model tells question and context apart by token_type_ids
 
     @property

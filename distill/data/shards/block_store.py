@@ -8,7 +8,7 @@ from threading import Lock
 import numpy as np
 
 from distill.data.remote import ATTEMPTS, NAP
-from distill.data.row_store import gather
+from distill.data.sequence_store import gather
 from distill.data.shards.block_cache import BlockCache
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block, ShardIndex

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from distill.data.invalid import Invalid
 from distill.data.packing import COUNTS, PARTS, Packing
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.publish import header, layout_of, record_name
 from distill.data.shards.token_counts import total_counts
-from distill.data.unread import Unread
 
 META = "meta.json"
 THREADS = 16  # that read records
@@ -44,7 +44,7 @@ def finish(
         records = list(pool.map(lambda number: json.loads(folder.read(record_name(number))), range(num_groups)))
     counts = total_counts(folder, num_groups)
     units = [unit for record in records for unit in record["units"]]
-    meta: dict[str, Any] = {**_unread(units).as_dict(), **plan, "duplicates": duplicates}
+    meta: dict[str, Any] = {**_invalid(units).as_dict(), **plan, "duplicates": duplicates}
     meta["seconds"] = sum(record["seconds"] for record in records)
     for part in PARTS:
         index = ShardIndex.of_shards(
@@ -60,14 +60,14 @@ def finish(
     return meta
 
 
-def _unread(units: Sequence[dict[str, Any]]) -> Unread:
+def _invalid(units: Sequence[dict[str, Any]]) -> Invalid:
     """What could not be read of the whole text, once every source has shown that its fields are there."""
-    by_source: dict[int, list[Unread]] = {}
+    by_source: dict[int, list[Invalid]] = {}
     for unit in units:
-        by_source.setdefault(unit["source"], []).append(Unread.of(unit))
+        by_source.setdefault(unit["source"], []).append(Invalid.of(unit))
     for parts in by_source.values():
-        Unread.together(parts).require_fields()
-    return Unread.together(part for parts in by_source.values() for part in parts)
+        Invalid.together(parts).require_fields()
+    return Invalid.together(part for parts in by_source.values() for part in parts)
 
 
 def _blocks(listed: Sequence[Sequence[Any]]) -> list[Block]:

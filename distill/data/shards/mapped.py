@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distill.data.row_store import bytes_of, gather
+from distill.data.sequence_store import bytes_of, gather
 from distill.data.shards.index import ShardIndex
 from distill.data.shards.store import ShardStore
 from distill.runtime.errors import StorageFailed

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from distill.config.settings import CacheConfig
 from distill.data.remote import is_url
-from distill.data.row_store import RowStore
+from distill.data.sequence_store import SequenceStore
 from distill.data.shards.block_cache import BlockCache
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks, read_whole
@@ -33,7 +33,7 @@ def read_index(place: str, part: str) -> ShardIndex:
         raise Damaged(Path(name), str(error)) from error
 
 
-def open_sequences(place: str, part: str, cache: CacheConfig) -> RowStore:
+def open_sequences(place: str, part: str, cache: CacheConfig) -> SequenceStore:
     """The sequences of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
 
     Raises as `read_index` does, and SettingError where the folder of the node's cache cannot be written.

@@ -16,7 +16,7 @@ import numpy as np
 from distill.config.corpus import Duplicates
 from distill.data.duplicates import merged, publish_array, records_name
 from distill.data.packing import COUNTS, PARTS, Packing
-from distill.data.row_format import IDS
+from distill.data.sequence_format import IDS
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, Layout
 from distill.data.shards.token_counts import write_counts

@@ -10,8 +10,8 @@ from distill.config.settings import CacheConfig, SourceConfig
 from distill.data.document import Document as Document
 from distill.data.document import Part as Part
 from distill.data.heldout import fraction
-from distill.data.lines import BadRecord as BadRecord
-from distill.data.lines import Unreadable as Unreadable
+from distill.data.lines import InvalidFile as InvalidFile
+from distill.data.lines import InvalidRecord as InvalidRecord
 from distill.data.remote import file_state, path_of
 from distill.runtime.errors import SettingError
 
@@ -50,11 +50,11 @@ class Source(ABC):
         """The units of work that the source falls into, in the order of its documents."""
 
     @abstractmethod
-    def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
+    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord]:
         """The documents of a shard, in order and in bounded memory; in place of one that is damaged, what is wrong.
 
         Raises:
-            Unreadable: the file cannot be used; what came before stays.
+            InvalidFile: the file cannot be used; what came before stays.
         """
 
     def describe(self) -> str:
@@ -69,11 +69,11 @@ class Source(ABC):
 
 
 def read(
-    source: Source, shard: Shard, unread: Callable[[Unreadable | BadRecord], None] = lambda error: None
+    source: Source, shard: Shard, invalid: Callable[[InvalidFile | InvalidRecord], None] = lambda error: None
 ) -> Iterator[Document]:
     """The documents of a shard, of them the seeded fraction `source.share`.
 
-    A file that cannot be read goes to `unread`, and the next one is read; so does an invalid record, and a text with
+    A file that cannot be read goes to `invalid`, and the next one is read; so does an invalid record, and a text with
     half a surrogate pair, which has no UTF-8. Of invalid records, too, only that fraction counts.
     """
 
@@ -83,16 +83,16 @@ def read(
     for part in shard.parts():
         try:
             for document in source.documents(part):
-                if isinstance(document, BadRecord):
+                if isinstance(document, InvalidRecord):
                     if counts(str(document)):
-                        unread(document)
+                        invalid(document)
                 elif counts(document.text):
                     if _has_utf8(document.text):
                         yield document
                     else:
-                        unread(BadRecord(document.name, "half a surrogate pair in it"))
-        except Unreadable as error:
-            unread(error)
+                        invalid(InvalidRecord(document.name, "half a surrogate pair in it"))
+        except InvalidFile as error:
+            invalid(error)
 
 
 def _has_utf8(text: str) -> bool:

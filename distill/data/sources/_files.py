@@ -11,7 +11,7 @@ from distill.config.settings import CacheConfig, SourceConfig
 from distill.data import readers
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, find_files
-from distill.data.lines import BadRecord, Unreadable
+from distill.data.lines import InvalidFile, InvalidRecord
 from distill.data.remote import file_state, for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
@@ -24,7 +24,7 @@ SHARD_ROWS = 20_000  # rows of a Hub data set in one shard
 MAX_WRONG = 1000  # records without a field, before the first that has it
 
 Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
-Record = dict[str, Any] | BadRecord
+Record = dict[str, Any] | InvalidRecord
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FileSource(Source):
         """The files of a folder that belong to the source."""
         return [path for path in root.rglob("*") if path.name.lower().endswith(self.suffixes) and path.is_file()]
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """The texts of a file, or of the lines that begin in its bytes [start, stop)."""
         raise NotImplementedError
 
@@ -86,13 +86,13 @@ class FileSource(Source):
         prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
         return (Part(prompt, counts=False), Part(text)) if text else ()
 
-    def from_rows(self, rows: Iterable[Record]) -> Iterable[Content | BadRecord]:
+    def from_rows(self, rows: Iterable[Record]) -> Iterable[Content | InvalidRecord]:
         """The documents in the rows of a Hub data set."""
         assert self.settings.hub is not None
         for content in self.contents(rows, f"{self.settings.hub}, row"):
             yield content.strip() if isinstance(content, str) else content
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | BadRecord]]:
+    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | InvalidRecord]]:
         """Name and content of everything in a file or a range of it."""
         for number, content in enumerate(self._from_file(path, start, stop)):
             yield f"{path.name}#{number}", content
@@ -126,18 +126,18 @@ class FileSource(Source):
             columns[f"{self.setting}.prompt"] = self.settings.prompt
         return columns
 
-    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         return self.contents(readers.records(path, start, stop, self.settings.encoding), f"{path.name}, record")
 
-    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         return self.contents(readers.columns(path, self.columns, start, stop, not self.several), f"{path.name}, row")
 
-    def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """The rows of a CSV or TSV file, which is always read as a whole."""
         needed = {} if self.several else self.columns
         return self.contents(separated_rows(path, needed, self.settings.encoding), f"{path.name}, row")
 
-    def contents(self, records: Iterable[Record], place: str) -> Iterator[Content | BadRecord]:
+    def contents(self, records: Iterable[Record], place: str) -> Iterator[Content | InvalidRecord]:
         """The texts of records, and in their places the invalid ones: damaged, without the field, or of another type.
 
         Args:
@@ -145,20 +145,20 @@ class FileSource(Source):
 
         Raises:
             SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame. Of
-                one file among several this is not sure: `Unread.require_fields` looks at all of them.
+                one file among several this is not sure: `Invalid.require_fields` looks at all of them.
         """
         wrong: SettingError | None = None
         # Until the first fine record shows that the setting is right.
-        waiting: list[BadRecord] | None = None if self.several else []
+        waiting: list[InvalidRecord] | None = None if self.several else []
         for number, record in enumerate(records, 1):
-            if isinstance(record, BadRecord):
+            if isinstance(record, InvalidRecord):
                 yield record
                 continue
             try:
                 content = self.content(record, place.partition(",")[0])
             except SettingError as error:
                 wrong = wrong or error
-                bad = BadRecord(f"{place} {number:,}", str(error), True)
+                bad = InvalidRecord(f"{place} {number:,}", str(error), True)
                 if waiting is None:
                     yield bad
                     continue
@@ -278,7 +278,7 @@ class FileSource(Source):
         cuts = [*range(0, rows, SHARD_ROWS), rows]
         return [Shard((), a, b, b - a) for a, b in pairwise(cuts)]
 
-    def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
+    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord]:
         if not shard.paths:
             contents = enumerate(self._from_hub(shard))
             yield from (_document(f"{self.settings.hub}#{number}", text) for number, text in contents if text)
@@ -290,9 +290,9 @@ class FileSource(Source):
                     empty = False
                     yield _document(named, content)
             if empty and shard.stop is None:
-                raise Unreadable(path.name, self.nothing)
+                raise InvalidFile(path.name, self.nothing)
 
-    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """Parquet, JSONL, CSV and TSV files are read as such, whatever the kind."""
         if path.suffix == ".parquet":
             return self.from_parquet(path, start, stop)
@@ -302,7 +302,7 @@ class FileSource(Source):
             return self.from_table(path, start, stop)
         return self.read(path, start, stop)
 
-    def _from_hub(self, shard: Shard) -> Iterable[Content | BadRecord]:
+    def _from_hub(self, shard: Shard) -> Iterable[Content | InvalidRecord]:
         rows = self._hub_rows()
         if not self.settings.streaming:
             rows = readers.sound_rows(rows, shard.start, len(rows) if shard.stop is None else shard.stop)
@@ -314,7 +314,7 @@ class FileSource(Source):
         return readers.load_hub(settings.hub, settings.subset, settings.split, settings.streaming, self.setting)
 
 
-def _document(name: str, content: Content | BadRecord) -> Document | BadRecord:
-    if isinstance(content, BadRecord):
+def _document(name: str, content: Content | InvalidRecord) -> Document | InvalidRecord:
+    if isinstance(content, InvalidRecord):
         return content
     return Document(name, content) if isinstance(content, str) else Document.of_parts(name, content)

@@ -21,7 +21,7 @@ from typing import Any, Self
 from distill.config.settings import CacheConfig, SourceConfig
 from distill.data.disk_cache import folder_of, once, workers
 from distill.data.readers import blocks
-from distill.data.sources import BadRecord, Document, Shard, Source
+from distill.data.sources import Document, InvalidRecord, Shard, Source
 from distill.data.sources.jsonl import Jsonl
 from distill.runtime.files import atomic
 
@@ -88,7 +88,7 @@ class Prose(Source):
         """Those of a JSONL file in the cache, which is made first where there is none for these packages."""
         return _lines_of(build(self.cache)).shards()
 
-    def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
+    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord]:
         return _lines_of(Path(shard.paths[0])).documents(shard)
 
 

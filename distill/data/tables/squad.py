@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from distill.data import readers
-from distill.data.readers import Unreadable
+from distill.data.readers import InvalidFile
 from distill.data.tables import Split, TableConfig, counted, describe, find_split, find_unlabelled
 from distill.data.tables._rows import Row, kind_of, read_files, read_rows
 from distill.runtime.errors import SettingError
@@ -204,7 +204,7 @@ def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The questions of one JSON document; `setting` names it."""
     try:
         content = json.loads("".join(readers.lines(path)))
-    except Unreadable as error:
+    except InvalidFile as error:
         raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
     except (ValueError, RecursionError) as error:
         raise SettingError(

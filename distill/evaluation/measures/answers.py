@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distill.data.span_rows import NO_ANSWER, SpanRows
+from distill.data.span_windows import NO_ANSWER, SpanWindows
 from distill.data.tables.squad import Questions
 
 AT_ONCE = 512  # windows whose pairs of positions exist at once
@@ -62,7 +62,7 @@ class _Pairs(NamedTuple):
 
 
 def find_answers(
-    questions: Questions, windows: SpanRows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig
+    questions: Questions, windows: SpanWindows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig
 ) -> list[Answered]:
     """The answers of every question, over all of its windows, in the order of the questions.
 
@@ -85,7 +85,7 @@ def find_answers(
     return answers
 
 
-def _pairs(windows: SpanRows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> Iterator[_Pairs]:
+def _pairs(windows: SpanWindows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> Iterator[_Pairs]:
     """Of each window, in order."""
     context = windows.context
     assert context is not None

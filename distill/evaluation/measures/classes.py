@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from distill.data.class_rows import ClassRows
+from distill.data.class_sequences import ClassSequences
 from distill.data.tables import LabelledTexts
 from distill.evaluation.sets import EvaluationSet
 
@@ -40,7 +40,7 @@ class ClassSet(EvaluationSet):
         return {name: measure(name, predicted, self.labels) for name in self.measures}
 
 
-def class_set(name: str, texts: LabelledTexts, rows: ClassRows, measures: Sequence[str] = ()) -> ClassSet:
+def class_set(name: str, texts: LabelledTexts, rows: ClassSequences, measures: Sequence[str] = ()) -> ClassSet:
     """The evaluation set of these texts; without `measures` those for tables of the user's."""
     chosen = tuple(measures) or OF_TABLES[bool(texts.classes)]
     return ClassSet(

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import PROMPT
+from distill.data.sequence_format import PROMPT
 from distill.evaluation.measures import Measure, ProgressCallback, Scoring, exp
 from distill.evaluation.measures.over_ranks import summed
 from distill.evaluation.measures.perplexity import Part, TokenPass

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distill.data.span_rows import SpanRows
+from distill.data.span_windows import SpanWindows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
 from distill.evaluation.sets import EvaluationSet
@@ -58,7 +58,7 @@ class SquadSet(EvaluationSet):
     """An evaluation set of questions: its `rows` are windows, and the rest is what their scores need."""
 
     questions: Questions
-    windows: SpanRows
+    windows: SpanWindows
     settings: AnswerConfig = field(default_factory=AnswerConfig)
 
     @property
@@ -87,7 +87,7 @@ class SquadSet(EvaluationSet):
         return score(self.questions, self.answers(starts, ends, settings), null_threshold)
 
 
-def squad_set(name: str, questions: Questions, windows: SpanRows) -> SquadSet:
+def squad_set(name: str, questions: Questions, windows: SpanWindows) -> SquadSet:
     """The evaluation set of these questions; `windows` were made of them for scoring."""
     assert windows.context is not None
     contexts = len({question.context for question in questions.questions})

@@ -23,7 +23,7 @@ def scratch_name(key: str, host: str) -> str:
     return f"{key}.{host}.build"
 
 
-def remove_left_behind(folder: Destination, scratches: Path, key: str) -> None:
+def remove_stale(folder: Destination, scratches: Path, key: str) -> None:
     """Remove what is left of the preparation of these sequences, which are finished.
 
     Args:

@@ -9,13 +9,13 @@ import pytest
 from job import book
 from tiny import CLS, PAD, SEP, corpus_config
 
-from distill.data.pair_rows import PairWriter
-from distill.data.row_format import RowFormat, paired_rows
+from distill.data.segment_pairs import PairWriter
+from distill.data.sequence_format import SequenceFormat, paired_format
 from distill.data.sources.gutenberg import clean
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.runtime.errors import SettingError
 
-FORMAT = RowFormat(CLS, SEP, None, None, SEP, PAD, 8, pairs=True)
+FORMAT = SequenceFormat(CLS, SEP, None, None, SEP, PAD, 8, pairs=True)
 LENGTH = 24
 ROOM = LENGTH - 3
 
@@ -99,7 +99,7 @@ def test_long_sentences_are_cut_rather_than_lost() -> None:
 def prepared(path: Path, tokenizer: Any, cache: Path, **more: Any) -> Tokens:
     given = {"kind": "text", "path": str(path), "sequence_length": 32, "heldout": 0.0, "workers": 1}
     corpus = corpus_config(**{**given, "cache": str(cache), **more})
-    return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "all", paired_rows)
+    return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "all", paired_format)
 
 
 @pytest.mark.parametrize(("unit", "documents"), [("line", 6), ("blank", 3), ("file", 1), (None, 1)])

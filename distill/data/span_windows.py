@@ -39,7 +39,7 @@ class ContextTokens:
 
 
 @dataclass(frozen=True)
-class SpanRows:
+class SpanWindows:
     """W windows of questions. The answers of the first L are known; in evaluation, and without a teacher, of all."""
 
     rows: np.ndarray  # [W, S] uint16 or uint32: [CLS] question [SEP] window [SEP], then padding
@@ -81,9 +81,9 @@ class _Window(NamedTuple):
     answer: tuple[int, int] | None  # first and last token of the context
 
 
-def span_rows(
+def span_windows(
     questions: Questions, tokenizer: "PreTrainedTokenizerBase", settings: SpanConfig, setting: str, scoring: bool
-) -> SpanRows:
+) -> SpanWindows:
     """The windows of all questions, in their order.
 
     Args:
@@ -117,7 +117,7 @@ def span_rows(
     extra = () if context is None else (context.offsets, context.fullest)
     digest = digest_of(rows, segments, labels, owners, *extra)
     starts, ends = labels.T.copy()
-    return SpanRows(rows, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
+    return SpanWindows(rows, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
 
 
 def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:

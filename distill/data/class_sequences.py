@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ClassRows:
+class ClassSequences:
     """N sequences."""
 
     rows: np.ndarray  # [N, S] uint16 or uint32: [CLS] text [SEP] or [CLS] text [SEP] text [SEP], then padding
@@ -37,7 +37,9 @@ class ClassRows:
         return replace(self, rows=rows, segments=segments, cut=self.cut + others.cut, digest=digest)
 
 
-def class_rows(texts: LabelledTexts, tokenizer: "PreTrainedTokenizerBase", max_length: int, setting: str) -> ClassRows:
+def class_sequences(
+    texts: LabelledTexts, tokenizer: "PreTrainedTokenizerBase", max_length: int, setting: str
+) -> ClassSequences:
     """A sequence for every text or pair of texts, in their order.
 
     Args:
@@ -64,7 +66,7 @@ def class_rows(texts: LabelledTexts, tokenizer: "PreTrainedTokenizerBase", max_l
         if texts.second is not None:
             segments[number, len(around.before) + first + len(around.between) : len(row)] = 1
     digest = digest_of(rows, segments, texts.labels)
-    return ClassRows(rows, segments, texts.labels, encoder.pad_id, cut, digest)
+    return ClassSequences(rows, segments, texts.labels, encoder.pad_id, cut, digest)
 
 
 def fitting(first: int, second: int, room: int) -> tuple[int, int]:

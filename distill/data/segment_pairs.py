@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from distill.data.heldout import fraction
-from distill.data.row_format import RowFormat
+from distill.data.sequence_format import SequenceFormat
 from distill.runtime.seed import key, uniform
 
 SHORT = 0.1  # fraction of the sequences whose length is drawn at random
@@ -29,7 +29,7 @@ class PairWriter:
         dropped: tokens that stand in no sequence.
     """
 
-    def __init__(self, file: IO[bytes], format: RowFormat, length: int, dtype: np.dtype) -> None:
+    def __init__(self, file: IO[bytes], format: SequenceFormat, length: int, dtype: np.dtype) -> None:
         """`length`: of a sequence, ids; `dtype`: of an id."""
         self.file, self.format, self.length, self.dtype = file, format, length, dtype
         self.rows = self.tokens = self.documents = self.dropped = 0

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 
-class RowStore(Protocol):
+class SequenceStore(Protocol):
     """Sequences of one length, numbered from 0. A NumPy array of two dimensions, in memory or mapped, is one."""
 
     @property
@@ -31,7 +31,7 @@ class RowStore(Protocol):
         ...
 
 
-def gather(pieces: Mapping[int, memoryview], piece: np.ndarray, within: np.ndarray, like: RowStore) -> np.ndarray:
+def gather(pieces: Mapping[int, memoryview], piece: np.ndarray, within: np.ndarray, like: SequenceStore) -> np.ndarray:
     """Sequences from several pieces of memory: of each sequence, [n], its piece and its number in that; [n, S].
 
     NumPy would take ten times as long to pick single sequences from many arrays.
@@ -39,19 +39,19 @@ def gather(pieces: Mapping[int, memoryview], piece: np.ndarray, within: np.ndarr
     Raises:
         KeyError: a piece is not there.
     """
-    width = row_bytes(like)
+    width = sequence_bytes(like)
     starts = zip(piece.tolist(), (within * width).tolist(), strict=True)
     data = bytearray().join([pieces[number][start : start + width] for number, start in starts])
     return np.frombuffer(data, like.dtype).reshape(len(piece), like.shape[1])
 
 
-def starts_of(sequences: RowStore) -> np.ndarray | None:
+def starts_of(sequences: SequenceStore) -> np.ndarray | None:
     """[B + 1] int64: the first sequence of each stored block, then N; None: they are one piece."""
     starts: np.ndarray | None = getattr(sequences, "starts", None)
     return starts
 
 
-def expect(sequences: RowStore, numbers: np.ndarray) -> None:
+def expect(sequences: SequenceStore, numbers: np.ndarray) -> None:
     """Announce the sequences that will be read soon, [n] int64: a store may fetch their blocks, in this order."""
     if (prepare := getattr(sequences, "expect", None)) is not None:
         prepare(numbers)
@@ -62,7 +62,7 @@ def bytes_of(sequences: np.ndarray) -> memoryview:
     return sequences.reshape(-1).view(np.uint8).data
 
 
-def row_bytes(sequences: RowStore) -> int:
+def sequence_bytes(sequences: SequenceStore) -> int:
     """Of a sequence that is not compressed."""
     dtype: np.dtype = sequences.dtype
     return int(sequences.shape[1]) * dtype.itemsize

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_known(tokens: Tokens, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str) -> float:
+def check_unknown(tokens: Tokens, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str) -> float:
     """`check_counts` of the sequences of a text."""
     return check_counts(tokens.counts, tokens.tokens, tokenizer, largest, setting)
 

@@ -16,7 +16,7 @@ IDS = INNER - 1  # what of a flagged id is the id
 
 
 @dataclass(frozen=True)
-class RowFormat:
+class SequenceFormat:
     """Ids that are put around sequences and documents; None: none is."""
 
     row_start: int | None
@@ -34,10 +34,10 @@ class RowFormat:
         return (self.row_start is not None) + (self.row_end is not None) + self.pairs
 
 
-RowFormatOf = Callable[["PreTrainedTokenizerBase"], RowFormat]  # the format of the sequences of a tokenizer
+SequenceFormatOf = Callable[["PreTrainedTokenizerBase"], SequenceFormat]  # the format of the sequences of a tokenizer
 
 
-def masked_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
+def masked_format(tokenizer: "PreTrainedTokenizerBase") -> SequenceFormat:
     """Sequences of masked language models: [CLS] ids [SEP] padding.
 
     Raises:
@@ -54,19 +54,19 @@ def masked_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
         )
     cls, sep, pad = ids["[CLS]"], ids["[SEP]"], ids["[PAD]"]
     assert sep is not None and pad is not None
-    return RowFormat(cls, sep, None, None, sep, pad, 8)
+    return SequenceFormat(cls, sep, None, None, sep, pad, 8)
 
 
-def paired_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
+def paired_format(tokenizer: "PreTrainedTokenizerBase") -> SequenceFormat:
     """Sequences of models that learn the order of segments: [CLS] ids [SEP] ids [SEP] padding.
 
     Raises:
         SettingError: the tokenizer lacks one of these.
     """
-    return replace(masked_rows(tokenizer), pairs=True)
+    return replace(masked_format(tokenizer), pairs=True)
 
 
-def causal_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
+def causal_format(tokenizer: "PreTrainedTokenizerBase") -> SequenceFormat:
     """Sequences of causal language models: each document ends in the end-of-text token; nothing surrounds a sequence.
 
     A document begins with the beginning-of-text token where that is another one, as in Llama; in GPT-2 it is the same,
@@ -83,4 +83,4 @@ def causal_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
         )
     filler = len(tokenizer) if pad in (None, start, end, tokenizer.unk_token_id) else pad
     # The beginning of the next document is found behind the end of the last, so no end of a document may be dropped.
-    return RowFormat(None, None, start if start != end else None, end, None, filler, 1)
+    return SequenceFormat(None, None, start if start != end else None, end, None, filler, 1)

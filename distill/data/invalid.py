@@ -1,4 +1,4 @@
-"""What of a text could not be read, counted, and the line that ends a run where that is too much."""
+"""What of a text is invalid, counted, and the line that ends a run where that is too much."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from distill.config.settings import Missing, TokensConfig
 from distill.data.document import Document
-from distill.data.lines import BadRecord, Unreadable
+from distill.data.lines import InvalidFile, InvalidRecord
 from distill.data.sources import Source
 from distill.runtime.errors import SettingError
 
@@ -14,7 +14,7 @@ MAX_NAMED = 10  # of files, and of invalid records
 
 
 @dataclass
-class Unread:
+class Invalid:
     """Counts of a text, or of a part of it; what `sources.read` calls with everything that cannot be read."""
 
     skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
@@ -23,8 +23,8 @@ class Unread:
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
     blame: str = ""  # the first reason that lies in a setting, unless other records are fine
 
-    def __call__(self, error: Unreadable | BadRecord) -> None:
-        if isinstance(error, Unreadable):
+    def __call__(self, error: InvalidFile | InvalidRecord) -> None:
+        if isinstance(error, InvalidFile):
             self.skipped.append(str(error))
             return
         self.records += 1
@@ -42,12 +42,12 @@ class Unread:
         return {name: value for name, value in asdict(self).items() if name != "blame"}
 
     @classmethod
-    def of(cls, entries: dict[str, Any]) -> "Unread":
+    def of(cls, entries: dict[str, Any]) -> "Invalid":
         """What `as_dict` gave, which may have further entries."""
         return cls(**{name: entries[name] for name in cls.__dataclass_fields__ if name in entries})
 
     @classmethod
-    def together(cls, parts: Iterable["Unread"]) -> "Unread":
+    def together(cls, parts: Iterable["Invalid"]) -> "Invalid":
         """What was read in several parts, in their order."""
         total = cls()
         for part in parts:
