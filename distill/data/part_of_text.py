@@ -73,7 +73,7 @@ def part_needed(sequences: int, sequence_length: int, work: Sequence[Work]) -> P
     """
     if not all(unit.shard.size for unit in work):  # the size is unknown
         return PartOfText()
-    tokens = sum(unit.source.share * expected_tokens(unit.shard) for unit in work)
+    tokens = sum(unit.source.fraction * expected_tokens(unit.shard) for unit in work)
     fraction = 1.0
     while fraction * tokens >= 2 * SPARE * sequences * sequence_length and fraction * tokens >= 2 * SMALL:
         fraction /= 2

@@ -351,8 +351,8 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
         return tokens.Text((located(given),), "corpus").identity
 
     assert identity() == identity() != identity(mark="+")  # the settings decide the text, too
-    half = located(Component("corpus", f"{__name__}.Verses", {"path": "x", "share": 0.5}, optional=("share",)))
-    assert half.share == 0.5  # a setting of every source
+    half = located(Component("corpus", f"{__name__}.Verses", {"path": "x", "fraction": 0.5}, optional=("fraction",)))
+    assert half.fraction == 0.5  # a setting of every source
     before = located(settings).identity
     (tmp_path / "verses").write_text("Roses")
     assert located(settings).identity != before

@@ -40,7 +40,7 @@ class Shard(NamedTuple):
 class Source(ABC):
     """Where documents come from. It is sent to the processes that prepare tokens, so it must pickle."""
 
-    share: float = 1.0  # seeded fraction of the documents that is used
+    fraction: float = 1.0  # seeded fraction of the documents that is used
     prompts: bool = False  # whether its documents may have parts that do not count (`Document.of_parts`)
     by_lines: bool = False  # whether what is left out as bad is lines of documents, not whole documents
     made_from: Any = None  # the import path and settings of a user's own source; built-in ones have all in `identity`
@@ -71,14 +71,14 @@ class Source(ABC):
 def read(
     source: Source, shard: Shard, invalid: Callable[[InvalidFile | InvalidRecord], None] = lambda error: None
 ) -> Iterator[Document]:
-    """The documents of a shard, of them the seeded fraction `source.share`.
+    """The documents of a shard, of them the seeded fraction `source.fraction`.
 
     A file that cannot be read goes to `invalid`, and the next one is read; so does an invalid record, and a text with
     half a surrogate pair, which has no UTF-8. Of invalid records, too, only that fraction counts.
     """
 
     def counts(text: str) -> bool:
-        return source.share >= 1 or fraction(text, "share") < source.share
+        return source.fraction >= 1 or fraction(text, "share") < source.fraction
 
     for part in shard.parts():
         try:
@@ -119,8 +119,8 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
                 f"{setting}._target_={settings.path} gives no distill.data.sources.Source: inherit from it"
             )
         source.made_from = (settings.path, sorted(settings.arguments.items()))
-        if (share := settings.arguments.get("share")) is not None:
-            source.share = share
+        if (value := settings.arguments.get("fraction")) is not None:
+            source.fraction = value
         return source
     module = importlib.import_module(f"{__name__}.{settings.kind}")
     kind = getattr(module, class_name(settings.kind))

@@ -173,7 +173,7 @@ class FileSource(Source):
             raise wrong
 
     @property
-    def share(self) -> float:  # type: ignore[override]
+    def fraction(self) -> float:  # type: ignore[override]
         return self.settings.fraction
 
     @classmethod

@@ -70,7 +70,7 @@ class Prose(Source):
     """A document is up to 16 KiB or so of the prose of one folder of modules, so that few sequences end early."""
 
     cache: CacheConfig
-    share: float = 1.0
+    fraction: float = 1.0
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self:
@@ -82,7 +82,7 @@ class Prose(Source):
 
     @property
     def identity(self) -> Any:
-        return FORMAT, [(name, version) for name, (_, version) in installed().items()], self.share
+        return FORMAT, [(name, version) for name, (_, version) in installed().items()], self.fraction
 
     def shards(self) -> list[Shard]:
         """Those of a JSONL file in the cache, which is made first where there is none for these packages."""
