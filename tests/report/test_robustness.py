@@ -109,7 +109,8 @@ def test_model_card_has_front_matter_use_and_limits(results: dict) -> None:
     assert front["library_name"] == "transformers" and front["pipeline_tag"] == "fill-mask"
     assert "distillation" in front["tags"] and front["metrics"] == ["perplexity"]
     compile(re.search(r"```python\n(.*?)```", card, flags=re.DOTALL)[1], "card", "exec")
-    for part in ("AutoModelForMaskedLM", "39.05", "Project Gutenberg", "## Limits", "sequences of 128 tokens", "370,368"):
+    parts = ("AutoModelForMaskedLM", "39.05", "Project Gutenberg", "## Limits", "sequences of 128 tokens", "370,368")
+    for part in parts:
         assert part in card, part
 
 
