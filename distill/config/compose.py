@@ -13,7 +13,6 @@ from distill.config.flat_settings import flatten
 from distill.config.meant_overrides import REPLACED, apply_overrides
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
-from distill.config.ramp import Ramp
 from distill.config.settings import (
     RECIPES,
     CacheConfig,
@@ -35,6 +34,7 @@ from distill.config.settings import (
     TokensConfig,
 )
 from distill.config.unknown import explain
+from distill.config.weight_schedule import WeightSchedule
 from distill.config.written import without_environment, written_and_compared
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
@@ -248,7 +248,7 @@ def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
     return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
 
 
-def _term(setting: str, given: Any, shared: float | Ramp) -> TermConfig:
+def _term(setting: str, given: Any, shared: float | WeightSchedule) -> TermConfig:
     """A loss term; one that takes a temperature and has none of its own gets `shared`, that of the objective."""
     name = setting.rpartition(".")[2]
     if not name.isidentifier():
@@ -265,21 +265,21 @@ def _term(setting: str, given: Any, shared: float | Ramp) -> TermConfig:
     temperature = arguments.setdefault("temperature", shared)
     if isinstance(temperature, dict):
         temperature = _number(f"{setting}.temperature", temperature)
-    ramp = temperature if isinstance(temperature, Ramp) else None
-    if ramp is not None:
-        arguments["temperature"] = ramp.start
+    schedule = temperature if isinstance(temperature, WeightSchedule) else None
+    if schedule is not None:
+        arguments["temperature"] = schedule.start
     make = component(setting, arguments, TERMS, kind=name, optional=() if own else ("temperature",))
-    follows = ramp is not None and (own or "temperature" in make.takes())
-    return parse(TermConfig, {"weight": weight, "make": make, "temperature": ramp if follows else None}, setting)
+    follows = schedule is not None and (own or "temperature" in make.takes())
+    return parse(TermConfig, {"weight": weight, "make": make, "temperature": schedule if follows else None}, setting)
 
 
-def _number(setting: str, value: Any) -> float | Ramp:
+def _number(setting: str, value: Any) -> float | WeightSchedule:
     """A number, or one that follows a schedule."""
     if isinstance(value, dict):
         for name in ("start", "end"):
             if value.get(name) is None:
                 raise SettingError(f"{setting}.{name} is missing: a schedule is {{start: NUMBER, end: NUMBER}}")
-        return parse(Ramp, value, setting)
+        return parse(WeightSchedule, value, setting)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise SettingError(f"{setting}={value} is not a number, nor a schedule: {{start: NUMBER, end: NUMBER}}")
     return float(value)

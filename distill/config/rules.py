@@ -199,10 +199,10 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
         if getattr(term, "cutoff", 0) > 0:
             why = " already cuts the teacher off" if cache.sampled is None else ": draws know no cut-off"
             raise SettingError(f"{where}{why}: set objective.{name}.cutoff={term.cutoff} to 0")
-        if (ramp := objective.terms[name].temperature) is not None:
+        if (schedule := objective.terms[name].temperature) is not None:
             raise SettingError(
-                f"{where} is kept at one temperature, but objective.{name}.temperature goes from {ramp.start} to "
-                f"{ramp.end}: give it one number, or set {to_null} to null for a live teacher"
+                f"{where} is kept at one temperature, but objective.{name}.temperature goes from {schedule.start} to "
+                f"{schedule.end}: give it one number, or set {to_null} to null for a live teacher"
             )
     temperatures = {name: term.top_k_temperature for name, term in readers.items()}
     if len(set(temperatures.values())) > 1:

@@ -32,8 +32,8 @@ class Evaluator:
     """
 
     def __init__(self, scoring: Scoring, passes: list[Pass], precision: PrecisionConfig) -> None:
-        self.scoring, self.passes, self.backend = scoring, passes, scoring.backend
-        self.readers = Readers(precision, scoring.backend)
+        self.scoring, self.passes, self.ranks = scoring, passes, scoring.ranks
+        self.readers = Readers(precision, scoring.ranks)
         of_task = [measure for run in passes for measure in run.measures]
         self.measures: list[Measure] = [*of_task, *(measure for run in passes for measure in run.user_measures)]
         self.kept: dict[str, KeptRows] = {}
@@ -68,7 +68,7 @@ class Evaluator:
         scores = {}
         with (
             self.readers.timed(),
-            self.backend.in_lockstep([student, teacher], idle_forward),
+            self.ranks.in_lockstep([student, teacher], idle_forward),
             self.readers.opened(student) as one,
             self.readers.opened(teacher) as other,
         ):
@@ -120,14 +120,14 @@ class Evaluator:
     def _row_sums(self, data: EvaluationSet) -> "RowLossSums":
         from distill.evaluation.measures.perplexity import RowLossSums
 
-        return RowLossSums(data.num_rows, **summed(self.backend)).to(self.backend.device)
+        return RowLossSums(data.num_rows, **summed(self.ranks)).to(self.ranks.device)
 
     def _agreement(
         self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: ProgressCallback
     ) -> dict[str, float]:
         from distill.evaluation.measures.agreement import Agreement
 
-        metric = Agreement(**summed(self.backend)).to(self.backend.device)
+        metric = Agreement(**summed(self.ranks)).to(self.ranks.device)
         vocab = self.scoring.vocab
         size = chunk_rows(vocab)
         parts = (self._head_rows("student", student, data), self._head_rows("teacher", teacher, data))
@@ -157,7 +157,7 @@ class Evaluator:
 
         def done(more: int) -> None:
             nonlocal count
-            count += more * self.backend.size
+            count += more * self.ranks.size
             progress.update(min(count, total))
 
         try:

@@ -11,7 +11,7 @@ from distributed import run_ranks
 from tiny import make_tokenizer
 
 from distill.config.settings import BackendConfig, StudentConfig
-from distill.distributed import build
+from distill.distributed import join_ranks
 from distill.distributed.weights_file import parameters_in_file
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.student import make_student
@@ -75,16 +75,16 @@ def resident(kind: str) -> float:
 
 def on_a_rank() -> dict[str, Any]:
     """The memory of a student that is drawn in a file, and a sum over its weights."""
-    backend = build(BackendConfig(name="fsdp"))
+    ranks = join_ranks(BackendConfig(name="fsdp"))
     student("bert", SMALL)  # imports
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = {kind: resident(kind) for kind in ("RssAnon", "VmHWM")}
-    with new_weights(backend, "random"):
+    with new_weights(ranks, "random"):
         made = student("bert", LARGE)
     found: dict[str, Any] = {kind: resident(kind) - value for kind, value in before.items()}
     found["size"] = sum(parameter.nbytes for parameter in made.parameters()) / MB
     found["sum"] = sum(parameter.double().sum().item() for parameter in made.parameters())
-    backend.close()
+    ranks.close()
     return found
 
 

@@ -11,12 +11,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill import distributed as backends
 from distill.commands.scoring.located import SETTING, Located, locate
 from distill.commands.scoring.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
 from distill.commands.scoring.settings import settings_of
 from distill.config.settings import Config
-from distill.distributed import Backend
+from distill.distributed import Ranks, join_ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
 from distill.evaluation.readers import MeanModel
@@ -71,9 +70,9 @@ def evaluate_models(
         check_folder(output)  # before hours of scoring rather than after them
     config, task_name = settings_of(located, settings)
     with ExitStack() as held:
-        backend = held.enter_context(backends.build(config.backend))
-        config = config.changed(precision=choose_precision(config.precision, {}, backend))
-        scores = _score(config, _task(task_name, located, config), located, backend)
+        ranks = held.enter_context(join_ranks(config.backend))
+        config = config.changed(precision=choose_precision(config.precision, {}, ranks))
+        scores = _score(config, _task(task_name, located, config), located, ranks)
     given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
     command = shlex.join(["distill", "evaluate", *given, *map(redact, settings)])
     scores = replace(scores, command=command)
@@ -90,9 +89,9 @@ def _task(name: str, models: Sequence[Located], config: Config) -> Task:
     return task
 
 
-def _score(config: Config, task: Task, models: Sequence[Located], backend: Backend) -> Scores:
-    groups = _groups(config, task, models, backend)
-    scored = [_score_group(config, task, group, number, backend) for number, group in enumerate(groups)]
+def _score(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) -> Scores:
+    groups = _groups(config, task, models, ranks)
+    scored = [_score_group(config, task, group, number, ranks) for number, group in enumerate(groups)]
     measures = {name: described for each in scored for name, described in each.measures.items()}
     notes = [*dict.fromkeys(line for each in scored for line in each.left_out), *_notes(scored, measures, config)]
     order = [TEACHER, *(model.name for model in models)]
@@ -103,11 +102,11 @@ def _score(config: Config, task: Task, models: Sequence[Located], backend: Backe
         measures,
         tuple(comparison for each in scored for comparison in each.comparisons),
         tuple(notes),
-        environment=to_json(environment(backend.device)),
+        environment=to_json(environment(ranks.device)),
     )
 
 
-def _groups(config: Config, task: Task, models: Sequence[Located], backend: Backend) -> list[Group]:
+def _groups(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) -> list[Group]:
     """The models by their vocabularies; the teacher, where there is one, belongs to the group with its own."""
     groups: list[Group] = []
     for model in models:
@@ -119,10 +118,10 @@ def _groups(config: Config, task: Task, models: Sequence[Located], backend: Back
             groups[number] = replace(groups[number], models=(*groups[number].models, model))
     if config.teacher.kind == "none":
         return groups
-    members, shared = load_members(config, task.kind, backend.device)
+    members, shared = load_members(config, task.kind, ranks.device)
     assert shared is not None
     _check_members(config, task.kind, members, shared)
-    frozen = [member.model.to(backend.device) for member in members]
+    frozen = [member.model.to(ranks.device) for member in members]
     teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
     number = _same_vocabulary(groups, shared)
     if number is None:
@@ -159,7 +158,7 @@ def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> No
         check_packing(model, setting)
 
 
-def _score_group(config: Config, task: Task, group: Group, number: int, backend: Backend) -> GroupScores:
+def _score_group(config: Config, task: Task, group: Group, number: int, ranks: Ranks) -> GroupScores:
     """Score the models of the group; besides the teacher one model at a time is in memory."""
     sets, left_out = task.evaluation_sets(config, group.tokenizer)
     if not sets:
@@ -168,10 +167,10 @@ def _score_group(config: Config, task: Task, group: Group, number: int, backend:
             "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] 'evaluate.sources.mine={kind: text, "
             "path: FILE}'"
         )
-    evaluator = task.evaluator(config, group.tokenizer, sets, backend)
+    evaluator = task.evaluator(config, group.tokenizer, sets, ranks)
     models: list[ModelScores] = []
     losses: dict[str, ModelLosses] = {}
-    for name, model in _loaded(config, task.kind, group, backend):
+    for name, model in _loaded(config, task.kind, group, ranks):
         check_memory(evaluator, [model], sets)
         is_teacher = model is group.teacher
         scores, losses[name] = evaluator.score_by_row(model, name, sets, "teacher" if is_teacher else "student")
@@ -191,7 +190,7 @@ def _score_group(config: Config, task: Task, group: Group, number: int, backend:
     )
 
 
-def _loaded(config: Config, kind: ModelKind, group: Group, backend: Backend) -> Iterator[tuple[str, Any]]:
+def _loaded(config: Config, kind: ModelKind, group: Group, ranks: Ranks) -> Iterator[tuple[str, Any]]:
     """Name and model, the teacher first.
 
     Raises:
@@ -210,7 +209,7 @@ def _loaded(config: Config, kind: ModelKind, group: Group, backend: Backend) -> 
             )
         _check_rows(config, kind, model, f"{SETTING}={located.name}")
         logger.info(f"model={located.name}: {type(model).__name__}, {size(model)[0]:,} parameters")
-        yield located.name, model.to(backend.device)
+        yield located.name, model.to(ranks.device)
         del model
 
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import EvaluateConfig
 from distill.data.batch import Batch
 from distill.data.batches import Collator
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.runtime.errors import SettingError
@@ -69,7 +69,7 @@ class Scoring:
     collator: Collator
     tokenizer: PreTrainedTokenizerBase
     settings: EvaluateConfig
-    backend: Backend
+    ranks: Ranks
     sets: Sequence[EvaluationSet] = ()  # that models are scored on
     heads: tuple[str, ...] = ()  # that are scored in place of that over the vocabulary
 
@@ -84,12 +84,12 @@ class Scoring:
         """This rank's rows, masked as evaluation always does, longest first and cut to the longest of their batch."""
         collator, size = self.collator_of(data), self.settings.batch_size
         lengths = (data.rows != collator.pad_id).sum(1)
-        order = np.argsort(-lengths, kind="stable")[self.backend.rank :: self.backend.size]
+        order = np.argsort(-lengths, kind="stable")[self.ranks.rank :: self.ranks.size]
         for start in range(0, len(order), size):
             numbers = order[start : start + size]
             ids = data.rows[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
             keys = key(SEED, "evaluation mask", numbers)
-            yield collator.collate(ids, keys, numbers).to(self.backend.device)
+            yield collator.collate(ids, keys, numbers).to(self.ranks.device)
             done(len(numbers))
 
     def head_rows(
@@ -102,7 +102,7 @@ class Scoring:
             yield batch, rows
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.backend.device)
+        return torch.from_numpy(array).to(self.ranks.device)
 
 
 class Trial(NamedTuple):

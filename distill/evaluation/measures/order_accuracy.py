@@ -49,7 +49,7 @@ class OrderPass(Pass):
     def __init__(self, scoring: Scoring) -> None:
         assert isinstance(scoring.collator, MaskedLMAndOrder)
         self.scoring = replace(scoring, collator=replace(scoring.collator, swaps=True))
-        self.metric = OrderAccuracy(**summed(scoring.backend)).to(scoring.backend.device)
+        self.metric = OrderAccuracy(**summed(scoring.ranks)).to(scoring.ranks.device)
 
     def score(
         self,

@@ -101,8 +101,8 @@ class TokenPass(Pass):
     ) -> None:
         """`components`: the user's measures that read it too."""
         self.scoring, self.measures = scoring, measures
-        self.metric = metric.to(scoring.backend.device)
-        self.users = UserMeasures(components, scoring.vocab, scoring.backend)
+        self.metric = metric.to(scoring.ranks.device)
+        self.users = UserMeasures(components, scoring.vocab, scoring.ranks)
         self.user_measures = self.users.measures
 
     @abstractmethod
@@ -149,7 +149,7 @@ class MaskPass(TokenPass):
     keeps = True
 
     def __init__(self, scoring: Scoring) -> None:
-        super().__init__(scoring, Perplexity(**summed(scoring.backend)), (PERPLEXITY,), scoring.settings.measures)
+        super().__init__(scoring, Perplexity(**summed(scoring.ranks)), (PERPLEXITY,), scoring.settings.measures)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
         for batch, rows in self.scoring.head_rows(model, data, done):
@@ -158,7 +158,7 @@ class MaskPass(TokenPass):
 
     def num_positions(self, data: EvaluationSet) -> int:
         count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
-        return int(self.scoring.backend.sum(torch.tensor(count)))
+        return int(self.scoring.ranks.sum(torch.tensor(count)))
 
     def scores_any(self, data: EvaluationSet) -> bool:
         collator, size = self.scoring.collator_of(data), self.scoring.settings.batch_size

@@ -79,8 +79,8 @@ class TablePass(Pass):
         keep: KeptRows | None = None,
     ) -> dict[str, float]:
         assert isinstance(data, ClassSet | SquadSet)
-        backend = self.scoring.backend
-        metric = TableScores(data, **summed(backend)).to(backend.device)
+        ranks = self.scoring.ranks
+        metric = TableScores(data, **summed(ranks)).to(ranks.device)
         self.users.reset()
         for batch in self.scoring.batches(data, done):
             logits = model(batch.inputs, batch.documents, OutputSpec(extra=(self.head,))).extra[self.head]
@@ -100,5 +100,5 @@ def _user_measures(scoring: Scoring) -> UserMeasures:
     classes = next((data.classes for data in scoring.sets if isinstance(data, ClassSet)), None)
     if classes is None:
         refuse_measures(scoring.settings.measures, "questions with answers")
-        return UserMeasures({}, 1, scoring.backend)
-    return UserMeasures(scoring.settings.measures, max(len(classes), 1), scoring.backend)
+        return UserMeasures({}, 1, scoring.ranks)
+    return UserMeasures(scoring.settings.measures, max(len(classes), 1), scoring.ranks)
