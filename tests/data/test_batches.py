@@ -1,4 +1,4 @@
-"""Batches: the same rows in a step for every split, each row once an epoch, and windows without memory."""
+"""Batches: the same sequences in a step for every split, each sequence once an epoch, and windows without memory."""
 
 from collections import Counter
 from dataclasses import replace
@@ -33,7 +33,7 @@ def targets_of(batch: Batch) -> torch.Tensor:
 
 
 def lines(windows: list[list[Batch]]) -> Counter[tuple[int, ...]]:
-    """Every row that the batches hold, with its mask and its targets."""
+    """Every sequence that the batches hold, with its mask and its targets."""
     return Counter(
         tuple(torch.cat([row, targets]).tolist())
         for window in windows
@@ -69,7 +69,7 @@ def test_same_rows_in_a_step_for_every_split(tokenizer: Any, size: int, batch_si
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 14])
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_same_rows_in_a_step_where_ranks_do_not_divide_them(tokenizer: Any, size: int, batch_size: int) -> None:
-    """With the rows of a step given: micro-batches follow from them, and some ranks have one less, or none."""
+    """With the sequences of a step given: micro-batches follow from them, and some ranks have one less, or none."""
     whole = make(tokenizer, 11, 1)
     ranks = [
         replace(make(tokenizer, batch_size, accumulate=99, rank=rank, size=size), step_rows=11) for rank in range(size)

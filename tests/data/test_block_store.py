@@ -1,4 +1,4 @@
-"""Rows through a cache of blocks: the right ones, a bounded folder, one fetch for all processes, clear ends."""
+"""Sequences through a cache of blocks: the right ones, a bounded folder, one fetch for all processes, clear ends."""
 
 import json
 import multiprocessing
@@ -22,7 +22,7 @@ from distill.data.shards.mapped import MappedShards
 from distill.data.shards.open import open_sequences, read_index
 from distill.runtime.errors import Damaged, SettingError, StorageFailed
 
-COUNT, BLOCK = 1003, 50  # rows; 21 blocks in 3 shards
+COUNT, BLOCK = 1003, 50  # sequences; 21 blocks in 3 shards
 BLOCK_BYTES = BLOCK * 32 + 32  # of a file of the cache
 
 
@@ -195,7 +195,7 @@ def test_blocks_are_fetched_ahead_and_what_is_needed_comes_first(
 def test_storage_over_http_with_faults(
     rows: np.ndarray, places: dict[str | None, Path], tmp_path: Path, lines: list[str]
 ) -> None:
-    """Resets, 503s, half answers and wrong bytes: all rows come, and all are right."""
+    """Resets, 503s, half answers and wrong bytes: all sequences come, and all are right."""
     pytest.importorskip("aiohttp")
     server = Faulty(folder_of_files(places["zstd"]), share=0.4)
     with server.serving() as url:
@@ -222,7 +222,7 @@ def test_storage_that_stays_away_ends_in_one_line_soon(places: dict[str | None, 
         begun = time.monotonic()
         store.expect(np.zeros(0, np.int64))
         server.share = 0.0
-        assert len(store[np.array([3])]) == 1  # and goes on when it is back
+        assert len(store[np.array([3])]) == 1  # and resumes when it is back
         store.close()
         assert time.monotonic() - begun < 2 and server.requests < 21 * 12
 

@@ -1,4 +1,4 @@
-"""Rows of causal models are what a naive packer makes: documents end, and in some families begin, with a token."""
+"""Sequences of causal models are what a naive packer makes: documents end, and in some families begin, with a token."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Labelled texts as rows: what the tokenizer itself makes of them, cut as published, and their batches."""
+"""Labelled texts as sequences: what the tokenizer itself makes of them, cut as published, and their batches."""
 
 from typing import Any
 

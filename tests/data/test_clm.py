@@ -1,4 +1,4 @@
-"""Next-token targets, positions and documents of a row, against a loop over its positions."""
+"""Next-token targets, positions and documents of a sequence, against a loop over its positions."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ BOTH, END_ALONE = (
 
 
 def some_rows(seed: int, padded: bool) -> np.ndarray:
-    """[6, 11] ids with ends of documents anywhere, at both ends of a row and side by side too."""
+    """[6, 11] ids with ends of documents anywhere, at both ends of a sequence and side by side too."""
     random = np.random.default_rng(seed)
     rows = random.integers(3, 40, (6, 11))
     rows[random.random(rows.shape) < 0.3] = END

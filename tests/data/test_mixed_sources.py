@@ -105,7 +105,7 @@ def test_the_mix_is_even_all_along_and_counted(sizes: tuple[int, ...], weights: 
         assert [each.rows for each in fed.values()] == (2 * order.quotas + counted).tolist()
         assert [each.passes for each in fed.values()] == pytest.approx((2 * order.quotas + counted) / np.array(sizes))
         assert [each.tokens for each in fed.values()] == [10 * each.rows for each in fed.values()]
-    for positions in range(0, len(order), 64):  # at the ends of strata to the row, up to those that do not fit
+    for positions in range(0, len(order), 64):  # at the ends of strata to the sequence, up to those that do not fit
         counted = np.bincount(sources[:positions], minlength=len(sizes))
         assert np.abs(counted - positions * order.quotas / len(order)).max() < len(sizes)
 
@@ -119,7 +119,7 @@ def test_a_weight_without_a_row_is_refused() -> None:
 
 @pytest.fixture
 def windowed() -> Mixture:
-    """Two sources of 40 and 90 blocks of 100 rows each, in windows of eight blocks."""
+    """Two sources of 40 and 90 blocks of 100 sequences each, in windows of eight blocks."""
     orders = [WindowedShuffle(np.arange(0, 100 * blocks + 1, 100), 8, blocks) for blocks in (40, 90)]
     return Mixture(("a", "b"), (1.0, 2.0), tuple(orders), (1.0, 1.0), 0)
 
@@ -181,7 +181,7 @@ def test_ranks_share_a_step_and_a_resume_on_others_loses_nothing(rows: np.ndarra
             found = np.concatenate([batch.row_ids for each in ranks for batch in each])
             assert sorted(found) == sorted(np.concatenate(window))
     small = np.concatenate([np.concatenate(window) for window in epochs[:3]])
-    assert np.bincount(small, minlength=20)[12:].tolist() == [2] * 8  # twice in an epoch of 20 rows
+    assert np.bincount(small, minlength=20)[12:].tolist() == [2] * 8  # twice in an epoch of 20 sequences
 
 
 def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) -> None:
@@ -202,7 +202,7 @@ def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) ->
     assert all(len(found) == 1 for found in by_sequence.values())
 
 
-# --- the rows of a corpus
+# --- the sequences of a corpus
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_a_mixture_is_its_sources_weighted(corpus: CorpusConfig, words: PreTrain
     assert len(order) == len(rows) and order.quotas.tolist() == quotas([1, 3], len(rows)).tolist()
     fed = order.numbers(0, np.arange(len(order)))
     exact = np.bincount(rows[fed].reshape(-1).astype(np.int64), minlength=len(words))
-    assert np.abs(tokens.counts - exact).max() < 0.15 * exact.max()  # all but the choice of the rows
+    assert np.abs(tokens.counts - exact).max() < 0.15 * exact.max()  # all but the choice of the sequences
     assert tokens.counts.sum() == pytest.approx(exact.sum(), rel=1e-3)
     assert tokens.tokens == pytest.approx((rows[fed] != words.pad_token_id).sum(), rel=0.02)
     assert tokens.documents == sum(each.documents for each in alone.values())

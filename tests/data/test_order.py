@@ -1,4 +1,4 @@
-"""Orders: every row once an epoch, nothing lost by resuming on other ranks, few blocks at a time, well mixed."""
+"""Orders: every sequence once an epoch, nothing lost by resuming on other ranks, few blocks at a time, well mixed."""
 
 from itertools import pairwise
 from typing import Any
@@ -82,7 +82,7 @@ def test_the_full_shuffle_is_the_one_of_before() -> None:
 
 
 class Stored(np.ndarray):
-    """Rows that lie in blocks of ten."""
+    """Sequences that lie in blocks of ten."""
 
     @property
     def starts(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Of a text of which few rows are needed, few stretches are prepared: which ones depends on nothing else."""
+"""Of a text of which few sequences are needed, few stretches are prepared: which ones depends on nothing else."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ LENGTH = 16
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusConfig:
-    """60 documents of 100 to 3,000 words, of which so few as 40 rows are worth leaving the rest out."""
+    """60 documents of 100 to 3,000 words, of which so few as 40 sequences are worth leaving the rest out."""
     monkeypatch.setattr(part_of_text, "SMALL", 1000)
     folder = tmp_path / "lines"
     folder.mkdir()

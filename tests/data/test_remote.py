@@ -1,4 +1,4 @@
-"""Text and rows at URLs are the same as on a disk, over a real S3 server, and storage that fails loses nothing."""
+"""Text and sequences at URLs are the same as on a disk, over a real S3 server, and storage that fails loses nothing."""
 
 import errno
 import gzip
@@ -63,7 +63,7 @@ def put(url: str, content: bytes) -> None:
     system.pipe_file(path, content)
 
 
-# --- rows
+# --- sequences
 
 
 def test_text_and_rows_in_a_bucket_are_those_of_a_disk(

@@ -1,4 +1,4 @@
-"""Some of many rows: the choice of before where they are few, and rows of few blocks where they are many."""
+"""Some of many sequences: the choice of before where they are few, and sequences of few blocks where they are many."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from distill.data.sample import FEWEST_BLOCKS, Chosen, choose_sequences, sample_
 
 
 class Blocks(np.ndarray):
-    """Rows that lie in blocks of ten."""
+    """Sequences that lie in blocks of ten."""
 
     @property
     def starts(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Questions as rows: windows as published, answers where they stand, for every kind of tokenizer."""
+"""Questions as sequences: windows as published, answers where they stand, for every kind of tokenizer."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a host that never comes back leaves of a preparation is removed once the rows are finished, and no sooner."""
+"""What a host that never comes back leaves of a preparation is removed once the sequences are finished, not sooner."""
 
 import os
 import time

@@ -76,7 +76,7 @@ def test_without_a_signal_every_attempt_is_made(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_a_loop_ends_with_the_step_under_way(tmp_path: Path, threads: int) -> None:
-    """Storage that refuses all, rows that are not in the cache: the loop gets no window, and the signal is kept."""
+    """Storage that refuses all, sequences that are not in the cache: the loop gets no window, the signal is kept."""
     pytest.importorskip("aiohttp")
     write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10, 100, "zstd")
     server = Faulty(folder_of_files(tmp_path / "s"))

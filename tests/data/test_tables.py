@@ -153,7 +153,7 @@ def test_what_is_no_table_is_one_clear_line(tmp_path: Path) -> None:
         "broken.jsonl": r"line 2: not JSON",
         "number.jsonl": r"data\.text=text: in number\.jsonl, row 1 it holds int, not text",
         "latin.csv": "not UTF-8",
-        "a.xlsx": "its name does not say what it is",
+        "a.xlsx": "its name has none of the endings",
         "empty.csv": "not one row to use: it is empty",
         "single.csv": r"data\.label=label: its only class is 1; two are needed",
         "other.csv": r"data\.text=text: other\.csv has no such field; it has body, label",

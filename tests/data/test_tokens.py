@@ -1,4 +1,4 @@
-"""Rows are what a naive packer makes, whatever divides, interrupts or repeats the work."""
+"""Sequences are what a naive packer makes, whatever divides, interrupts or repeats the work."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def naive(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int, cro
         joined: list[int] = []
         for stream in streams:
             joined += stream
-            if len(joined) % (length - 2):  # inside a row: mark the document's end
+            if len(joined) % (length - 2):  # inside a sequence: mark the document's end
                 joined.append(tokenizer.sep_token_id)
         streams = [joined[:-1] if joined[-1] == tokenizer.sep_token_id else joined]
     rows = []
@@ -57,7 +57,7 @@ def tokens_of_set(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, sour
     return prepare(text, tokenizer, corpus.tokens, corpus.cache, "all")
 
 
-# --- what the rows are
+# --- what the sequences are
 
 
 @pytest.mark.parametrize("length", [10, 32, 128])

@@ -91,7 +91,7 @@ def test_what_holds_no_such_texts_is_one_clear_line(tmp_path: Path) -> None:
         (Table(), write(tmp_path / "none.csv", "text"), r"corpus\.unlabelled: not one row to use: it is empty"),
         (Table(), write(tmp_path / "other.csv", "review", "a"), r"corpus\.text=text: other\.csv has no such field; it"),
         (Table(second="b"), write(tmp_path / "x.txt", "a"), r"corpus\.unlabelled=.*x\.txt: a plain text .* are pairs"),
-        (Table(), write(tmp_path / "x.doc", "a"), r"corpus\.unlabelled=.*x\.doc: .* its name does not say what it is"),
+        (Table(), write(tmp_path / "x.doc", "a"), r"corpus\.unlabelled=.*x\.doc: .* its name has none of the endings"),
         (Table(), tmp_path / "nowhere", r"corpus\.unlabelled=.*nowhere: no such file or folder"),
         (Squad(), tmp_path / "x.txt", r"corpus\.unlabelled=.*x\.txt: questions with contexts come as \.json, "),
         (Squad(), write(tmp_path / "x.json", "{"), r"corpus\.unlabelled=.*x\.json: not JSON"),

@@ -109,7 +109,7 @@ def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
 def test_a_source_of_a_mixture_that_the_vocabulary_does_not_know(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its share of the rows is too small to show among all tokens."""
+    """Its fraction of the sequences is too small to show among all tokens."""
     (tmp_path / "chinese.txt").write_text(CHINESE * 5, encoding="utf-8")
     sources = f"{{books: {{kind: gutenberg, path: {shelf.books}, weight: 0.9}}, "
     sources += f"foreign: {{kind: text, path: {tmp_path}/chinese.txt, weight: 0.1}}}}"

@@ -1,4 +1,4 @@
-"""Paired bootstrap resampling against a plain loop and on cases whose outcome is known; where documents end in rows."""
+"""Paired bootstrap resampling against a plain loop and on cases whose outcome is known; where documents end."""
 
 import math
 from dataclasses import replace
@@ -110,7 +110,7 @@ def test_few_units_and_losses_that_are_no_numbers_say_nothing() -> None:
 
 
 def rows_of(lengths: list[int], documents: int = 100, width: int = 8) -> EvaluationSet:
-    """A row of each of these lengths, padded."""
+    """A sequence of each of these lengths, padded."""
     rows = np.full((len(lengths), width), PAD, np.uint16)
     for number, length in enumerate(lengths):
         rows[number, :length] = 7
@@ -137,7 +137,7 @@ def test_of_few_documents_stretches_are_drawn(tokenizer: Any) -> None:
     assert books.name == f"stretches of {STRETCH} sequences" and books.of_row.tolist() == [
         n // STRETCH for n in range(401)
     ]
-    long = units_of(rows_of([8] * 400, documents=100), masks)  # rows that run over the end of documents
+    long = units_of(rows_of([8] * 400, documents=100), masks)  # sequences that run over the end of documents
     assert long.name == books.name
     chosen = np.sort(np.random.default_rng(0).permutation(401)[:60])
     text = rows_of([8] * 400 + [3], documents=5)
@@ -160,7 +160,7 @@ def test_causal_documents_end_in_their_token() -> None:
     assert units_of(data, CausalLM(format, True)).name == "sequences", "most documents end inside of rows there"
 
 
-# --- losses by row -------------------------------------------------------------------------------------------------
+# --- losses by sequence
 
 
 def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
@@ -190,7 +190,7 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
 
 
 def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:
-    """Those of one row are what a set of that row alone has, at the positions of the same mask."""
+    """Those of one sequence are what a set of that sequence alone has, at the positions of the same mask."""
     rows = tiny.make_rows(6, shortest=4)
     masks = make_masks(tokenizer, rows, mlm_probability=0.3)
     settings = EvaluateConfig(batch_size=3, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0, batch_size=8))

@@ -28,13 +28,13 @@ LENGTHS = (31, 1, 12, 5, 23, 2, 40)  # tokens of the documents, special ones not
 
 
 class Text(NamedTuple):
-    """A tokenizer, a model, and documents of random tokens, laid out in rows as packing does."""
+    """A tokenizer, a model, and documents of random tokens, laid out in sequences as packing does."""
 
     tokenizer: Any
     model: Any
     rows: np.ndarray
     documents: list[list[int]]
-    places: list[list[tuple[int, int]]]  # row and column of each token of a document
+    places: list[list[tuple[int, int]]]  # sequence and column of each token of a document
     packed: bool
 
 

@@ -171,7 +171,7 @@ OF_RANKS = measures(
     median="own_metrics.MedianLogit",
     widest="own_metrics.Longest",
 )
-NUM_ROWS = (15, 2, 1)  # of the sets: in the last one only one of the ranks has a row
+NUM_ROWS = (15, 2, 1)  # of the sets: in the last one only one of the ranks has a sequence
 
 
 def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int]:

@@ -1,4 +1,4 @@
-"""A teacher with a tokenizer of its own: it reads the same text, and only vectors of whole rows are compared."""
+"""A teacher with a tokenizer of its own: it reads the same text, and only vectors of whole sequences are compared."""
 
 import json
 from pathlib import Path
