@@ -99,7 +99,7 @@ class FirstPass:
     def _read_all(self) -> None:
         """Returns when all groups are read, by this host or by others."""
         scale, unit = (
-            (1e6, "MB") if all(unit.shard.paths for group in self.groups for unit in group.work) else (1, "rows")
+            (1e6, "MB") if all(work.shard.paths for group in self.groups for work in group.work) else (1, "rows")
         )
         size = sum(group.size for group in self.groups)
         parallel = workers(self.cache, only_if=size > FEW_BYTES or scale == 1)

@@ -34,41 +34,36 @@ class Chosen:
             expect(self.numbers[numbers])
 
 
-def sample_numbers(total: int, count: int | None, purpose: str) -> np.ndarray | None:
-    """The numbers of at most `count` of the sequences, in order; None: all. The choice depends on `purpose` alone."""
-    if count is None or count >= total:
+def sample_numbers(total: int, limit: int | None, purpose: str) -> np.ndarray | None:
+    """The numbers of at most `limit` of the sequences, in order; None: all. The choice depends on `purpose` alone."""
+    if limit is None or limit >= total:
         return None
-    return np.sort(shuffled(np.arange(count), total, key(0, purpose)))
+    return np.sort(shuffled(np.arange(limit), total, key(0, purpose)))
 
 
 def choose_sequences(
-    sequences: SequenceStore, count: int | None, purpose: str, large: int = LARGE
+    sequences: SequenceStore, limit: int | None, purpose: str, large: int = LARGE
 ) -> np.ndarray | None:
     """As `sample_numbers`; where they take more than `large` bytes, from some of their blocks, so that few are read.
 
     These are 64 blocks, or four times as many as would do where that is more.
     """
-    starts = starts_of(sequences)
-    if (
-        count is None
-        or starts is None
-        or count >= len(sequences)
-        or len(sequences) * sequence_bytes(sequences) <= large
-    ):
-        return sample_numbers(len(sequences), count, purpose)
+    starts, total = starts_of(sequences), len(sequences)
+    if limit is None or starts is None or limit >= total or total * sequence_bytes(sequences) <= large:
+        return sample_numbers(total, limit, purpose)
     sizes = np.diff(starts)
-    count = min(len(sizes), max(FEWEST_BLOCKS, -(-4 * count * len(sizes) // len(sequences))))
+    count = min(len(sizes), max(FEWEST_BLOCKS, -(-4 * limit * len(sizes) // total)))
     blocks = np.sort(shuffled(np.arange(count), len(sizes), key(0, f"blocks of {purpose}")))
     ends = np.cumsum(sizes[blocks])
-    chosen = np.sort(shuffled(np.arange(min(count, ends[-1])), int(ends[-1]), key(0, purpose)))
+    chosen = np.sort(shuffled(np.arange(min(limit, ends[-1])), int(ends[-1]), key(0, purpose)))
     block = np.searchsorted(ends, chosen, side="right")
     numbers: np.ndarray = starts[blocks[block]] + chosen - (ends - sizes[blocks])[block]
     return numbers
 
 
-def subsample(sequences: SequenceStore, count: int | None, purpose: str, shuffle_bytes: int = 1 << 62) -> SequenceStore:
-    """At most `count` of the sequences, in their old order, in memory unless they take more than `shuffle_bytes`."""
-    numbers = choose_sequences(sequences, count, purpose)
+def subsample(sequences: SequenceStore, limit: int | None, purpose: str, shuffle_bytes: int = 1 << 62) -> SequenceStore:
+    """At most `limit` of the sequences, in their old order, in memory unless they take more than `shuffle_bytes`."""
+    numbers = choose_sequences(sequences, limit, purpose)
     if numbers is None:
         return sequences
     return (

@@ -197,7 +197,7 @@ def test_no_rows_no_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> N
     with pytest.raises(SettingError, match=r"^corpus\.path=.*a\.txt: not one sequence: 1 document"):
         tokens_of(corpus, tokenizer)
     source = SourceConfig(kind="text", path=f"{tmp_path}/a.txt")
-    with pytest.raises(SettingError, match=r"^evaluate\.sources\.mine\.path=.*a\.txt: not one row"):
+    with pytest.raises(SettingError, match=r"^evaluate\.sources\.mine\.path=.*a\.txt: not one sequence"):
         tokens_of_set(corpus, tokenizer, source)
     (tmp_path / "a.txt").write_text("Ban dan fan gan kan lan. " * 9)
     assert len(tokens_of(corpus, tokenizer).rows) == 1

@@ -66,7 +66,7 @@ class Host:
         """
         self._look()
         todo = [group for group in self.groups.values() if group.number not in self._done]
-        of_files = all(unit.shard.paths for group in self.groups.values() for unit in group.work)
+        of_files = all(work.shard.paths for group in self.groups.values() for work in group.work)
         scale, unit = (1e6, "MB") if of_files else (1, "rows")
         parallel = workers(self.cache, only_if=sum(group.size for group in todo) > FEW_BYTES or not of_files)
         size = sum(group.size for group in self.groups.values())
