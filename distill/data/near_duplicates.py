@@ -120,7 +120,7 @@ def near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) 
     for held in (True, False):
         for number, group in enumerate(groups):
             places = np.flatnonzero((group.held == held) & stays[number])
-            gone = [row for row in places.tolist() if index.knows(number, row)]
+            gone = [row for row in places.tolist() if index.has_near(number, row)]
             duplicates.append(group.document_ids[gone])
     return np.concatenate(duplicates)
 
@@ -140,7 +140,7 @@ class _Index:
         self._like = MinHash(settings.permutations, SEED)
         self._lsh = MinHashLSH(settings.threshold, settings.permutations, WEIGHTS)
 
-    def knows(self, group: int, row: int) -> bool:
+    def has_near(self, group: int, row: int) -> bool:
         """Whether a document, by its group and row there, is near to one that stays; if not, it stays too."""
         signature = np.array(self.signatures[group][row])
         sketch = self._sketch(signature)

@@ -238,7 +238,7 @@ class RemotePath:
         """A file object that requests ranges of the content as they are read, and again where storage fails.
 
         Args:
-            buffered: 2 MiB are requested at once; else as much as is read, for readers that know what they need.
+            buffered: 2 MiB are requested at once; else as much as is read, for readers that choose their ranges.
 
         Raises:
             OSError: there is no such file, or its server does not report its size.

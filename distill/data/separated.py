@@ -106,7 +106,7 @@ class _Lines:
         return bool(self.waiting)
 
     def of_one_row(self) -> Iterator[str]:
-        """Lines as they are asked for, up to a damaged one, or to the length that a row may have."""
+        """Lines one by one, up to a damaged one, or to the length that a row may have."""
         self._taken, size = [], 0
         while (size < SPAN or not self._taken) and self.more() and isinstance(line := self.waiting[0][1], str):
             self._taken.append(self.waiting.popleft())

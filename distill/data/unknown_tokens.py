@@ -1,4 +1,4 @@
-"""How much of a text a vocabulary knows: said before training, and refused where too little could be learned."""
+"""How much of a text a vocabulary covers: logged before training, and refused where too little could be learned."""
 
 import logging
 from typing import TYPE_CHECKING

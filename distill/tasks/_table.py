@@ -97,7 +97,7 @@ class TableTask(Task):
     def scoring(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Scoring:
-        """Each set has a collator of its own, which alone knows its sequences."""
+        """Each set has a collator of its own, which alone fits its sequences."""
         collator: Any = next((data.collator for data in sets if data.collator is not None), None)
         return Scoring(collator, tokenizer, config.evaluate, ranks, sets, self.kind.heads)
 

@@ -23,7 +23,7 @@ class Classes:
     """
 
     texts: ClassSequences
-    segments: bool  # whether the model tells the texts of a pair apart by token_type_ids
+    segments: bool  # whether the model separates the texts of a pair by token_type_ids
 
     @property
     def pad_id(self) -> int:

@@ -23,7 +23,7 @@ class Spans:
     """
 
     windows: SpanWindows
-    segments: bool  # whether the model tells question and context apart by token_type_ids
+    segments: bool  # whether the model separates question and context by token_type_ids
 
     @property
     def pad_id(self) -> int:

@@ -115,7 +115,7 @@ class BlockStore(ShardStore):
 
         Args:
             coming: which of the two holds its future.
-            failures: how many there were when it was asked for.
+            failures: how many there were when it was requested.
             signals: in force at that time; the process may end before this block's turn comes.
         """
         ahead = coming is self._expected

@@ -90,8 +90,8 @@ def _summary(shards: Sequence[dict[str, Any]], index: ShardIndex) -> dict[str, A
 def _digest(shards: Sequence[dict[str, Any]], index: ShardIndex) -> str:
     """That of the sequences of a single shard; of several, that of their digests in their order.
 
-    So a text of one shard has the digest that it had before there were shards, which checkpoints and teacher caches
-    know; and of a text of many no process has to read all sequences.
+    So a text of one shard has the digest that it had before there were shards, which stands in checkpoints and teacher
+    caches; and of a text of many no process has to read all sequences.
     """
     if len(shards) == 1:
         return str(shards[0]["digest"])
