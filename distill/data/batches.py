@@ -1,4 +1,4 @@
-"""The training rows in their order: every window of micro-batches is a pure function of its step.
+"""The training sequences in their order: every window of micro-batches is a pure function of its step.
 
 Shapes: B sequences of a micro-batch, S positions.
 """

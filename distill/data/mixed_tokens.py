@@ -31,7 +31,7 @@ class Mixed(NamedTuple):
 def prepare_mixture(
     corpus: CorpusConfig, tokenizer: "PreTrainedTokenizerBase", sequence_format: SequenceFormatOf, seed: int
 ) -> Mixed:
-    """The training rows of a mixture.
+    """The training sequences of a mixture.
 
     With `corpus.max_sequences` an epoch has at most so many sequences, and each source gives at most its fraction, a
     seeded choice of its sequences.

@@ -1,8 +1,8 @@
 """Documents of almost the same text: MinHash signatures, and the search for similar ones among them, by datasketch.
 
-Two documents are compared by the sets of their shingles (words in a row). The share of equal numbers in two signatures
-estimates the fraction of the shingles that two documents have in common (Broder 1997, "On the resemblance and
-containment of documents"); locality-sensitive hashing finds the candidates (Leskovec, Rajaraman, Ullman, "Mining of
+Two documents are compared by the sets of their shingles (words in a row). The fraction of equal numbers in two
+signatures estimates the fraction of the shingles that two documents have in common (Broder 1997, "On the resemblance
+and containment of documents"); locality-sensitive hashing finds the candidates (Leskovec, Rajaraman, Ullman, "Mining of
 Massive Datasets", chapter 3).
 
 Lengths: n documents of a unit or group, P permutations.

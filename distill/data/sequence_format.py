@@ -1,4 +1,4 @@
-"""What surrounds text in a row of token ids: special tokens, padding, and where documents begin and end."""
+"""What surrounds text in a sequence of token ids: special tokens, padding, and where documents begin and end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

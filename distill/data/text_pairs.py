@@ -1,4 +1,4 @@
-"""One or two texts in a row: ids without special tokens, and which of these a tokenizer puts around the texts."""
+"""One or two texts in a sequence: ids without special tokens, and which of these a tokenizer puts around the texts."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ class Surroundings:
     """Special tokens of a sequence: `before` first `between` second `after`, or `before` text `after`."""
 
     before: tuple[int, ...]
-    between: tuple[int, ...]  # none in a row of one text
+    between: tuple[int, ...]  # none in a sequence of one text
     after: tuple[int, ...]
 
     @property

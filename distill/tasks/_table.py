@@ -1,4 +1,4 @@
-"""Tasks whose targets come from labelled examples: models are fine-tuned on rows of a table.
+"""Tasks whose targets come from labelled examples: models are fine-tuned on the rows of a table.
 
 Beside these there may be unlabelled ones, which only the terms with a teacher learn from: the task-specific stage of
 TinyBERT (Jiao et al. 2020) on further text, as in the distillation of Turc et al. (2019, arXiv:1908.08962).

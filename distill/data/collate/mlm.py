@@ -162,7 +162,7 @@ class MaskedLM:
 def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> MaskedLM:
     """The masking of a tokenizer's sequences.
 
-    `counts` [V]: how often each token occurs in the training rows, for the smoothing of the choice.
+    `counts` [V]: how often each token occurs in the training sequences, for the smoothing of the choice.
     """
     vocab = len(counts)
     maskable = np.ones(vocab, bool)

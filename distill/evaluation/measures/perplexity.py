@@ -69,10 +69,10 @@ class SequenceLossSums(Metric):
         super().__init__(**exchange)
         self.add_state("sums", torch.zeros(2, num_sequences, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, losses: Tensor, rows: Tensor) -> None:
-        """losses [N] float64, and the number in the set of the row of each token, rows [N] int64"""
-        self.sums[0].index_add_(0, rows, losses)
-        self.sums[1].index_add_(0, rows, torch.ones_like(losses))
+    def update(self, losses: Tensor, sequences: Tensor) -> None:
+        """losses [N] float64, and the number in the set of the sequence of each token, sequences [N] int64"""
+        self.sums[0].index_add_(0, sequences, losses)
+        self.sums[1].index_add_(0, sequences, torch.ones_like(losses))
 
     def compute(self) -> Tensor:
         return self.sums

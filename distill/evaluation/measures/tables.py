@@ -33,10 +33,10 @@ TITLES = {
 
 
 class TableScores(Metric):
-    """The scores of one set by name, from the outputs for all of its rows, of which each rank computes a part."""
+    """The scores of one set by name, from the outputs for all of its sequences, of which each rank computes a part."""
 
     is_differentiable, higher_is_better, full_state_update = False, True, False
-    outputs: Tensor  # [N, C] float32, or [N, S, 2] of answers; zeros in the rows of other ranks
+    outputs: Tensor  # [N, C] float32, or [N, S, 2] of answers; zeros for the sequences of other ranks
 
     def __init__(self, data: ClassSet | SquadSet, **exchange: Any) -> None:
         super().__init__(**exchange)
@@ -44,14 +44,14 @@ class TableScores(Metric):
         width = (max(len(data.classes), 1),) if isinstance(data, ClassSet) else (data.rows.shape[1], 2)
         self.add_state("outputs", torch.zeros(data.num_rows, *width), dist_reduce_fx="sum")
 
-    def update(self, logits: Tensor, rows: Tensor) -> None:
-        """logits [B, C], or [B, S, 2] of answers, and the numbers of their sequences [B]"""
+    def update(self, logits: Tensor, numbers: Tensor) -> None:
+        """logits [B, C], or [B, S, 2] of answers, and the numbers [B] of their sequences"""
         if logits.dim() == 2:
             if logits.shape[1:] != self.outputs.shape[1:]:
                 raise ValueError(f"outputs of shape {tuple(logits.shape)} for {self.outputs.shape[1]} classes")
-            self.outputs[rows] = logits.float()
+            self.outputs[numbers] = logits.float()
         else:
-            self.outputs[rows, : logits.shape[1]] = logits.float()  # batches are cut to the longest of their sequences
+            self.outputs[numbers, : logits.shape[1]] = logits.float()  # batches are cut to the longest sequence
 
     def compute(self) -> dict[str, float]:
         scores = self.data.scores(self.outputs.cpu().numpy())
@@ -59,7 +59,7 @@ class TableScores(Metric):
 
 
 class TablePass(Pass):
-    """The outputs of a head for every row, computed once for all measures; a set need not have all of these."""
+    """The outputs of a head for every sequence, computed once for all measures; a set need not have all of these."""
 
     def __init__(self, scoring: Scoring) -> None:
         self.scoring = scoring
