@@ -8,10 +8,19 @@ from torch import Tensor
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed.shard import head_outlasts_forward
-from distill.evaluation.measures import KEPT_BYTES, KeptRows, Measure, Pass, ProgressCallback, Scoring, chunk_rows
+from distill.evaluation.measures import (
+    KEPT_BYTES,
+    Byproducts,
+    KeptRows,
+    Measure,
+    Pass,
+    ProgressCallback,
+    Scoring,
+    chunk_rows,
+)
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.readers import Readers
-from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.sets import EvaluationSet, SetContents
 from distill.evaluation.significance import RowLosses
 from distill.models.language_model import LanguageModel, idle_forward
 from distill.runtime.progress import Progress
@@ -77,7 +86,7 @@ class Evaluator:
                     scores[data.name] = self._agreement(one, other, data, done)
         return scores
 
-    def describe(self, data: EvaluationSet) -> dict[str, Any]:
+    def describe(self, data: EvaluationSet) -> SetContents:
         """What the set holds and how many of its positions are scored, on all ranks."""
         single = [run for run in self.passes if run.measures and run.measures[0].name == "pseudo_perplexity"]
         return {
@@ -108,7 +117,7 @@ class Evaluator:
                     by_row = self._row_sums(data) if run.by_row and losses is not None else None
                     title = run.measures[0].title.lower()
                     with self._progress(f"{label}, {title} on {data.name}", run.size(data), run.unit) as done:
-                        values = run.score(reader, data, done, by_row, kept if run.keeps else None)
+                        values = run.score(reader, data, done, Byproducts(by_row, kept if run.keeps else None))
                     if by_row is not None and losses is not None:
                         losses[run.measures[0].name, data.name] = by_row.result()
                     for name, value in values.items():

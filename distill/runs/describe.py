@@ -116,8 +116,8 @@ def call_of(make: Component, length: int) -> str:
 def _start(config: Config, pair: Pair) -> facts.Start:
     """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
     settings = config.student
-    start = facts.Start(kind=settings.kind, source=settings.path)
-    if settings.kind == "layers":
+    start = facts.Start(init=settings.init, source=settings.path)
+    if settings.init == "layers":
         first = pair.teachers[0]
         start.source = first.title
         if settings.layers != AUTO:  # else nobody knows any more
