@@ -140,7 +140,7 @@ def test_outputs_that_cannot_be_read_are_refused() -> None:
     good = np.zeros((3, 2))
     for outputs, line in (
         (np.where(np.eye(3, 2) > 0, np.nan, good), "not finite"),
-        (good[:2], r"shape \(2, 2\) for 3 rows of 2 classes"),
+        (good[:2], r"shape \(2, 2\) for 3 texts of 2 classes"),
         (np.zeros((3, 3)), r"shape \(3, 3\)"),
     ):
         with pytest.raises(ValueError, match=line):

@@ -34,7 +34,7 @@ class ClassSet(EvaluationSet):
             raise ValueError("the model's outputs are not finite: nothing can be read from them")
         if len(outputs) != len(self.labels) or (self.classes and outputs.shape[1:] != (len(self.classes),)):
             raise ValueError(
-                f"outputs of shape {outputs.shape} for {len(self.labels)} sequences of {len(self.classes)} classes"
+                f"outputs of shape {outputs.shape} for {len(self.labels)} texts of {len(self.classes)} classes"
             )
         predicted = outputs.argmax(1) if self.classes else outputs.reshape(len(self.labels)).astype(np.float64)
         return {name: measure(name, predicted, self.labels) for name in self.measures}
