@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.new_tokenizer import spool, tokenizer_of_corpus
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
@@ -25,7 +25,7 @@ SPECIAL = {
 SMALLEST = 100
 
 
-def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+def corpus_tokenizer(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
     """A tokenizer of `corpus.vocab_size` pieces in the manner of BERT, trained on what the corpus does not hold out.
 
     `model_max_length` is left to the caller.
@@ -33,7 +33,7 @@ def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
     Raises:
         SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
     """
-    return tokenizer_of_corpus(corpus, "wordpiece", train, SPECIAL)
+    return tokenizer_of_corpus(corpus, data, "wordpiece", train, SPECIAL)
 
 
 def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:

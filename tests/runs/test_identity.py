@@ -29,9 +29,9 @@ def identity(*overrides: str, steps: int = 100, ranks: int = 2, given: int | Non
         "teacher.micro_batches=4",
         "teacher.path=elsewhere",
         "teacher.cache.gigabytes=3",
-        "corpus.cache=elsewhere",
-        "corpus.local=elsewhere",
-        "corpus.workers=1",
+        "data.cache=elsewhere",
+        "data.local=elsewhere",
+        "data.workers=1",
         "corpus.path=elsewhere",  # its text stands there by its digest
         "train.workers=0",
         "train.batch_size=4",  # with the accumulation in it, by their product
