@@ -5,6 +5,8 @@ read settings start quickly.
 """
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
@@ -13,7 +15,6 @@ from distill.config.flat_settings import flatten
 from distill.config.meant_overrides import REPLACED, apply_overrides
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
-from distill.config.ramp import Ramp
 from distill.config.settings import (
     RECIPES,
     ChainConfig,
@@ -32,6 +33,7 @@ from distill.config.settings import (
     TermConfig,
 )
 from distill.config.unknown import explain
+from distill.config.weight_schedule import WeightSchedule
 from distill.config.written import without_environment, written_and_compared
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
@@ -48,17 +50,28 @@ Frozen = TypeVar("Frozen", TeacherConfig, MemberConfig)
 
 
 def register() -> None:
-    """Make the schema and the recipes known to Hydra.
+    """Make the schema and the recipes known to Hydra, once for this process and again where a file has changed.
 
     Hydra finds a group by the name of its folder, so `recipes/x.yaml` can be `recipe/x` only through the ConfigStore.
     """
+    _register_schema()
+    for file in sorted(RECIPES.glob("*.yaml")):
+        _register_recipe(file, file.stat().st_mtime_ns)
+
+
+@cache
+def _register_schema() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=_schema())
+
+
+@cache
+def _register_recipe(file: Path, _changed: int) -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    store = ConfigStore.instance()
-    store.store(name="schema", node=_schema())
-    for file in sorted(RECIPES.glob("*.yaml")):
-        store.store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
+    ConfigStore.instance().store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
 
 
 def add_recipe(name: str, settings: dict[str, Any]) -> None:
@@ -80,7 +93,7 @@ def _schema() -> Any:
     source = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
     schema["corpus"] = source | {name: value for name, value in schema["corpus"].items() if name in CORPUS}
     for name in ("student", "teacher"):
-        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "custom")}
+        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "init", "custom")}
     del schema["objective"]["terms"], schema["optimizer"]["make"]
     schema["schedule"] = {}
     created = OmegaConf.create(schema)
@@ -208,7 +221,7 @@ def student_config(given: dict[str, Any]) -> StudentConfig:
     optional = tuple(name for name in StudentConfig.model_fields if name != "tokenizer")
     arguments = {name: value for name, value in given.items() if name != "tokenizer"}  # a callable gets it loaded
     made = component("student", arguments, "", optional=optional)
-    settings = {"kind": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
+    settings = {"init": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
     return parse(StudentConfig, settings, "student")
 
 
@@ -243,7 +256,7 @@ def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
     return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
 
 
-def _term(setting: str, given: Any, shared: float | Ramp) -> TermConfig:
+def _term(setting: str, given: Any, shared: float | WeightSchedule) -> TermConfig:
     """A loss term; one that takes a temperature and has none of its own gets `shared`, that of the objective."""
     name = setting.rpartition(".")[2]
     if not name.isidentifier():
@@ -260,21 +273,21 @@ def _term(setting: str, given: Any, shared: float | Ramp) -> TermConfig:
     temperature = arguments.setdefault("temperature", shared)
     if isinstance(temperature, dict):
         temperature = _number(f"{setting}.temperature", temperature)
-    ramp = temperature if isinstance(temperature, Ramp) else None
-    if ramp is not None:
-        arguments["temperature"] = ramp.start
+    schedule = temperature if isinstance(temperature, WeightSchedule) else None
+    if schedule is not None:
+        arguments["temperature"] = schedule.start
     make = component(setting, arguments, TERMS, kind=name, optional=() if own else ("temperature",))
-    follows = ramp is not None and (own or "temperature" in make.takes())
-    return parse(TermConfig, {"weight": weight, "make": make, "temperature": ramp if follows else None}, setting)
+    follows = schedule is not None and (own or "temperature" in make.takes())
+    return parse(TermConfig, {"weight": weight, "make": make, "temperature": schedule if follows else None}, setting)
 
 
-def _number(setting: str, value: Any) -> float | Ramp:
+def _number(setting: str, value: Any) -> float | WeightSchedule:
     """A number, or one that follows a schedule."""
     if isinstance(value, dict):
         for name in ("start", "end"):
             if value.get(name) is None:
                 raise SettingError(f"{setting}.{name} is missing: a schedule is {{start: NUMBER, end: NUMBER}}")
-        return parse(Ramp, value, setting)
+        return parse(WeightSchedule, value, setting)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise SettingError(f"{setting}={value} is not a number, nor a schedule: {{start: NUMBER, end: NUMBER}}")
     return float(value)
