@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.invalid import Invalid
 from distill.data.mixture import Mixture, StackedSequences
 from distill.data.order import order_of
@@ -29,7 +29,11 @@ class Mixed(NamedTuple):
 
 
 def prepare_mixture(
-    corpus: CorpusConfig, tokenizer: "PreTrainedTokenizerBase", sequence_format: SequenceFormatOf, seed: int
+    corpus: CorpusConfig,
+    data: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    sequence_format: SequenceFormatOf,
+    seed: int,
 ) -> Mixed:
     """The training sequences of a mixture.
 
@@ -39,19 +43,17 @@ def prepare_mixture(
     Raises:
         SettingError: as `prepare`, or a weight is too small for a single sequence of an epoch.
     """
-    texts = corpus_texts(corpus)
+    texts = corpus_texts(corpus, data)
     # Each source has a window of its own, so that all of them together take no more memory than that of one corpus.
-    cache = corpus.cache.changed(shuffle_bytes=max(1, corpus.cache.shuffle_bytes // len(texts)))
-    sources = {
-        name: prepare(text, tokenizer, corpus.tokens, cache, "train", sequence_format) for name, text in texts.items()
-    }
+    data = data.changed(shuffle_bytes=max(1, data.shuffle_bytes // len(texts)))
+    sources = {name: prepare(text, tokenizer, corpus, data, "train", sequence_format) for name, text in texts.items()}
     weights = [corpus.weights[name] for name in sources]
     stores = [
-        subsample(tokens.rows, texts[name].max_sequences, f"training rows of {name}", cache.shuffle_bytes)
+        subsample(tokens.rows, texts[name].max_sequences, f"training rows of {name}", data.shuffle_bytes)
         for name, tokens in sources.items()
     ]
     orders = [
-        order_of(store, cache.shuffle_bytes, source_seed(seed, name))
+        order_of(store, data.shuffle_bytes, source_seed(seed, name))
         for name, store in zip(sources, stores, strict=True)
     ]
     means = [tokens.tokens / len(tokens.rows) for tokens in sources.values()]

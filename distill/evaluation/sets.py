@@ -97,7 +97,7 @@ def _chosen(name: str, sequences: SequenceStore, config: Config) -> tuple[np.nda
     Raises:
         SettingError: they are too many to be in memory.
     """
-    max_bytes = config.corpus.cache.shuffle_bytes
+    max_bytes = config.data.shuffle_bytes
     max_sequences = config.evaluate.max_sequences_of(name)
     numbers = choose_sequences(sequences, max_sequences, f"evaluated rows of {name}")
     if numbers is None and isinstance(sequences, np.ndarray):
@@ -106,7 +106,7 @@ def _chosen(name: str, sequences: SequenceStore, config: Config) -> tuple[np.nda
     if count * sequence_bytes(sequences) > max_bytes:
         raise SettingError(
             f"{sequences_setting(config, name)}={max_sequences}: {name} has {len(sequences):,} sequences, more than "
-            f"fit into memory (corpus.shuffle_bytes={max_bytes}): give {max_bytes // sequence_bytes(sequences)} at most"
+            f"fit into memory (data.shuffle_bytes={max_bytes}): give {max_bytes // sequence_bytes(sequences)} at most"
         )
     return sequences[np.arange(count) if numbers is None else numbers], numbers
 
@@ -120,7 +120,7 @@ def tokens_of_sets(
     config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: SequenceFormatOf
 ) -> Iterator[tuple[str, Tokens | None]]:
     """Name and sequences of each set, None where its text is not available; a mixture has a held-out set a source."""
-    corpus = config.corpus
+    corpus, data = config.corpus, config.data
     for name in config.evaluate.sets:
         source = config.evaluate.sources.get(name)
         if source is None:
@@ -129,12 +129,9 @@ def tokens_of_sets(
                 f"evaluate.sets: {name} has no source; choose from {names} or add evaluate.sources.{name}"
             )
         if not isinstance(source, Component) and source.kind == HELDOUT:
-            for part, text in corpus_texts(corpus).items():
-                tokens = prepare(text, tokenizer, corpus.tokens, corpus.cache, HELDOUT, sequence_format)
+            for part, text in corpus_texts(corpus, data).items():
+                tokens = prepare(text, tokenizer, corpus, data, HELDOUT, sequence_format)
                 yield "_".join(filter(None, (name, part))), tokens
             continue
-        texts = set_text(source, f"evaluate.sources.{name}", corpus.cache)
-        yield (
-            name,
-            None if texts is None else prepare(texts, tokenizer, corpus.tokens, corpus.cache, "all", sequence_format),
-        )
+        texts = set_text(source, f"evaluate.sources.{name}", data)
+        yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", sequence_format)

@@ -41,7 +41,7 @@ class Classes(TableTask):
         config: Config,
         scoring: bool,
     ) -> ClassSequences:
-        return class_sequences(examples, tokenizer, config.corpus.tokens.sequence_length, "corpus.sequence_length")
+        return class_sequences(examples, tokenizer, config.corpus.sequence_length, "corpus.sequence_length")
 
     def collator(self, sequences: ClassSequences) -> classes.Classes:
         return classes.Classes(sequences, segments=True)

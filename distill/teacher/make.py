@@ -22,7 +22,7 @@ def find_cache(config: Config, identity: dict[str, object], batches: Batches, po
     """
     if not config.teacher.cache.wanted:
         return None
-    return find(config.teacher.cache, identity, batches, positions, config.corpus.cache.cache)
+    return find(config.teacher.cache, identity, batches, positions, config.data.cache)
 
 
 def make_teacher(

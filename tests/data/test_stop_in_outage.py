@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from stored import Faulty, folder_of_files, write_shards
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data import remote
 from distill.data.disk_cache import workers
 from distill.data.prefetch import Prefetch, ThreadCount, prepared_in_loop
@@ -82,7 +82,7 @@ def test_a_loop_ends_with_the_step_under_way(tmp_path: Path, threads: int) -> No
     server = Faulty(folder_of_files(tmp_path / "s"))
     with server.serving() as url:
         store = open_sequences(
-            url, "train", CacheConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100)
+            url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100)
         )
         first = store[np.arange(10)]
         server.share = 1.0
@@ -121,7 +121,7 @@ def test_a_request_without_an_answer_is_given_up(tmp_path: Path) -> None:
     server = Faulty(folder_of_files(tmp_path / "s"))
     with server.serving() as url:
         store = open_sequences(
-            url, "train", CacheConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100)
+            url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100)
         )
         server.rate = 1.0  # byte a second
         with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal():
@@ -133,7 +133,7 @@ def test_a_request_without_an_answer_is_given_up(tmp_path: Path) -> None:
 
 def test_processes_that_prepare_text_end_in_the_middle_of_it() -> None:
     """Each would sleep for a minute."""
-    with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal(), workers(CacheConfig(workers=2)) as pool:
+    with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal(), workers(DataConfig(workers=2)) as pool:
         assert pool is not None
         list(pool.map(time.sleep, [60, 60]))
 
