@@ -174,7 +174,7 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
         setting: of the teacher.
         first: whether this teacher is the one that losses on hidden states read.
     """
-    where, objective = cache.setting.replace("teacher.", f"{setting}.", 1), config.objective
+    where, objective = cache.described(setting), config.objective
     if not cache.wanted:
         return
     to_null = " and ".join(name for name in ("top_k", "sampled") if getattr(cache, name) is not None)

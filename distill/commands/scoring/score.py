@@ -31,7 +31,7 @@ from distill.runtime.errors import SettingError
 from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redact
 from distill.tasks import Task, find_task
-from distill.teacher.members import Member, errors_of, load_members, title_of
+from distill.teacher.members import Member, load_members, title_of
 
 TEACHER = "the teacher"  # the name of its column
 
@@ -140,8 +140,7 @@ def _check_members(
 ) -> None:
     """Refuse teachers as a run does: they have to know the vocabulary, and to take and keep apart what a row holds."""
     for member in members:
-        with errors_of(member.name):
-            check_vocabulary(member.model, None, tokenizer)
+        check_vocabulary(member.model, member.setting, tokenizer)
         _check_rows(config, kind, member.model, member.setting)
 
 
