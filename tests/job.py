@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from families import depth_fields, make_family
 from forked import Forked
@@ -120,6 +121,10 @@ def program(*arguments: str, path: Path | None = None) -> subprocess.Popen[str]:
     )
 
 
+# A run of several ranks is forked, and among the slow tests it starts interpreters of its own.
+STARTS = [pytest.param(command, id="forked"), pytest.param(program, id="program", marks=pytest.mark.slow)]
+
+
 def save_model(folder: Path, family: str = "gpt2", layers: int = 4, **fields: Any) -> Path:
     """A folder with an untrained model of any family, with a tokenizer as its published ones have."""
     tokenizer = vocabulary_of(family)
@@ -146,7 +151,7 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.books = library(root / "books")
-        self.corpus = [f"corpus.path={self.books}", f"corpus.cache={root / 'cache'}", "corpus.workers=1"]
+        self.corpus = [f"corpus.path={self.books}", f"data.cache={root / 'cache'}", "data.workers=1"]
         self.corpus += [
             "corpus.sequence_length=32",
             "corpus.heldout=0.1",

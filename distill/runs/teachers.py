@@ -36,7 +36,7 @@ def find_caches(
     for name, own in settings_by_member(config).items():
         if own.cache.wanted:
             whole = {**origin, "teacher": digests[own.setting], **arithmetic(own.precision.teacher)}
-            folder, setting = config.corpus.cache.cache, f"{own.setting}.cache"
+            folder, setting = config.data.cache, f"{own.setting}.cache"
             found[name] = find(own.cache, whole, batches, objective.positions, folder, setting)
     return found
 
