@@ -22,7 +22,6 @@ RESUME_IGNORES = (
     "tracker",
     "profile",
     "report",
-    "scale",
     "resume",
     "optimize",
 )
