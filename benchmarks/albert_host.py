@@ -22,13 +22,12 @@ from cluster import end_rank, ready
 from step import NoHistory
 from transformers import AlbertConfig, AlbertForPreTraining
 
-from distill import distributed as backends
 from distill.config.compose import objective_config, optimizer_config
 from distill.config.settings import BackendConfig, MaskingConfig, PrecisionConfig, TrainConfig
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
-from distill.distributed import Backend, GradientSync, gradient_sync
+from distill.distributed import GradientSync, Ranks, gradient_sync, join_ranks
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
 from distill.optim import updates as optim
@@ -127,34 +126,34 @@ class Trainer:
         self.options = options
         # Each emulated host is the only rank of its own, yet all share this machine's cores.
         settings = BackendConfig(name=options.engine, device="cpu", threads=1, timeout=600.0, rings=options.rings)
-        self.backend = backends.build(settings)
+        self.ranks = join_ranks(settings)
         self.precision = PrecisionConfig(student=options.precision)
         model = make_model(options.shape, options.tokens)
         self.objective = self._make_objective(model)
-        self.trainable = setup_student(model, self.objective, self.precision, self.backend)
-        self.sync = gradient_sync(self.backend, self.trainable)
+        self.trainable = setup_student(model, self.objective, self.precision, self.ranks)
+        self.sync = gradient_sync(self.ranks, self.trainable)
         self.settings = optimizer_config({"kind": "lamb", "lr": 1e-4, "clip": 1.0, "clip_each_rank": True})
         self.optimizer = optim.build(self.trainable, self.settings)
-        self.chosen_rings = self.backend.rings
+        self.chosen_rings = self.ranks.rings
 
     def _make_objective(self, model: Any) -> Objective:
         weights = {"mlm": {"weight": 1.0}, "sop": {"weight": float(self.options.order)}}
         config = objective_config({"task": "mlm_sop", **weights})
         terms = make_terms(config)
         fit_terms(terms, model, None)
-        return build_objective(terms, config, self.precision, VOCABULARY, 1, self.backend.device)
+        return build_objective(terms, config, self.precision, VOCABULARY, 1, self.ranks.device)
 
     def run(self, job: Job) -> list[float]:
         """Seconds of each step of this rank, by the loop of a run, `distill.train.train`."""
         sync = self._sync_for(job)
-        backend = sync.ranks
+        ranks = sync.ranks
         learner = Learner(self.trainable, sync, self.optimizer, Constant(), self.settings)
-        batches = make_batches(self.options, job, backend.rank, backend.size)
+        batches = make_batches(self.options, job, ranks.rank, ranks.size)
         length = TrainConfig(epochs=None, steps=job.steps + 1, save_every=job.steps + 1)
         checkpoints = Checkpoints(self._nowhere, 1, {})
-        training = Training(learner, NoTeacher(), batches, backend, length, State(), checkpoints)
+        training = Training(learner, NoTeacher(), batches, ranks, length, State(), checkpoints)
         clock = Clock(job.steps)
-        self.backend.barrier()
+        self.ranks.barrier()
         try:
             train(training, self.objective, (clock,), clock)
         except Done as done:
@@ -165,11 +164,11 @@ class Trainer:
         """The connections as the job wants them, used once before they are timed; or one host without any."""
         if not job.exchange:
             alone = copy.copy(self.sync)  # the same bucket, exchanging with nobody
-            alone.ranks = copy.copy(self.backend)
+            alone.ranks = copy.copy(self.ranks)
             alone.ranks.rank, alone.ranks.size = 0, 1
             return alone
-        self.backend.rings = self.chosen_rings if job.rings == "auto" else int(job.rings)
-        self.backend.settings = self.backend.settings.changed(compression=job.compression)
+        self.ranks.rings = self.chosen_rings if job.rings == "auto" else int(job.rings)
+        self.ranks.settings = self.ranks.settings.changed(compression=job.compression)
         self.sync.zero()
         self.sync.sum()
         return self.sync
@@ -180,11 +179,11 @@ class Trainer:
         return Path(tempfile.gettempdir()) / "albert_scaling"
 
 
-def on_all_ranks(values: list[float], backend: Backend) -> list[list[float]]:
+def on_all_ranks(values: list[float], ranks: Ranks) -> list[list[float]]:
     """The values of every rank, [size][len(values)]."""
-    table = torch.zeros(backend.size, len(values), dtype=torch.float64)
-    table[backend.rank] = torch.tensor(values, dtype=torch.float64)
-    found: list[list[float]] = backend.sum(table).tolist()
+    table = torch.zeros(ranks.size, len(values), dtype=torch.float64)
+    table[ranks.rank] = torch.tensor(values, dtype=torch.float64)
+    found: list[list[float]] = ranks.sum(table).tolist()
     return found
 
 
@@ -196,8 +195,8 @@ def results(trainer: Trainer, jobs: list[Job]) -> Iterator[dict[str, Any]]:
         processor = (time.process_time() - began) / job.steps
         yield {
             "job": asdict(job),
-            "seconds": on_all_ranks(seconds, trainer.backend),
-            "processor": [value for (value,) in on_all_ranks([processor], trainer.backend)],
+            "seconds": on_all_ranks(seconds, trainer.ranks),
+            "processor": [value for (value,) in on_all_ranks([processor], trainer.ranks)],
         }
 
 
@@ -220,7 +219,7 @@ def main() -> None:
         "rings": trainer.chosen_rings,
         "jobs": list(results(trainer, [Job(**given) for given in json.loads(options.jobs)])),
     }
-    end_rank(trainer.backend, found)
+    end_rank(trainer.ranks, found)
 
 
 if __name__ == "__main__":

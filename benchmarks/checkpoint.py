@@ -53,19 +53,19 @@ class TimedCheckpoints(Checkpoints):
 
 def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
     """Train `rounds` steps and one that warms up, of a micro-batch each; then read the newest checkpoint."""
-    backend, precision, optimizer = Single(BackendConfig()), PrecisionConfig(), OptimizerConfig()
-    teacher, student = make_teacher(shape, backend.device), make_student(shape, backend.device)
+    ranks, precision, optimizer = Single(BackendConfig()), PrecisionConfig(), OptimizerConfig()
+    teacher, student = make_teacher(shape, ranks.device), make_student(shape, ranks.device)
     source = batches(shape, 1, rounds + 1)
     config = settings("masked")
     terms = make_terms(config)
     fit_terms(terms, student, teacher)
-    objective = build_objective(terms, config, precision, shape.vocabulary, 0, backend.device)
-    trainable = setup_student(student, objective, precision, backend)
-    sync = gradient_sync(backend, trainable)
+    objective = build_objective(terms, config, precision, shape.vocabulary, 0, ranks.device)
+    trainable = setup_student(student, objective, precision, ranks)
+    sync = gradient_sync(ranks, trainable)
     checkpoints, made = TimedCheckpoints(folder), optim.build(trainable, optimizer)
-    length, live = TrainConfig(epochs=None, steps=rounds + 1, save_every=1), setup_teacher(teacher, precision, backend)
+    length, live = TrainConfig(epochs=None, steps=rounds + 1, save_every=1), setup_teacher(teacher, precision, ranks)
     learner = Learner(trainable, sync, made, Constant(), optimizer)
-    run = Training(learner, LiveTeacher(live), source, backend, length, State(), checkpoints)
+    run = Training(learner, LiveTeacher(live), source, ranks, length, State(), checkpoints)
     train(run, objective, (), NoHistory())
     newest = checkpoints.newest()
     assert newest is not None

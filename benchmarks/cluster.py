@@ -291,12 +291,12 @@ def clusters(options: argparse.Namespace) -> Iterator[tuple[str, str, Cluster]]:
                 yield network, engine, cluster
 
 
-def end_rank(backend: Any, found: Any) -> NoReturn:
+def end_rank(ranks: Any, found: Any) -> NoReturn:
     """Print what a rank has measured, for `run_json`, and end it as Distill's own ranks do.
 
     Gloo's threads may abort a normal end.
     """
-    if backend.rank == 0:
+    if ranks.rank == 0:
         print(json.dumps(found), flush=True)
-    backend.close()
+    ranks.close()
     os._exit(0)

@@ -20,23 +20,22 @@ from cluster import NETWORKS, Cluster, end_rank
 from machine import save, table, title
 from torch import nn
 
-from distill import distributed as backends
 from distill.config.settings import BackendConfig
-from distill.distributed import GradientSync
+from distill.distributed import GradientSync, join_ranks
 from distill.distributed.rank import rank_from_env
 
 
 def _seconds(sync: GradientSync) -> float:
     """The slowest rank's time of one exchange, the GPU's work included."""
-    backend = sync.ranks
-    backend.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
+    ranks = sync.ranks
+    ranks.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
     began = time.perf_counter()
     sync.sum()
-    if backend.device.type == "cuda":
-        torch.cuda.synchronize(backend.device)
-    own = torch.zeros(backend.size, dtype=torch.float64)
-    own[backend.rank] = time.perf_counter() - began
-    return float(backend.sum(own).max())
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+    own = torch.zeros(ranks.size, dtype=torch.float64)
+    own[ranks.rank] = time.perf_counter() - began
+    return float(ranks.sum(own).max())
 
 
 def _rank(options: argparse.Namespace) -> None:
@@ -44,14 +43,14 @@ def _rank(options: argparse.Namespace) -> None:
     settings = BackendConfig(
         name="ddp", device=options.device, collective=options.collective or None, compression=options.compression
     )
-    backend = backends.build(settings)
+    ranks = join_ranks(settings)
     times: dict[str, list[float]] = {}
     for size in options.megabytes.split(","):
         elements = int(float(size) * 1e6 / 4)
-        model = nn.ParameterList([nn.Parameter(torch.ones(elements, device=backend.device))])
-        sync = GradientSync(backend, model)
+        model = nn.ParameterList([nn.Parameter(torch.ones(elements, device=ranks.device))])
+        sync = GradientSync(ranks, model)
         times[size] = [_seconds(sync) for _ in range(options.rounds + 1)][1:]  # the first one opens connections
-    end_rank(backend, {"engine": backend.engine, "ranks": backend.size, "seconds": times})
+    end_rank(ranks, {"engine": ranks.engine, "ranks": ranks.size, "seconds": times})
 
 
 def _options() -> argparse.Namespace:

@@ -90,19 +90,19 @@ def serve(calls: Connection, rung: Rung, options: argparse.Namespace) -> None:
     def train_for(steps: int, after_step: AfterStep) -> None:
         layers, width, *_ = SIZES[options.size]
         shape = Shape(layers, layers, width, VOCABULARY, options.rows, options.tokens)
-        backend = Single(BackendConfig(device=options.device))
+        ranks = Single(BackendConfig(device=options.device))
         config = objective_config({"mlm": {"weight": 1.0}, "kernel": rung.kernel})
-        model, terms = make_model(options.size, options.tokens, backend.device), make_terms(config)
+        model, terms = make_model(options.size, options.tokens, ranks.device), make_terms(config)
         fit_terms(terms, model, None)
-        objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, backend.device)
-        trainable = setup_student(model, objective, rung.precision, backend)
-        sync = gradient_sync(backend, trainable)
+        objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, ranks.device)
+        trainable = setup_student(model, objective, rung.precision, ranks)
+        sync = gradient_sync(ranks, trainable)
         with tempfile.TemporaryDirectory() as folder:
             optimizer = OptimizerConfig()
             learner = Learner(trainable, sync, optim.build(trainable, optimizer), Constant(), optimizer)
             length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
             source, checkpoints = batches(shape, options.accumulate, steps), Checkpoints(Path(folder), 1, {})
-            run = Training(learner, NoTeacher(), source, backend, length, State(), checkpoints)
+            run = Training(learner, NoTeacher(), source, ranks, length, State(), checkpoints)
             train(run, objective, (CallAfterStep(after_step),), NoHistory())
 
     answer(calls, options, train_for)

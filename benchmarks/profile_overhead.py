@@ -72,9 +72,9 @@ def measure(options: argparse.Namespace) -> dict[bool, list[float]]:
     made: list[InTurns] = []
 
     @contextlib.contextmanager
-    def recorder(config: Any, path: Path, batches: Any, backend: Any) -> Iterator[InTurns]:
+    def recorder(config: Any, path: Path, batches: Any, ranks: Any) -> Iterator[InTurns]:
         settings = config.profile.changed(trace_steps=0)
-        with InTurns(settings, path, batches.micro_batches, backend) as each:
+        with InTurns(settings, path, batches.micro_batches, ranks) as each:
             made.append(each)
             yield each
 

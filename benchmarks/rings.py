@@ -18,9 +18,8 @@ from cluster import clusters, compare_engines, end_rank
 from machine import save, table
 from torch import nn
 
-from distill import distributed as backends
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend, GradientSync
+from distill.distributed import GradientSync, Ranks, join_ranks
 
 
 def _model(megabytes: float) -> nn.Module:
@@ -29,37 +28,37 @@ def _model(megabytes: float) -> nn.Module:
 
 def _seconds(sync: GradientSync) -> float:
     """The slowest rank's time of one exchange."""
-    backend = sync.ranks
-    backend.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
+    ranks = sync.ranks
+    ranks.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
     began = time.perf_counter()
     sync.sum()
-    own = torch.zeros(backend.size, dtype=torch.float64)
-    own[backend.rank] = time.perf_counter() - began
-    return float(backend.sum(own).max())
+    own = torch.zeros(ranks.size, dtype=torch.float64)
+    own[ranks.rank] = time.perf_counter() - began
+    return float(ranks.sum(own).max())
 
 
-def _exchanges(backend: Backend, numbers: list[int], megabytes: float, rounds: int) -> dict[str, list[float]]:
+def _exchanges(ranks: Ranks, numbers: list[int], megabytes: float, rounds: int) -> dict[str, list[float]]:
     """On one rank: seconds by `<rings>` and `<rings> bf16`, in turns."""
-    sync = GradientSync(backend, _model(megabytes))
+    sync = GradientSync(ranks, _model(megabytes))
     variants = [(number, "none") for number in numbers] + [(number, "bf16") for number in numbers if number > 1]
     times: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for number, compression in variants:
-            backend.rings = number
-            backend.settings = backend.settings.changed(compression=compression)
+            ranks.rings = number
+            ranks.settings = ranks.settings.changed(compression=compression)
             taken = _seconds(sync)
             if turn:  # the first round opens connections
                 times.setdefault(f"{number}{' bf16' * (compression == 'bf16')}", []).append(taken)
     return times
 
 
-def _automatic(backend: Backend, megabytes: float) -> dict[str, Any]:
+def _automatic(ranks: Ranks, megabytes: float) -> dict[str, Any]:
     """On one rank: what `rings=auto` chose and measured."""
     began = time.perf_counter()
-    GradientSync(backend, _model(megabytes))
+    GradientSync(ranks, _model(megabytes))
     return {
-        "rings": backend.rings,
-        "seconds": backend.ring_seconds,
+        "rings": ranks.rings,
+        "seconds": ranks.ring_seconds,
         "spent": time.perf_counter() - began,
     }
 
@@ -67,12 +66,12 @@ def _automatic(backend: Backend, megabytes: float) -> dict[str, Any]:
 def _rank(options: argparse.Namespace) -> None:
     numbers = [int(number) for number in options.rings.split(",")]
     rings = "auto" if options.rank == "auto" else str(max(numbers))
-    backend = backends.build(BackendConfig(name=options.engines, device="cpu", rings=rings, timeout=120.0))
+    ranks = join_ranks(BackendConfig(name=options.engines, device="cpu", rings=rings, timeout=120.0))
     if options.rank == "auto":
-        result: Any = _automatic(backend, options.megabytes)
+        result: Any = _automatic(ranks, options.megabytes)
     else:
-        result = _exchanges(backend, numbers, options.megabytes, options.rounds)
-    end_rank(backend, result)
+        result = _exchanges(ranks, numbers, options.megabytes, options.rounds)
+    end_rank(ranks, result)
 
 
 def _options() -> argparse.Namespace:

@@ -32,8 +32,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from distill import distributed as backends
 from distill.config.settings import BackendConfig, PrecisionConfig
+from distill.distributed import join_ranks
 from distill.models.check import check_model
 from distill.models.identity import saved_digest
 from distill.models.kind import CAUSAL
@@ -184,30 +184,30 @@ def _rank(options: argparse.Namespace) -> None:
     peaks, length = Peaks(), options.tokens
     with peaks.phase("interpreter"):
         name = options.rank
-        backend = backends.build(BackendConfig(name=name, device="cpu", timeout=600.0, shard_student=False))
-    divided = "teacher" in backend.divides
+        ranks = join_ranks(BackendConfig(name=name, device="cpu", timeout=600.0, shard_student=False))
+    divided = "teacher" in ranks.divides
     with peaks.phase("load"):
         model = load_pretrained("teacher.path", options.folder, CAUSAL, mapped=divided).requires_grad_(False).eval()
     with peaks.phase("digest"):
         saved_digest(options.folder, model, load_tokenizer("teacher.path", options.folder, CAUSAL), options.cache)
-        backend.barrier()
+        ranks.barrier()
     with peaks.phase("divide and check"):
         if divided:
             member = Member(ONLY, 1.0, model, "teacher")
-            divide_models(backend, [member], None, {"teacher": CAUSAL}, length)
+            divide_models(ranks, [member], None, {"teacher": CAUSAL}, length)
         else:
             check_model(model, "teacher", CAUSAL)
-        backend.barrier()
-    teacher = setup_teacher(model, PrecisionConfig(teacher="bf16"), backend)
+        ranks.barrier()
+    teacher = setup_teacher(model, PrecisionConfig(teacher="bf16"), ranks)
     ids = torch.randint(options.vocabulary, (options.rows, length))
     spec = OutputSpec(True, torch.arange(0, ids.numel(), 8))
     for name in ("forward", "second forward"):
         with peaks.phase(name), torch.no_grad():
             found = teacher({"input_ids": ids}, None, spec)
             assert found.head_rows is not None and teacher.logits(found.head_rows, options.vocabulary).isfinite().all()
-            backend.barrier()
-    everyone = backend.gather(peaks.found)
-    end_rank(backend, everyone)
+            ranks.barrier()
+    everyone = ranks.gather(peaks.found)
+    end_rank(ranks, everyone)
 
 
 def _wrapped(command: list[str]) -> None:

@@ -32,9 +32,8 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaModel
 
-from distill import distributed as backends
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend
+from distill.distributed import Ranks, join_ranks
 
 VOCABULARY = 1024
 VARIANTS = ("alone", "divided", "pipeline", "tensor")
@@ -52,12 +51,12 @@ def make_model(options: argparse.Namespace) -> Any:
     return LlamaModel(config).requires_grad_(False).eval()
 
 
-def alone(model: Any, backend: Backend, rows: int) -> Forward:
+def alone(model: Any, ranks: Ranks, rows: int) -> Forward:
     return lambda ids: model(input_ids=ids).last_hidden_state
 
 
-def divided(model: Any, backend: Backend, rows: int) -> Forward:
-    backend.divide(model, list(model.layers), len(model.layers), trained=False)
+def divided(model: Any, ranks: Ranks, rows: int) -> Forward:
+    ranks.divide(model, list(model.layers), len(model.layers), trained=False)
     return lambda ids: model(input_ids=ids).last_hidden_state
 
 
@@ -79,18 +78,18 @@ class Stage(nn.Module):
         return found
 
 
-def pipeline(model: Any, backend: Backend, rows: int) -> Forward:
-    module = Stage(model, backend.rank)
+def pipeline(model: Any, ranks: Ranks, rows: int) -> Forward:
+    module = Stage(model, ranks.rank)
     schedules: dict[int, Any] = {}
 
     def forward(ids: Tensor) -> Tensor:
         everyone = _of_all(ids)
         number = len(everyone) // rows
         if number not in schedules:  # a schedule is made for one number of micro-batches
-            stage = PipelineStage(module, backend.rank, backend.size, backend.device)
+            stage = PipelineStage(module, ranks.rank, ranks.size, ranks.device)
             schedules[number] = ScheduleGPipe(stage, number)
-        found = schedules[number].eval(*[everyone] * (backend.rank == 0))
-        if backend.rank == 0:
+        found = schedules[number].eval(*[everyone] * (ranks.rank == 0))
+        if ranks.rank == 0:
             back = torch.empty(*ids.shape, model.config.hidden_size)
             dist.recv(back, 1)
             return back
@@ -101,8 +100,8 @@ def pipeline(model: Any, backend: Backend, rows: int) -> Forward:
     return forward
 
 
-def tensor(model: Any, backend: Backend, rows: int) -> Forward:
-    mesh = init_device_mesh("cpu", (backend.size,))
+def tensor(model: Any, ranks: Ranks, rows: int) -> Forward:
+    mesh = init_device_mesh("cpu", (ranks.size,))
     by_columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     by_rows = ("self_attn.o_proj", "mlp.down_proj")
     for block in model.layers:
@@ -111,7 +110,7 @@ def tensor(model: Any, backend: Backend, rows: int) -> Forward:
 
     def forward(ids: Tensor) -> Tensor:
         found: Tensor = model(input_ids=_of_all(ids)).last_hidden_state
-        return found[backend.rank * len(ids) :][: len(ids)]
+        return found[ranks.rank * len(ids) :][: len(ids)]
 
     return forward
 
@@ -137,9 +136,9 @@ def received() -> int:
 def _rank(options: argparse.Namespace) -> None:
     """Seconds and bytes of a forward by variant and number of micro-batches; the variants take turns."""
     torch.set_num_threads(1)
-    backend = backends.build(BackendConfig(name="fsdp", device="cpu", timeout=600.0))
-    forwards = {name: MAKE[name](make_model(options), backend, options.rows) for name in VARIANTS}
-    torch.manual_seed(backend.rank)
+    ranks = join_ranks(BackendConfig(name="fsdp", device="cpu", timeout=600.0))
+    forwards = {name: MAKE[name](make_model(options), ranks, options.rows) for name in VARIANTS}
+    torch.manual_seed(ranks.rank)
     found: list[dict[str, Any]] = []
     for number in map(int, options.micro_batches.split(",")):
         ids = torch.randint(VOCABULARY, (number * options.rows, options.tokens))
@@ -148,19 +147,19 @@ def _rank(options: argparse.Namespace) -> None:
         outcomes = {}
         for turn in range(options.rounds + (number == 1)):
             for name in VARIANTS if turn % 2 else VARIANTS[::-1]:
-                backend.barrier()
+                ranks.barrier()
                 before, began = received(), time.perf_counter()
                 outcomes[name] = forwards[name](ids)
-                backend.barrier()
+                ranks.barrier()
                 traffic[name] = received() - before
                 if turn or number > 1:  # the very first one connects the ranks
                     seconds[name].append(time.perf_counter() - began)
         worst = max(float((each - outcomes["alone"]).abs().max()) for each in outcomes.values())
         assert worst < 1e-3, f"the variants differ by {worst}"
-        total = backend.sum(torch.tensor([float(traffic[name]) for name in VARIANTS]))
-        mean = dict(zip(VARIANTS, (total / backend.size).tolist(), strict=True))
+        total = ranks.sum(torch.tensor([float(traffic[name]) for name in VARIANTS]))
+        mean = dict(zip(VARIANTS, (total / ranks.size).tolist(), strict=True))
         found.append({"micro_batches": number, "seconds": seconds, "bytes": mean, "difference": worst})
-    end_rank(backend, found)
+    end_rank(ranks, found)
 
 
 # The arithmetic for hosts of GPUs: bytes of a number, multiplications and additions a second of a GPU that are

@@ -100,20 +100,20 @@ def train_with_distill(
     """The loop of a run, `distill.train.train`, with what a run builds for it."""
     (teacher, student), task = pair, next(iter(source.window(0)[0].labels))
     config = settings(variant.rows, task)
-    backend = Single(BackendConfig(device=str(student.device)))
+    ranks = Single(BackendConfig(device=str(student.device)))
     terms = make_terms(config)
     fit_terms(terms, student, teacher)
     many = 0 if "eager" in variant.name else 10**9  # positions: from that many on the objective is compiled
-    objective = build_objective(terms, config, variant.precision, student.config.vocab_size, many, backend.device)
-    frozen = setup_teacher(teacher, variant.precision, backend)
-    trainable = setup_student(student, objective, variant.precision, backend)
-    sync = gradient_sync(backend, trainable)
+    objective = build_objective(terms, config, variant.precision, student.config.vocab_size, many, ranks.device)
+    frozen = setup_teacher(teacher, variant.precision, ranks)
+    trainable = setup_student(student, objective, variant.precision, ranks)
+    sync = gradient_sync(ranks, trainable)
     optimizer = OptimizerConfig()
     with tempfile.TemporaryDirectory() as folder:
         length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
         learner = Learner(trainable, sync, optim.build(trainable, optimizer), Constant(), optimizer)
         checkpoints = Checkpoints(Path(folder), 1, {})
-        run = Training(learner, LiveTeacher(frozen), source, backend, length, State(), checkpoints)
+        run = Training(learner, LiveTeacher(frozen), source, ranks, length, State(), checkpoints)
         train(run, objective, (CallAfterStep(after_step),), NoHistory())
 
 

@@ -27,9 +27,8 @@ from cluster import clusters, compare_engines, end_rank
 from machine import save, table
 from transformers import BertConfig, BertForMaskedLM
 
-from distill import distributed as backends
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend, GradientSync
+from distill.distributed import GradientSync, Ranks, join_ranks
 
 VOCABULARY = 6144
 VARIANTS = ("none", "distill window", "distill late", "distill every", "wrapper window", "wrapper every")
@@ -53,16 +52,16 @@ def optimizer_of(model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
-def none(model: Any, backend: Backend) -> Step:
-    alone = copy.copy(backend)
+def none(model: Any, ranks: Ranks) -> Step:
+    alone = copy.copy(ranks)
     alone.size = 1  # the same step, exchanging with nobody
     return with_distill(model, alone, "window")
 
 
-def with_distill(model: Any, backend: Backend, how: str) -> Step:
-    backend = copy.copy(backend)  # settings of its own on the same connections
-    backend.settings = backend.settings.changed(sync="every" if how == "every" else "window")
-    sync = GradientSync(backend, model)
+def with_distill(model: Any, ranks: Ranks, how: str) -> Step:
+    ranks = copy.copy(ranks)  # settings of its own on the same connections
+    ranks.settings = ranks.settings.changed(sync="every" if how == "every" else "window")
+    sync = GradientSync(ranks, model)
     optimizer = optimizer_of(model)
 
     def step(window: list[torch.Tensor]) -> None:
@@ -112,14 +111,14 @@ def horovod(model: Any, every: bool, accumulate: int) -> Step:
     return step
 
 
-def build(variant: str, backend: Backend, options: argparse.Namespace) -> Step:
+def build(variant: str, ranks: Ranks, options: argparse.Namespace) -> Step:
     model = make_model(options.width, options.layers)
     if variant == "none":
-        return none(model, backend)
+        return none(model, ranks)
     who, how = variant.split()
     if who == "distill":
-        return with_distill(model, backend, how)
-    if backend.name == "ddp":
+        return with_distill(model, ranks, how)
+    if ranks.name == "ddp":
         return ddp(model, how == "every")
     return horovod(model, how == "every", options.accumulate)
 
@@ -128,22 +127,22 @@ def _rank(options: argparse.Namespace) -> None:
     """Seconds by variant; a variant's turn is `steps` steps, from barrier to barrier."""
     # Between emulated hosts each is the only rank of its host, yet all share this machine's cores.
     settings = BackendConfig(name=options.engines, device="cpu", threads=1, timeout=300.0, rings=options.rings)
-    backend = backends.build(settings)
+    ranks = join_ranks(settings)
     variants = options.variants.split(",")
-    steps = {variant: build(variant, backend, options) for variant in variants}
-    torch.manual_seed(backend.rank)
+    steps = {variant: build(variant, ranks, options) for variant in variants}
+    torch.manual_seed(ranks.rank)
     window = [torch.randint(VOCABULARY, (options.rows, options.tokens)) for _ in range(options.accumulate)]
     times: dict[str, list[float]] = {variant: [] for variant in variants}
     for turn in range(options.rounds + 1):
         for variant in variants if turn % 2 else variants[::-1]:
-            backend.barrier()
+            ranks.barrier()
             began = time.perf_counter()
             for _ in range(options.steps if turn else 1):
                 steps[variant](window)
-            backend.barrier()
+            ranks.barrier()
             if turn:
                 times[variant].append((time.perf_counter() - began) / options.steps)
-    end_rank(backend, times)
+    end_rank(ranks, times)
 
 
 def _options() -> argparse.Namespace:

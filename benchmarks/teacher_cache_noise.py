@@ -31,7 +31,7 @@ from distill import job
 from distill.config.composition import composed
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.distributed import Backend, gradient_sync
+from distill.distributed import Ranks, gradient_sync
 from distill.models.language_model import NO_OUTPUTS, LanguageModel
 from distill.objective.build import make_terms
 from distill.objective.objective import Objective
@@ -55,19 +55,19 @@ class Steps:
         """`held`: keeps the backend until it is closed."""
         config = composed(["evaluate.sets=[heldout]", "precision=fp32", *arguments])
         check(config)
-        self.backend: Backend = job.join_ranks(config, held)
+        self.ranks: Ranks = job.enter_ranks(config, held)
         terms = make_terms(config.objective)
         task = job.choose_task(config, terms)
-        models = load_models(config, terms, task, self.backend)
-        text = task.prepare(config, models.tokenizer, self.backend)
+        models = load_models(config, terms, task, self.ranks)
+        text = task.prepare(config, models.tokenizer, self.ranks)
         self.batches: Batches = text.batches
         vocabulary = len(models.tokenizer)
-        student = new_student(config, models.teachers[0].model, models.tokenizer, task, self.backend)
+        student = new_student(config, models.teachers[0].model, models.tokenizer, task, self.ranks)
         self.vocabulary = vocabulary
-        self.objective: Objective = job.make_objective(config, terms, self.batches, 1, vocabulary, self.backend)
-        self.trainable: Trainable = setup_student(student, self.objective, config.precision, self.backend)
-        gradient_sync(self.backend, self.trainable)  # its gradients exist from here on
-        (self.teacher,) = setup_teachers(config, models.teachers, self.backend).values()
+        self.objective: Objective = job.make_objective(config, terms, self.batches, 1, vocabulary, self.ranks)
+        self.trainable: Trainable = setup_student(student, self.objective, config.precision, self.ranks)
+        gradient_sync(self.ranks, self.trainable)  # its gradients exist from here on
+        (self.teacher,) = setup_teachers(config, models.teachers, self.ranks).values()
 
     def output(self, batch: Batch, layout: Layout | None, seed: int) -> TeacherOutput:
         """What the teacher gives for a batch: all logits, or what a cache of this layout would give."""
@@ -91,9 +91,9 @@ class Steps:
     def gradient(self, step: int, layout: Layout | None = None, seed: int = 0) -> torch.Tensor:
         """Of all parameters, flat, in a step of the run."""
         window = self.batches.window(step)
-        scales = self.objective.scales(self.objective.count(window), self.backend.device)
+        scales = self.objective.scales(self.objective.count(window), self.ranks.device)
         self.trainable.zero_grad(set_to_none=False)
-        for batch in (each.to(self.backend.device) for each in window):
+        for batch in (each.to(self.ranks.device) for each in window):
             loss, _ = self.objective(self.trainable, self.output(batch, layout, seed), batch, scales)
             loss.backward()
         return torch.cat([p.grad.flatten() for p in self.trainable.parameters() if p.grad is not None]).clone()

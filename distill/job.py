@@ -8,10 +8,9 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from distill import distributed as backends
 from distill.config.settings import Config, TrackerConfig
 from distill.data.batches import Batches
-from distill.distributed import Backend, gradient_sync
+from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.rank_identity import refuse_differing_settings
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
@@ -66,7 +65,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
     """
     check(config)
     with ExitStack() as held:
-        ranks = join_ranks(config, held)
+        ranks = enter_ranks(config, held)
         page = held.enter_context(make_page(config, path, recipe, command, ranks))
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
@@ -113,19 +112,19 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         return publish(opened, done, page, resolved)
 
 
-def join_ranks(config: Config, held: ExitStack) -> Backend:
+def enter_ranks(config: Config, held: ExitStack) -> Ranks:
     """The ranks of the run, which have the same settings; of them rank 0 alone speaks."""
-    ranks = held.enter_context(backends.build(config.backend))
+    ranks = held.enter_context(join_ranks(config.backend))
     configure_logging(ranks.rank)
     transformers_logging.disable_progress_bar()  # its bars would garble the progress line
     refuse_differing_settings(config.compared, ranks)
     return ranks
 
 
-def make_page(config: Config, path: Path, recipe: str, command: str, backend: Backend) -> RunPage:
+def make_page(config: Config, path: Path, recipe: str, command: str, ranks: Ranks) -> RunPage:
     """The page of the run; a trial that ends with its profile leaves none, as it leaves no report."""
     every = config.report.every if config.profile.stop_after is None else None
-    return RunPage(path, recipe, command, every, config.train.minutes, backend)
+    return RunPage(path, recipe, command, every, config.train.minutes, ranks)
 
 
 def choose_task(config: Config, terms: dict[str, Term]) -> Task:
@@ -155,16 +154,16 @@ def settle_formats(config: Config, folder: RunFolder) -> tuple[Config, dict[str,
         The settings with a format in place of every `auto`, and what each checkpoint keeps of it for a resume.
     """
     recorded = folder.recorded_precision()
-    precision = choose_precision(config.precision, recorded, folder.backend)
+    precision = choose_precision(config.precision, recorded, folder.ranks)
     return config.changed(precision=precision), dict(precision) | keep_threads(config.backend, recorded)
 
 
 def make_objective(
-    config: Config, terms: dict[str, Term], batches: Batches, steps: int, vocab: int, backend: Backend
+    config: Config, terms: dict[str, Term], batches: Batches, steps: int, vocab: int, ranks: Ranks
 ) -> Objective:
     """The objective of a run of so many steps."""
     num_positions = steps * batches.rows_per_step * batches.rows.shape[1]
-    return build_objective(terms, config.objective, config.precision, vocab, num_positions, backend.device)
+    return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
 
 
 def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:

@@ -14,7 +14,7 @@ import torch
 from distill.config.settings import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.distributed import Backend, GradientSync
+from distill.distributed import GradientSync, Ranks
 from distill.models.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS, RunningMean
@@ -64,7 +64,7 @@ class Training:
     learner: Learner
     teacher: Teacher
     batches: Batches
-    backend: Backend
+    ranks: Ranks
     settings: TrainConfig
     state: State  # updated in place
     checkpoints: Checkpoints
@@ -80,7 +80,7 @@ class Training:
     @property
     def saves(self) -> bool:
         """Whether this rank takes part in saving: rank 0 does, or all ranks where each holds a part of the weights."""
-        return self.backend.rank == 0 or self.checkpoints.by_all_ranks
+        return self.ranks.rank == 0 or self.checkpoints.by_all_ranks
 
 
 def accumulate_gradients(
@@ -124,13 +124,13 @@ def own_gradient(run: Training, objective: Objective, window: Window) -> torch.T
     Returns:
         The sums of the terms in each micro-batch of this rank, [M, T].
     """
-    learner, backend, state = run.learner, run.backend, run.state
+    learner, ranks, state = run.learner, run.ranks, run.state
     # Where dropout is not keyed by row, one stream per step and rank: nothing to save, the same after a resume.
-    torch.manual_seed(int(key(run.batches.seed, "dropout", state.step, backend.rank) >> 1))
+    torch.manual_seed(int(key(run.batches.seed, "dropout", state.step, ranks.rank) >> 1))
     objective.begin_step(run.limits.progress(state.step, window.clock))
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
-    scales = objective.scales(window.counts, backend.device) * state.loss_scale.factor
-    bound, model = bound_of_rank(learner.settings, backend.size), learner.model
+    scales = objective.scales(window.counts, ranks.device) * state.loss_scale.factor
+    bound, model = bound_of_rank(learner.settings, ranks.size), learner.model
     sums = accumulate_gradients(model, run.teacher, objective, window.batches, scales, learner.sync, bound is None)
     if bound is not None:
         clip(model, bound * state.loss_scale.factor)
@@ -144,8 +144,8 @@ def step(
 
     The weights stay as they are where the loss or the gradient is not finite on any rank.
     """
-    learner, backend, limits, state = run.learner, run.backend, run.limits, run.state
-    began, num_syncs = time.monotonic(), backend.traffic.num_syncs
+    learner, ranks, limits, state = run.learner, run.ranks, run.limits, run.state
+    began, num_syncs = time.monotonic(), ranks.traffic.num_syncs
     own_sums = own_gradient(run, objective, window)
     with phase(DATA):
         waiting = time.monotonic()
@@ -153,7 +153,7 @@ def step(
         waited = time.monotonic() - waiting
     # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, signals and rank 0's
     # clock ride along.
-    clock = state.seconds + time.monotonic() - began if backend.rank == 0 else 0.0
+    clock = state.seconds + time.monotonic() - began if ranks.rank == 0 else 0.0
     packed = StepStats.pack(own_sums.sum(0), objective.count(upcoming), signals.wishes(), clock)
     with phase(EXCHANGE):
         summed = learner.sync.sum(packed)
@@ -180,7 +180,7 @@ def step(
         loss_scale=state.loss_scale.value,
         seconds=time.monotonic() - began,
         waited=waited,
-        exchanges=max(1, backend.traffic.num_syncs - num_syncs),
+        exchanges=max(1, ranks.traffic.num_syncs - num_syncs),
         upcoming=Window(upcoming, torch.tensor(stats.next_counts, dtype=torch.float64), stats.clock),
         over=limits.reached(state.step + 1, stats.clock),
         stop=signals.agreed_stop(stats.requests),
@@ -202,15 +202,15 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
             states or without any step that was taken. The checkpoints that may be ruined are set aside.
         Interrupted: a signal came that stops, on this rank or another one; the message says what is saved.
     """
-    state, settings, backend, batches, limits = run.state, run.settings, run.backend, run.batches, run.limits
-    health, recorder = Health(settings, backend, run.checkpoints), recorder_in_force()
+    state, settings, ranks, batches, limits = run.state, run.settings, run.ranks, run.batches, run.limits
+    health, recorder = Health(settings, ranks, run.checkpoints), recorder_in_force()
     over, save_due = limits.reached(state.step, state.seconds), False
     if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         health.check(state, over)
         reach_point(run, objective, history)
     state.loss_scale.begin(run.learner.model.student.precision == "fp16")
-    windows = batches.stream(state.step, limits.steps, backend.device, run.teacher.read_ahead, recorder.watch)
+    windows = batches.stream(state.step, limits.steps, ranks.device, run.teacher.read_ahead, recorder.watch)
     window = first_window(windows, objective, run)
     with handled() as signals, signals.deferred():
         signals.end_waiting()  # for one that came where Python drops errors, as in callbacks of its imports
@@ -232,11 +232,11 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved)}")
             health.check(state, over)
             if result.stop is not None:
-                backend.barrier()  # the end of a rank ends the others, and rank 0 is still saving
+                ranks.barrier()  # the end of a rank ends the others, and rank 0 is still saving
                 signals.received.clear()
                 raise interrupted(state, result.stop, saved)
             if at_point:
-                backend.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
+                ranks.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
                 with signals.at_once(), phase(EVALUATION):
                     reach_point(run, objective, history)
             if recorder.end_step():
@@ -247,7 +247,7 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
 def first_window(windows: Iterator[list[Batch]], objective: Objective, run: Training) -> Window:
     """The window that the training begins with, whose counts have no exchange of a step to ride in."""
     batches = next(windows, [])
-    return Window(batches, run.backend.sum(objective.count(batches)), run.state.seconds)
+    return Window(batches, run.ranks.sum(objective.count(batches)), run.state.seconds)
 
 
 def reach_point(run: Training, objective: Objective, history: History) -> None:
@@ -273,7 +273,7 @@ def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
     try:
         yield
     except RankLost:
-        state, can_save = run.state, run.backend.rank == 0 and not run.checkpoints.by_all_ranks
+        state, can_save = run.state, run.ranks.rank == 0 and not run.checkpoints.by_all_ranks
         if can_save and state.step and not state.skipped_in_a_row:
             with handled() as signals, signals.postponed():  # this process ends anyway, by the loss
                 save(run)

@@ -68,7 +68,7 @@ def model_on_gpu(family: str, layers: int) -> Any:
         return make_model(family, layers)
 
 
-def backend() -> Single:
+def this_process() -> Single:
     made = Single(conf.BackendConfig(device="cpu"))
     made.device = CUDA
     return made
@@ -105,7 +105,7 @@ def test_the_step(
 ) -> None:
     settings = objective_config(rows=rows, kernel=kernel, hidden={"kind": "cosine", "weight": 1.0})
     student, teacher = model_on_gpu("distilbert", 1).train(), model_on_gpu("bert", 2)
-    terms, ranks = make_terms(settings), backend()
+    terms, ranks = make_terms(settings), this_process()
     fit_terms(terms, student, teacher)
     objective = build_objective(terms, settings, precision(format), VOCAB, 1, CUDA)
     frozen = setup_teacher(teacher, precision(format), ranks)
@@ -131,7 +131,7 @@ def test_the_step(
 def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
     settings = objective_config(rows=rows, cosine=0.0, cutoff=cutoff, kernel="fused")
     student = model_on_gpu("distilbert", 1).train()
-    terms, ranks = make_terms(settings), backend()
+    terms, ranks = make_terms(settings), this_process()
     fit_terms(terms, student, None)
     objective = build_objective(terms, settings, precision("fp32"), VOCAB, 1, CUDA)
     model = setup_student(student, objective, precision("fp32"), ranks)
@@ -152,7 +152,7 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
 @pytest.mark.parametrize("kernel", ["fused", "plain"])
 def test_several_teachers(tokenizer: Any, kernel: str, format: str) -> None:
     settings = objective_config(kernel=kernel, jsd={"weight": 1.0})
-    student, ranks = model_on_gpu("distilbert", 1).train(), backend()
+    student, ranks = model_on_gpu("distilbert", 1).train(), this_process()
     teachers = [model_on_gpu("bert", 2), model_on_gpu("distilbert", 1)]
     objective = build_objective(make_terms(settings), settings, precision(format), VOCAB, 1, CUDA)
     model = setup_student(student, objective, precision(format), ranks)
@@ -193,7 +193,7 @@ def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str
     monkeypatch.setattr(Perplexity, "compute", lambda self: {self.name: float(self.sums.device == CUDA)})
     rows = make_rows(8, shortest=5)
     settings = conf.EvaluateConfig(batch_size=4, pseudo_perplexity=conf.PseudoPerplexityConfig(fraction=0.5))
-    evaluator = make_evaluator(settings, make_masks(tokenizer, rows), precision(format), backend())
+    evaluator = make_evaluator(settings, make_masks(tokenizer, rows), precision(format), this_process())
     data = EvaluationSet("rows", "rows of ids", rows, 1)
     student, teacher = model_on_gpu("distilbert", 1), model_on_gpu("bert", 2)
     assert evaluator.score(student, "student", [data]) == {"perplexity": {"rows": 1}, "pseudo_perplexity": {"rows": 1}}

@@ -39,20 +39,20 @@ def gradients(
     """Sums of the terms and all gradients of one window, on the CPU."""
     settings = objective_config(rows=rows, kernel=kernel)
     student, teacher = new_student(), make_model("bert", 2)
-    backend = Single(conf.BackendConfig(device=device))
+    ranks = Single(conf.BackendConfig(device=device))
     terms = make_terms(settings)
     fit_terms(terms, student, teacher)
-    objective = build_objective(terms, settings, precision, student.config.vocab_size, 1, backend.device)
-    frozen = setup_teacher(teacher, precision, backend)
-    model = setup_student(student, objective, precision, backend)
-    sync = GradientSync(backend, model)
+    objective = build_objective(terms, settings, precision, student.config.vocab_size, 1, ranks.device)
+    frozen = setup_teacher(teacher, precision, ranks)
+    model = setup_student(student, objective, precision, ranks)
+    sync = GradientSync(ranks, model)
     data = make_rows(8, shortest=5)
     source = Batches(data, make_masks(tokenizer, data), batch_size=4, accumulate=2, seed=0)
     window = source.window(0)
     counts = objective.count(window)
-    scales = objective.scales(counts, backend.device)
+    scales = objective.scales(counts, ranks.device)
     sums = accumulate_gradients(
-        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, backend.device)), scales, sync
+        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, ranks.device)), scales, sync
     )
     return sums.cpu(), sync.gradients.cpu().clone()
 
@@ -80,10 +80,10 @@ def test_a_training_ends_with_the_same_weights(tokenizer: Any, tmp_path: Path) -
     teacher = make_model("bert", 2).requires_grad_(False)
     ended = []
     for device in (DEVICE, "cpu"):
-        backend = Single(conf.BackendConfig(device=device))
+        ranks = Single(conf.BackendConfig(device=device))
         fit = Fit(
-            tmp_path / device, tokenizer, rows, teacher.to(backend.device), new_student().to(backend.device),
-            backend=backend, optimizer_settings=conf.OptimizerConfig(lr=1e-4),
+            tmp_path / device, tokenizer, rows, teacher.to(ranks.device), new_student().to(ranks.device),
+            ranks=ranks, optimizer_settings=conf.OptimizerConfig(lr=1e-4),
         )  # fmt: skip
         fit.run()
         ended.append({name: weight.cpu() for name, weight in weights_of(fit.student).items()})

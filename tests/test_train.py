@@ -26,12 +26,12 @@ from tiny import (
 )
 
 from distill.config import settings as conf
-from distill.config.settings import BackendConfig, MaskingConfig, TrainConfig
+from distill.config.settings import BackendConfig, TrainConfig
 from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedules.linear import Linear
 
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]
-MASKED = objective_config(rows="masked", masking=MaskingConfig(mlm_probability=0.3))
+MASKED = objective_config(rows="masked", masking={"mlm_probability": 0.3})
 
 
 @pytest.fixture(scope="module", params=[objective_config(), MASKED, only(mlm=1.0)], ids=["default", "masked", "mlm"])
@@ -131,12 +131,12 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     import time
 
     import distill.train
-    from distill.distributed import build
+    from distill.distributed import join_ranks
 
     torch.set_num_threads(1)
     tokenizer, rows = tiny.make_tokenizer(), make_rows(20, shortest=5)
     teacher = make_model("bert", 4).requires_grad_(False)
-    backend = build(BackendConfig(name="ddp", device="cpu"))
+    ranks = join_ranks(BackendConfig(name="ddp", device="cpu"))
     fit = Fit(
         folder / "steps",
         tokenizer,
@@ -144,30 +144,30 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         teacher,
         new_student(),
         settings=TrainConfig(batch_size=2, accumulate=2, epochs=1),
-        backend=backend,
+        ranks=ranks,
         **plain_sgd(),
     )
-    before, times = backend.traffic.num_collectives, save_slowly(fit)
+    before, times = ranks.traffic.num_collectives, save_slowly(fit)
     fit.run()
-    collectives = backend.traffic.num_collectives - before
+    collectives = ranks.traffic.num_collectives - before
     scores = score(fit, batch_size=4)
     student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
     settings = TrainConfig(batch_size=2, accumulate=2, epochs=1)
     dropping = Fit(
-        folder / "dropout", tokenizer, rows, teacher, student, settings=settings, backend=backend, keyed_dropout=True,
+        folder / "dropout", tokenizer, rows, teacher, student, settings=settings, ranks=ranks, keyed_dropout=True,
         **plain_sgd(),
     )  # fmt: skip
     dropping.run()
-    pace = (40.0, 160.0)[backend.rank]
+    pace = (40.0, 160.0)[ranks.rank]
     distill.train.time = SimpleNamespace(monotonic=lambda: pace * time.monotonic())  # type: ignore[attr-defined]
     settings = TrainConfig(batch_size=2, accumulate=2, epochs=None, minutes=1.0)
     timed = Fit(
-        folder / "minutes", tokenizer, rows, teacher, new_student(), settings=settings, backend=backend,
+        folder / "minutes", tokenizer, rows, teacher, new_student(), settings=settings, ranks=ranks,
         objective=tiny.objective_config(soft={"start": 5.0, "end": 1.0}),
     )  # fmt: skip
     timed.schedule = Linear(warmup=0.0)
     ended_by = timed.run()
-    backend.close()
+    ranks.close()
     return {
         "weights": weights_of(fit.student),
         "dropout": weights_of(dropping.student),
@@ -200,7 +200,7 @@ def save_slowly(fit: Fit) -> dict[str, float]:
 def score(fit: Fit, batch_size: int) -> dict[str, dict[str, float]]:
     settings = conf.EvaluateConfig(batch_size=batch_size, pseudo_perplexity=conf.PseudoPerplexityConfig(fraction=0.5))
     masks = tiny.make_masks(fit.tokenizer, fit.rows)
-    evaluator = tiny.make_evaluator(settings, masks, conf.PrecisionConfig(), fit.backend)
+    evaluator = tiny.make_evaluator(settings, masks, conf.PrecisionConfig(), fit.ranks)
     return evaluator.score(fit.student, "student", [EvaluationSet("set", "a set", fit.rows, 1)])
 
 

@@ -137,10 +137,10 @@ def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
 
 
 def make_evaluator(
-    settings: conf.EvaluateConfig, collator: Any, precision: conf.PrecisionConfig, backend: Any, task: str = "mlm"
+    settings: conf.EvaluateConfig, collator: Any, precision: conf.PrecisionConfig, ranks: Any, task: str = "mlm"
 ) -> Evaluator:
     """What scores models of a task with this vocabulary."""
-    scoring = Scoring(collator, make_tokenizer(), settings, backend)
+    scoring = Scoring(collator, make_tokenizer(), settings, ranks)
     return Evaluator(scoring, find_task(task).passes(scoring), precision)
 
 
@@ -195,23 +195,20 @@ def objective_config(
     rows: str = "all",
     cutoff: float = 0.0,
     temperature: Any = 2.0,
-    kernel: str = "auto",
-    masking: conf.MaskingConfig | None = None,
     cosine_rows: str = "all",
-    **more: dict[str, Any],
+    **more: Any,
 ) -> conf.ObjectiveConfig:
-    """The three terms of DistilBERT with these weights, and `more` terms as a recipe would write them.
+    """The three terms of DistilBERT with these weights, and `more` terms and settings as a recipe would write them.
 
     A weight or temperature may be {"start": ..., "end": ...}.
     """
-    given: dict[str, dict[str, Any]] = {
+    given: dict[str, Any] = {
         "soft": {"weight": soft, "temperature": temperature, "positions": rows, "cutoff": cutoff},
         "mlm": {"weight": mlm},
         "cosine": {"weight": cosine, "positions": cosine_rows},
         **more,
     }
-    settings = compose.objective_config({**given, "kernel": kernel, "temperature": temperature})
-    return settings if masking is None else settings.changed(masking=masking)
+    return compose.objective_config({**given, "temperature": temperature})
 
 
 def only(**weights: Any) -> conf.ObjectiveConfig:
@@ -300,7 +297,7 @@ class Fit:
     optimizer_settings: conf.OptimizerConfig = field(default_factory=lambda: conf.OptimizerConfig(lr=1e-2))
     seed: int = 0
     identity: dict[str, Any] = field(default_factory=lambda: {"run": "tiny"})
-    backend: Any = None  # None: one process
+    ranks: Any = None  # None: one process
     keyed_dropout: bool = False  # as on the CPU in a real run
     points: Points = field(default_factory=Points)
     snapshots: Any = None
@@ -314,15 +311,15 @@ class Fit:
         if self.keyed_dropout:
             use_batched_products(self.student, plain=True)
             replace_dropout(self.student)
-        self.backend = self.backend or Single(conf.BackendConfig(device="cpu"))
+        self.ranks = self.ranks or Single(conf.BackendConfig(device="cpu"))
         self.terms = make_objective(self.objective, self.student, self.teacher)
         self.model = Trainable(LanguageModel(self.student, self.precision), self.terms.modules())
-        self.sync = gradient_sync(self.backend, self.model)
+        self.sync = gradient_sync(self.ranks, self.model)
         self.made = (
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
         )
         self.state = State()
-        make = partial(PartCheckpoints, self.backend) if is_sharded(self.student) else Checkpoints
+        make = partial(PartCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
         self.checkpoints = make(self.folder, self.settings.keep, self.identity)
         self.batches = Batches(
             self.rows,
@@ -330,9 +327,9 @@ class Fit:
             self.settings.batch_size,
             self.settings.accumulate,
             self.seed,
-            self.backend.rank,
-            self.backend.size,
-            equal_windows=self.backend.equal_windows,
+            self.ranks.rank,
+            self.ranks.size,
+            equal_windows=self.ranks.equal_windows,
             step_rows=self.settings.sequences_per_step,
         )
 
@@ -348,7 +345,7 @@ class Fit:
             Learner(self.model, self.sync, self.made, self.schedule, self.optimizer_settings),
             LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
             self.batches,
-            self.backend,
+            self.ranks,
             self.settings,
             self.state,
             self.checkpoints,

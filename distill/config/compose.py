@@ -13,7 +13,6 @@ from distill.config.flat_settings import flatten
 from distill.config.meant_overrides import REPLACED, apply_overrides
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
-from distill.config.ramp import Ramp
 from distill.config.renamed import without_scale
 from distill.config.settings import (
     RECIPES,
@@ -36,6 +35,7 @@ from distill.config.settings import (
     TokensConfig,
 )
 from distill.config.unknown import explain
+from distill.config.weight_schedule import WeightSchedule
 from distill.config.written import without_environment, written_and_compared
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
@@ -84,7 +84,7 @@ def _schema() -> Any:
     schema["corpus"] |= corpus.pop("tokens") | corpus.pop("cache")
     schema["corpus"] |= {name: value for name, value in corpus.items() if name not in ("source", "weights")}
     for name in ("student", "teacher"):
-        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "custom")}
+        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "init", "custom")}
     del schema["objective"]["terms"], schema["optimizer"]["make"]
     schema["schedule"] = {}
     created = OmegaConf.create(schema)
@@ -216,7 +216,7 @@ def student_config(given: dict[str, Any]) -> StudentConfig:
     optional = tuple(name for name in StudentConfig.model_fields if name != "tokenizer")
     arguments = {name: value for name, value in given.items() if name != "tokenizer"}  # a callable gets it loaded
     made = component("student", arguments, "", optional=optional)
-    settings = {"kind": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
+    settings = {"init": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
     return parse(StudentConfig, settings, "student")
 
 
@@ -251,7 +251,7 @@ def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
     return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
 
 
-def _term(setting: str, given: Any, shared: float | Ramp) -> TermConfig:
+def _term(setting: str, given: Any, shared: float | WeightSchedule) -> TermConfig:
     """A loss term; one that takes a temperature and has none of its own gets `shared`, that of the objective."""
     name = setting.rpartition(".")[2]
     if not name.isidentifier():
@@ -268,21 +268,21 @@ def _term(setting: str, given: Any, shared: float | Ramp) -> TermConfig:
     temperature = arguments.setdefault("temperature", shared)
     if isinstance(temperature, dict):
         temperature = _number(f"{setting}.temperature", temperature)
-    ramp = temperature if isinstance(temperature, Ramp) else None
-    if ramp is not None:
-        arguments["temperature"] = ramp.start
+    schedule = temperature if isinstance(temperature, WeightSchedule) else None
+    if schedule is not None:
+        arguments["temperature"] = schedule.start
     make = component(setting, arguments, TERMS, kind=name, optional=() if own else ("temperature",))
-    follows = ramp is not None and (own or "temperature" in make.takes())
-    return parse(TermConfig, {"weight": weight, "make": make, "temperature": ramp if follows else None}, setting)
+    follows = schedule is not None and (own or "temperature" in make.takes())
+    return parse(TermConfig, {"weight": weight, "make": make, "temperature": schedule if follows else None}, setting)
 
 
-def _number(setting: str, value: Any) -> float | Ramp:
+def _number(setting: str, value: Any) -> float | WeightSchedule:
     """A number, or one that follows a schedule."""
     if isinstance(value, dict):
         for name in ("start", "end"):
             if value.get(name) is None:
                 raise SettingError(f"{setting}.{name} is missing: a schedule is {{start: NUMBER, end: NUMBER}}")
-        return parse(Ramp, value, setting)
+        return parse(WeightSchedule, value, setting)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise SettingError(f"{setting}={value} is not a number, nor a schedule: {{start: NUMBER, end: NUMBER}}")
     return float(value)

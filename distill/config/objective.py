@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from distill.config.component import Component
 from distill.config.model import Settings, setting
-from distill.config.ramp import Ramp
+from distill.config.weight_schedule import WeightSchedule
 from distill.runtime.errors import SettingError
 
 
@@ -17,8 +17,8 @@ class Between:
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
 
-    def __call__(self, value: float | Ramp) -> float | Ramp:
-        numbers = {".start": value.start, ".end": value.end} if isinstance(value, Ramp) else {"": value}
+    def __call__(self, value: float | WeightSchedule) -> float | WeightSchedule:
+        numbers = {".start": value.start, ".end": value.end} if isinstance(value, WeightSchedule) else {"": value}
         for part, number in numbers.items():
             if not self.low <= number <= self.high:
                 limits = {"part": part, "number": number, "ge": self.low, "le": self.high}
@@ -27,11 +27,11 @@ class Between:
 
 
 def _form(value: Any) -> str:
-    return "schedule" if isinstance(value, dict | Ramp) else "number"
+    return "schedule" if isinstance(value, dict | WeightSchedule) else "number"
 
 
 Number = Annotated[
-    Annotated[float, Tag("number")] | Annotated[Ramp, Tag("schedule")],
+    Annotated[float, Tag("number")] | Annotated[WeightSchedule, Tag("schedule")],
     Discriminator(_form),
 ]
 Weight = Annotated[Number, AfterValidator(Between(0, 1e6))]
@@ -70,7 +70,7 @@ class TermConfig(Settings):
 
     weight: Weight = setting(1.0, "Weight in the total; it may follow a schedule {start: NUMBER, end: NUMBER}.")
     make: Component = setting(..., "The class of the term, with its settings.")
-    temperature: Annotated[Ramp, AfterValidator(Between(0.01, 1000))] | None = setting(
+    temperature: Annotated[WeightSchedule, AfterValidator(Between(0.01, 1000))] | None = setting(
         None, "The schedule of a temperature of its own."
     )
 

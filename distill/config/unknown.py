@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from distill.config.renamed import OPTIONS, new_name, without_scale
+from distill.config.renamed import OPTIONS, other_name, without_scale
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -87,8 +87,8 @@ def _no_such_setting(key: str, parent: Any) -> str:
         return without_scale(None)
     if key in REMOVED:
         return f"{key} is not a setting any more: {REMOVED[key]}"
-    if (name := new_name(key)) is not None:
-        return f"{key} has another name now: give {name}"
+    if (line := other_name(key)) is not None:
+        return line
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
     nearest = did_you_mean(name, _names(parent), before)

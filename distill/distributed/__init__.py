@@ -1,19 +1,19 @@
-"""The ranks of a run: one process, torch.distributed, or Horovod, behind the interface `Backend`."""
+"""The ranks of a run: one process, torch.distributed, or Horovod, behind the interface `Ranks`."""
 
 from torch import nn
 
 from distill.config.settings import BackendConfig
 from distill.distributed.collective import check_collective
 from distill.distributed.gradient_sync import GradientSync
-from distill.distributed.interface import Backend, RankLost
+from distill.distributed.interface import RankLost, Ranks
 from distill.distributed.rank import rank_from_env
 from distill.distributed.rings import parse_rings
 from distill.runtime.errors import SettingError
 
-__all__ = ["Backend", "GradientSync", "RankLost", "build", "gradient_sync"]
+__all__ = ["GradientSync", "RankLost", "Ranks", "gradient_sync", "join_ranks"]
 
 
-def build(settings: BackendConfig) -> Backend:
+def join_ranks(settings: BackendConfig) -> Ranks:
     """Join the ranks of this run. Raises SettingError for what the chosen backend cannot do."""
     _check(settings)
     if settings.name == "single":
@@ -33,7 +33,7 @@ def build(settings: BackendConfig) -> Backend:
     return Horovod(settings)
 
 
-def gradient_sync(ranks: Backend, model: nn.Module) -> GradientSync:
+def gradient_sync(ranks: Ranks, model: nn.Module) -> GradientSync:
     """The gradients of `model`, and how they are summed over the ranks; all ranks make it (see `GradientSync`)."""
     if ranks.name == "fsdp":
         from distill.distributed.fsdp import ShardedSync

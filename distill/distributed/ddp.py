@@ -14,7 +14,7 @@ from torch import Tensor
 from distill.config.settings import BackendConfig
 from distill.distributed.collective import load_collective, parse_collective, try_out
 from distill.distributed.devices import choose_device
-from distill.distributed.interface import WIRE, Backend
+from distill.distributed.interface import WIRE, Ranks
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import open_store, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
@@ -23,7 +23,7 @@ from distill.runtime.errors import SettingError
 POLL = 0.05  # seconds between two looks at a barrier
 
 
-class Ddp(Backend):
+class Ddp(Ranks):
     """The interface on torch.distributed.
 
     On the CPU each ring is a process group with connections of its own. On GPUs rings are channels of NCCL, which

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from distill.config.settings import BackendConfig
 from distill.distributed.ddp import Ddp
 from distill.distributed.gradient_sync import GradientSync
-from distill.distributed.interface import Backend, naming_lost_rank_inside
+from distill.distributed.interface import Ranks, naming_lost_rank_inside
 from distill.distributed.lockstep import Lockstep, roots
 from distill.distributed.shard import local, reshard, shard, sharded_modules
 from distill.runtime.errors import SettingError
@@ -101,7 +101,7 @@ class ShardedSync(GradientSync):
     that stays whole) lie in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
     """
 
-    def __init__(self, ranks: Backend, model: nn.Module) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
         """As in every backend; parameters that are divided have to be the same model's on all ranks already."""
         reshard(model)  # what checks have made whole
         self._divided = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]

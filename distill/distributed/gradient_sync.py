@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.distributed.bucket import MAX_STATS, Bucket
-from distill.distributed.interface import WIRE, Backend, naming_lost_rank
+from distill.distributed.interface import WIRE, Ranks, naming_lost_rank
 
 LARGEST_TRIAL = 8 * 2**20  # elements that `rings=auto` exchanges to measure
 
@@ -19,14 +19,14 @@ class GradientSync:
     The gradients of all trainable parameters are views into one flat fp32 bucket, so that backward adds to the bucket
     and one exchange sums the whole gradient over the ranks, with a collective call for each of the bucket's few
     segments. Losses are already divided by the global number of their targets, therefore ranks are always summed and
-    never averaged. All methods raise RankLost as those of `Backend` do.
+    never averaged. All methods raise RankLost as those of `Ranks` do.
 
     Attributes:
         ranks: between which gradients are summed.
         gradients: all of them, flat, padding included (always zero).
     """
 
-    def __init__(self, ranks: Backend, model: nn.Module) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
         """Give every rank the weights and buffers of rank 0 and lay the gradients of `model` into the bucket.
 
         All ranks make it, once, after the model is on its device and before the optimizer is built. Parameters that

@@ -14,7 +14,7 @@ from torch import Tensor
 from distill.config.settings import BackendConfig
 from distill.distributed.devices import choose_device
 from distill.distributed.install_horovod import COMMAND
-from distill.distributed.interface import Backend
+from distill.distributed.interface import Ranks
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import meeting_point, open_store, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
@@ -23,7 +23,7 @@ from distill.runtime.errors import SettingError
 POLL = 0.0005  # seconds between two looks at an exchange
 
 
-class Horovod(Backend):
+class Horovod(Ranks):
     """The interface on Horovod, without its wrapper of the optimizer: the bucket goes straight into its allreduce.
 
     On the CPU Horovod has one ring, however many tensors there are; further rings are process groups of torch. On GPUs

@@ -65,7 +65,7 @@ class Traffic:
     exchange_seconds: float = 0.0
 
 
-class Backend:
+class Ranks:
     """The ranks of one run, seen from one of them.
 
     All methods raise RankLost when another rank is gone, or has not answered for `backend.timeout` seconds.

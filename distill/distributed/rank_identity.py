@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.flat_settings import flatten
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.runtime.errors import SettingError
 
 LIBRARIES = ("torch", "transformers", "numpy")
@@ -16,7 +16,7 @@ NAMED = 3  # differences in the message
 OF_A_HOST = ("path", "cache", "unlabelled", "tokenizer", "baseline", "device", "threads", "workers")
 
 
-def refuse_differing_settings(given: dict[str, Any], backend: Backend) -> None:
+def refuse_differing_settings(given: dict[str, Any], ranks: Ranks) -> None:
     """Compare the settings of every rank before anything is read; all ranks call it together.
 
     Ranks that score at different steps, say, would wait for each other in different places.
@@ -29,10 +29,10 @@ def refuse_differing_settings(given: dict[str, Any], backend: Backend) -> None:
     """
     settings = flatten(given)
     compared = {name: str(value) for name, value in settings.items() if name.rpartition(".")[2] not in OF_A_HOST}
-    refuse_differing_ranks(compared | versions(), backend)
+    refuse_differing_ranks(compared | versions(), ranks)
 
 
-def refuse_differing_ranks(identity: dict[str, Any], backend: Backend) -> None:
+def refuse_differing_ranks(identity: dict[str, Any], ranks: Ranks) -> None:
     """Compare what every rank is about to train; all ranks call it together.
 
     Args:
@@ -41,9 +41,9 @@ def refuse_differing_ranks(identity: dict[str, Any], backend: Backend) -> None:
     Raises:
         SettingError: on all ranks, naming the ranks that differ from rank 0, and in what.
     """
-    if backend.size == 1:
+    if ranks.size == 1:
         return
-    first, *others = backend.gather(identity)
+    first, *others = ranks.gather(identity)
     differing = {rank: _differences(first, other) for rank, other in enumerate(others, 1) if other != first}
     if not differing:
         return

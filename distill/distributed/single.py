@@ -2,12 +2,12 @@
 
 from distill.config.settings import BackendConfig
 from distill.distributed.devices import choose_device
-from distill.distributed.interface import Backend
+from distill.distributed.interface import Ranks
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.runtime.errors import SettingError
 
 
-class Single(Backend):
+class Single(Ranks):
     """The interface for a run of one process; it never communicates."""
 
     name = "single"

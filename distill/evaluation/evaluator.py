@@ -8,10 +8,19 @@ from torch import Tensor
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed.shard import head_outlasts_forward
-from distill.evaluation.measures import KEPT_BYTES, KeptRows, Measure, Pass, ProgressCallback, Scoring, chunk_rows
+from distill.evaluation.measures import (
+    KEPT_BYTES,
+    Byproducts,
+    KeptRows,
+    Measure,
+    Pass,
+    ProgressCallback,
+    Scoring,
+    chunk_rows,
+)
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.readers import Readers
-from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.sets import EvaluationSet, SetContents
 from distill.evaluation.significance import RowLosses
 from distill.models.language_model import LanguageModel, idle_forward
 from distill.runtime.progress import Progress
@@ -32,8 +41,8 @@ class Evaluator:
     """
 
     def __init__(self, scoring: Scoring, passes: list[Pass], precision: PrecisionConfig) -> None:
-        self.scoring, self.passes, self.backend = scoring, passes, scoring.backend
-        self.readers = Readers(precision, scoring.backend)
+        self.scoring, self.passes, self.ranks = scoring, passes, scoring.ranks
+        self.readers = Readers(precision, scoring.ranks)
         of_task = [measure for run in passes for measure in run.measures]
         self.measures: list[Measure] = [*of_task, *(measure for run in passes for measure in run.user_measures)]
         self.kept: dict[str, KeptRows] = {}
@@ -68,7 +77,7 @@ class Evaluator:
         scores = {}
         with (
             self.readers.timed(),
-            self.backend.in_lockstep([student, teacher], idle_forward),
+            self.ranks.in_lockstep([student, teacher], idle_forward),
             self.readers.opened(student) as one,
             self.readers.opened(teacher) as other,
         ):
@@ -77,7 +86,7 @@ class Evaluator:
                     scores[data.name] = self._agreement(one, other, data, done)
         return scores
 
-    def describe(self, data: EvaluationSet) -> dict[str, Any]:
+    def describe(self, data: EvaluationSet) -> SetContents:
         """What the set holds and how many of its positions are scored, on all ranks."""
         single = [run for run in self.passes if run.measures and run.measures[0].name == "pseudo_perplexity"]
         return {
@@ -108,7 +117,7 @@ class Evaluator:
                     by_row = self._row_sums(data) if run.by_row and losses is not None else None
                     title = run.measures[0].title.lower()
                     with self._progress(f"{label}, {title} on {data.name}", run.size(data), run.unit) as done:
-                        values = run.score(reader, data, done, by_row, kept if run.keeps else None)
+                        values = run.score(reader, data, done, Byproducts(by_row, kept if run.keeps else None))
                     if by_row is not None and losses is not None:
                         losses[run.measures[0].name, data.name] = by_row.result()
                     for name, value in values.items():
@@ -120,14 +129,14 @@ class Evaluator:
     def _row_sums(self, data: EvaluationSet) -> "RowLossSums":
         from distill.evaluation.measures.perplexity import RowLossSums
 
-        return RowLossSums(data.num_rows, **summed(self.backend)).to(self.backend.device)
+        return RowLossSums(data.num_rows, **summed(self.ranks)).to(self.ranks.device)
 
     def _agreement(
         self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: ProgressCallback
     ) -> dict[str, float]:
         from distill.evaluation.measures.agreement import Agreement
 
-        metric = Agreement(**summed(self.backend)).to(self.backend.device)
+        metric = Agreement(**summed(self.ranks)).to(self.ranks.device)
         vocab = self.scoring.vocab
         size = chunk_rows(vocab)
         parts = (self._head_rows("student", student, data), self._head_rows("teacher", teacher, data))
@@ -157,7 +166,7 @@ class Evaluator:
 
         def done(more: int) -> None:
             nonlocal count
-            count += more * self.backend.size
+            count += more * self.ranks.size
             progress.update(min(count, total))
 
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Trial
 from distill.evaluation.sets import EvaluationSet
@@ -39,7 +39,7 @@ def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationS
                 _check(evaluator, models, of_pass)
 
 
-def try_once(run: Callable[[], None], least_bytes: int, setting: str, value: int, backend: Backend) -> None:
+def try_once(run: Callable[[], None], least_bytes: int, setting: str, value: int, ranks: Ranks) -> None:
     """Call `run` once on every rank.
 
     Args:
@@ -51,7 +51,7 @@ def try_once(run: Callable[[], None], least_bytes: int, setting: str, value: int
     Raises:
         SettingError: on all ranks, where the memory of one does not suffice.
     """
-    problem, free = "", available(backend)
+    problem, free = "", available(ranks)
     if free is not None and least_bytes > free:
         problem = f"takes {least_bytes / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free"
     else:
@@ -61,7 +61,7 @@ def try_once(run: Callable[[], None], least_bytes: int, setting: str, value: int
             if not is_out_of_memory(error):
                 raise
             problem = "takes more memory than there is"
-    if first := next(filter(None, backend.gather(problem)), ""):
+    if first := next(filter(None, ranks.gather(problem)), ""):
         raise SettingError(f"{setting}={value}: a batch of evaluation {first}; lower it")
 
 
@@ -83,7 +83,7 @@ def _check(evaluator: Evaluator, models: list[Any], trial: Trial, vocab: int = 0
                 trial.run(reader)
 
     least = trial.positions * _least_bytes(evaluator, models, vocab)
-    try_once(run_all, least, trial.setting, trial.value, evaluator.backend)
+    try_once(run_all, least, trial.setting, trial.value, evaluator.ranks)
 
 
 def _least_bytes(evaluator: Evaluator, models: list[Any], vocab: int) -> int:

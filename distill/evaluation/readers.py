@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.config.settings import PrecisionConfig
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.formats import without_gradients
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.kernels.precision import dtype_of
@@ -68,21 +68,21 @@ class Readers:
         seconds: that scoring has taken so far.
     """
 
-    def __init__(self, precision: PrecisionConfig, backend: Backend) -> None:
-        self.precision, self.backend = precision, backend
+    def __init__(self, precision: PrecisionConfig, ranks: Ranks) -> None:
+        self.precision, self.ranks = precision, ranks
         self.seconds = 0.0
 
     @contextmanager
     def opened(self, model: Any) -> Iterator[LanguageModel]:
         """Gives `model` in evaluation mode and without gradients; all ranks open it, and may make fewer forwards."""
-        with self.evaluating(model), self.backend.in_lockstep([model], idle_forward):
+        with self.evaluating(model), self.ranks.in_lockstep([model], idle_forward):
             yield self.reader(self.pack(model))
 
     def pack(self, model: Any) -> Any:
         """The model in the kernels of evaluation, of several teachers each."""
         if isinstance(model, MeanModel):
             return MeanModel([self.pack(member) for member in model.members], model.weights)
-        return pack_for_evaluation(model, self.precision, self.backend.device)
+        return pack_for_evaluation(model, self.precision, self.ranks.device)
 
     def reader(self, model: Any) -> LanguageModel:
         """What reads the logits of a packed model, or of several teachers together."""

@@ -40,7 +40,7 @@ def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationS
 
 def speed_rows(scoring: Scoring, data: EvaluationSet) -> int:
     """As many rows as are scored at once, but no more than it takes to keep a device busy."""
-    on_cpu = scoring.backend.device.type == "cpu"
+    on_cpu = scoring.ranks.device.type == "cpu"
     most = POSITIONS_OF_THREAD * torch.get_num_threads() if on_cpu else POSITIONS
     return min(scoring.settings.batch_size, max(1, most // data.rows.shape[1]))
 
@@ -50,7 +50,7 @@ def full_rows(scoring: Scoring, data: EvaluationSet, count: int) -> Batch:
     ids = np.resize(data.rows[:count].astype(np.int64), (count, data.rows.shape[1]))
     numbers = np.arange(len(ids)) % data.num_rows
     collator = scoring.collator_of(data)
-    return collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(scoring.backend.device)
+    return collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(scoring.ranks.device)
 
 
 def run_forward(model: LanguageModel, batch: Batch, scoring: Scoring, logits: bool = True) -> None:
@@ -65,5 +65,5 @@ def run_forward(model: LanguageModel, batch: Batch, scoring: Scoring, logits: bo
 
 
 def _wait(scoring: Scoring) -> None:
-    if scoring.backend.device.type == "cuda":
-        torch.cuda.synchronize(scoring.backend.device)
+    if scoring.ranks.device.type == "cuda":
+        torch.cuda.synchronize(scoring.ranks.device)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.models.kernels.precision import dtype_of
 from distill.models.protocol import depth_of
 from distill.runtime.errors import SettingError
@@ -14,15 +14,15 @@ from distill.runtime.host import free_memory
 LEAST_KEPT = 4
 
 
-def available(backend: Backend) -> int | None:
+def available(ranks: Ranks) -> int | None:
     """Bytes of memory that each rank of this host may still take; None for a GPU, which says itself when it is full."""
-    if backend.device.type != "cpu":
+    if ranks.device.type != "cpu":
         return None
     free = free_memory()
-    return None if free is None else free // backend.local_size
+    return None if free is None else free // ranks.local_size
 
 
-def require_memory_for_step(student: Any, precision: str, rows: int, length: int, backend: Backend) -> None:
+def require_memory_for_step(student: Any, precision: str, rows: int, length: int, ranks: Ranks) -> None:
     """Raises SettingError for a micro-batch that is sure to be too much.
 
     A processor's memory is promised before it is there, and a process that then takes it is killed without a word. What
@@ -33,7 +33,7 @@ def require_memory_for_step(student: Any, precision: str, rows: int, length: int
         precision: the format of its forward.
         rows, length: of the micro-batch.
     """
-    config, free = getattr(student, "config", None), available(backend)
+    config, free = getattr(student, "config", None), available(ranks)
     width = getattr(config, "hidden_size", None)
     if free is None or not isinstance(width, int) or not hasattr(config, "num_attention_heads"):
         return

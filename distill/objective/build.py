@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from distill.config.ramp import is_zero
 from distill.config.settings import ObjectiveConfig, PrecisionConfig
+from distill.config.weight_schedule import is_zero
 from distill.objective.objective import Objective
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
 from distill.objective.vocabulary import by_hand

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from distill.config.ramp import Ramp, value_at
+from distill.config.weight_schedule import WeightSchedule, value_at
 from distill.data.batch import Batch
 from distill.models.language_model import Head, OutputSpec, union
 from distill.objective.kernel import NO_TARGET
@@ -39,15 +39,15 @@ class Objective:
     def __init__(
         self,
         terms: dict[str, Term],
-        weights: Mapping[str, float | Ramp],
+        weights: Mapping[str, float | WeightSchedule],
         vocab: int,
         plain: bool = False,
-        temperatures: Mapping[str, Ramp] | None = None,
+        temperatures: Mapping[str, WeightSchedule] | None = None,
         compiled: bool = False,
     ) -> None:
         """
         Args:
-            weights: by term; a Ramp where it follows a schedule.
+            weights: by term; a WeightSchedule where it changes over the run.
             plain: by all logits, readable, instead of in chunks.
             temperatures: by term, where it follows a schedule.
             compiled: whether the chunks go through torch.compile.
@@ -56,14 +56,14 @@ class Objective:
         self.names = tuple(terms)
         self.needs_teacher = any(term.needs_teacher for term in terms.values())
         self.scheduled_weights = {name: weights[name] for name in terms}
-        self.temperatures = {name: ramp for name, ramp in (temperatures or {}).items() if name in terms}
+        self.temperatures = {name: schedule for name, schedule in (temperatures or {}).items() if name in terms}
         self.begin_step(0.0)
 
     def begin_step(self, progress: float) -> None:
         """From now on weights and temperatures are those at `progress` of the run, from 0 to 1."""
         self.weights = {name: value_at(weight, progress) for name, weight in self.scheduled_weights.items()}
-        for name, ramp in self.temperatures.items():
-            self.terms[name] = self.terms[name].at_temperature(ramp(progress))
+        for name, schedule in self.temperatures.items():
+            self.terms[name] = self.terms[name].at_temperature(schedule(progress))
         self._vocabulary = {name: term for name, term in self.terms.items() if isinstance(term, VocabularyTerm)}
         on_logits = self.vocabulary_terms
         self._vocabulary_losses: VocabularyLosses = (
@@ -72,9 +72,9 @@ class Objective:
 
     def scheduled(self) -> dict[str, float]:
         """What is in force of all that follows a schedule, for the metrics of a step."""
-        ramps = [name for name, weight in self.scheduled_weights.items() if isinstance(weight, Ramp)]
+        scheduled = [name for name, weight in self.scheduled_weights.items() if isinstance(weight, WeightSchedule)]
         return {
-            **{f"weight/{name}": self.weights[name] for name in ramps},
+            **{f"weight/{name}": self.weights[name] for name in scheduled},
             **{f"temperature/{name}": self.terms[name].temperature for name in self.temperatures},
         }
 

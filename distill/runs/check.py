@@ -46,7 +46,7 @@ def _check_optimizer(config: Config) -> None:
     """And its schedule, as far as it can be known before the corpus says how many steps an epoch has."""
     settings = config.optimizer
     optimizer_state(*updates.try_out(settings))
-    peak = settings.lr if settings.scale_lr == "none" else math.inf  # by the rows of a step, which the backend knows
+    peak = settings.lr if settings.scale_lr == "none" else math.inf  # it depends on the ranks
     make_schedule(config.schedule, length_in_steps(config.train, ENDLESS), peak)
 
 

@@ -61,11 +61,11 @@ class Curve:
         """Score it at one of the points, unless it was scored there before an interruption."""
         if state.step not in self.steps:
             return
-        backend = self.folder.backend
-        if backend.broadcast(any(line["step"] == state.step for line in self.lines())):
+        ranks = self.folder.ranks
+        if ranks.broadcast(any(line["step"] == state.step for line in self.lines())):
             return
         score = self._scored(self.student)
-        if backend.rank == 0 and score is not None:
+        if ranks.rank == 0 and score is not None:
             self.folder.curve.append(
                 {"step": state.step, "tokens": state.tokens, "seconds": state.seconds, "score": score}
             )

@@ -13,12 +13,12 @@ import transformers
 
 from distill.config.component import Component
 from distill.config.folders import HERE
-from distill.config.ramp import Ramp
 from distill.config.settings import Config
+from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
 from distill.data.tokens import Tokens
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
 from distill.models.layer_choice import AUTO, choose_layers
@@ -46,7 +46,7 @@ def describe(
     text: Prepared,
     objective: Objective,
     measures: list[Measure],
-    backend: Backend,
+    ranks: Ranks,
 ) -> Record:
     """The record of a run that is about to train: all but its name, what it does from now on, and its scores."""
     return Record(
@@ -58,8 +58,8 @@ def describe(
         optimizer=optimizer_facts(config, text.batches),
         measures=measure_facts(measures),
         precision=dict(config.precision),
-        backend=backend_facts(backend, config, text.batches),
-        environment=environment(backend.device),
+        backend=backend_facts(ranks, config, text.batches),
+        environment=environment(ranks.device),
         history_by="epoch" if config.evaluate.every_steps is None else "step",
     )
 
@@ -115,8 +115,8 @@ def call_of(make: Component, length: int) -> str:
 def _start(config: Config, pair: Pair) -> facts.Start:
     """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
     settings = config.student
-    start = facts.Start(kind=settings.kind, source=settings.path)
-    if settings.kind == "layers":
+    start = facts.Start(init=settings.init, source=settings.path)
+    if settings.init == "layers":
         first = pair.teachers[0]
         start.source = first.title
         if settings.layers != AUTO:  # else nobody knows any more
@@ -204,8 +204,8 @@ def objective_facts(objective: Objective) -> facts.Objective:
     )
 
 
-def _scheduled(value: float | Ramp | None) -> facts.Scheduled | float | None:
-    return facts.Scheduled(value.start, value.end, value.shape.value) if isinstance(value, Ramp) else value
+def _scheduled(value: float | WeightSchedule | None) -> facts.Scheduled | float | None:
+    return facts.Scheduled(value.start, value.end, value.shape.value) if isinstance(value, WeightSchedule) else value
 
 
 def optimizer_facts(config: Config, batches: Batches) -> facts.Optimizer:
@@ -227,18 +227,18 @@ def measure_facts(measures: list[Measure]) -> dict[str, facts.Measure]:
     }
 
 
-def backend_facts(backend: Backend, config: Config, batches: Batches, syncs: int | None = None) -> facts.Backend:
+def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | None = None) -> facts.Backend:
     return facts.Backend(
-        name=backend.name,
-        ranks=backend.size,
+        name=ranks.name,
+        ranks=ranks.size,
         collective=config.backend.collective,
-        rings=facts.Rings(config.backend.rings, backend.rings, backend.engine),
+        rings=facts.Rings(config.backend.rings, ranks.rings, ranks.engine),
         accumulate=batches.micro_batches,
         batch_size=batches.batch_size,
         sequences_per_step=batches.rows_per_step,
         syncs=syncs,
-        collectives=backend.traffic.num_collectives,
-        bytes_sent=backend.traffic.bytes_sent,
+        collectives=ranks.traffic.num_collectives,
+        bytes_sent=ranks.traffic.bytes_sent,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from distill.data.batch import Batch
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.shard import local
 
 # What the first loss of a term counts as at least: some start where they lose next to nothing, as a student that is a
@@ -78,7 +78,7 @@ def _is_sane(ratio: float, limit: float | None) -> bool:
     return limit is None or ratio <= limit
 
 
-def offending_rows(parts: torch.Tensor, window: list[Batch], backend: Backend) -> str:
+def offending_rows(parts: torch.Tensor, window: list[Batch], ranks: Ranks) -> str:
     """Name the rows of the micro-batches whose loss is not finite; of all of them where every loss is.
 
     All ranks call it together, for a step that none of them takes.
@@ -87,19 +87,19 @@ def offending_rows(parts: torch.Tensor, window: list[Batch], backend: Backend) -
         parts: sums of the terms in each micro-batch of this rank, [M, T].
     """
     good = parts.isfinite().all(dim=1).tolist()
-    ranks_with = backend.sum(torch.tensor([float(not all(good))]))
+    ranks_with = ranks.sum(torch.tensor([float(not all(good))]))
     rows = [batch.row_ids for batch, is_good in zip(window, good, strict=True) if not is_good or not ranks_with]
     own = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-    table = torch.zeros(backend.size, 1 + NAMED_ROWS, dtype=torch.float64)
-    table[backend.rank, 0] = len(own)
-    table[backend.rank, 1 : 1 + len(own[:NAMED_ROWS])] = torch.from_numpy(own[:NAMED_ROWS].astype(np.float64))
+    table = torch.zeros(ranks.size, 1 + NAMED_ROWS, dtype=torch.float64)
+    table[ranks.rank, 0] = len(own)
+    table[ranks.rank, 1 : 1 + len(own[:NAMED_ROWS])] = torch.from_numpy(own[:NAMED_ROWS].astype(np.float64))
     named = []
-    for rank, line in enumerate(backend.sum(table).tolist()):
+    for rank, line in enumerate(ranks.sum(table).tolist()):
         count = int(line[0])
         if count:
             shown = ", ".join(str(int(number)) for number in line[1 : 1 + min(count, NAMED_ROWS)])
             more = f" and {count - NAMED_ROWS} more" if count > NAMED_ROWS else ""
-            named.append(f"{shown}{more}" + (f" of rank {rank}" if backend.size > 1 else ""))
+            named.append(f"{shown}{more}" + (f" of rank {rank}" if ranks.size > 1 else ""))
     return "rows " + "; ".join(named) if named else "no row"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.gather import skeleton_of
 from distill.distributed.weights_file import parameters_in_file
 from distill.models.check import check_model
@@ -18,7 +18,7 @@ from distill.teacher.members import Member, errors_of
 
 
 def divide_models(
-    backend: Backend, teachers: list[Member], student: Any, kinds: dict[str, ModelKind], length: int
+    ranks: Ranks, teachers: list[Member], student: Any, kinds: dict[str, ModelKind], length: int
 ) -> Any | None:
     """Divide what the backend divides; these models are checked now, as they could not run before.
 
@@ -34,29 +34,29 @@ def divide_models(
     Raises:
         SettingError: a model is not read right.
     """
-    if backend.divides:
+    if ranks.divides:
         return_large_tensors()
-    if "teacher" in backend.divides:
+    if "teacher" in ranks.divides:
         for member in teachers:
             blocks, calls = blocks_of(member.model)
-            backend.divide(member.model, blocks, calls, trained=False)
+            ranks.divide(member.model, blocks, calls, trained=False)
             with errors_of(member.name):
                 check_model(member.model, "teacher", kinds["teacher"])
     skeleton = None
-    if "student" in backend.divides:
+    if "student" in ranks.divides:
         skeleton = skeleton_of(student)
-        backend.divide(student, *blocks_of(student), trained=True)
+        ranks.divide(student, *blocks_of(student), trained=True)
         check_student(student, length, kinds["student"])
     return skeleton
 
 
-def new_weights(backend: Backend, kind: str) -> AbstractContextManager[None]:
+def new_weights(ranks: Ranks, init: str) -> AbstractContextManager[None]:
     """Where a new student is to be divided its weights lie in a temporary file until then, and not in the memory.
 
     Args:
-        kind: of the student, as `student.kind` names it; of some kinds they lie in files already.
+        init: of the student, `student.init`; saved weights and those of a teacher lie in files already.
     """
-    new = "student" in backend.divides and kind in ("config", "custom")
+    new = "student" in ranks.divides and init in ("random", "neighbours", "custom")
     return parameters_in_file() if new else nullcontext()
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from distill.config.settings import TrainConfig
 from distill.data.batch import Batch
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.divergence import offending_rows
 from distill.runs.step import StepResult
@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 class Health:
     """Watches each step of a training, the same on all ranks. What it counts is part of the state."""
 
-    def __init__(self, settings: TrainConfig, backend: Backend, checkpoints: Checkpoints) -> None:
-        self.settings, self.backend, self.checkpoints = settings, backend, checkpoints
+    def __init__(self, settings: TrainConfig, ranks: Ranks, checkpoints: Checkpoints) -> None:
+        self.settings, self.ranks, self.checkpoints = settings, ranks, checkpoints
 
     def after_step(self, state: State, result: StepResult, batches: list[Batch]) -> StepResult:
         """Count a skipped step, follow the loss, adapt the loss scale; all ranks call it together.
@@ -41,7 +41,7 @@ class Health:
                 logger.warning(f"step {state.step}: {warning}")
         elif not overflow:
             which = "gradient" if result.loss_is_finite else "loss"
-            rows = offending_rows(result.own_sums, batches, self.backend)
+            rows = offending_rows(result.own_sums, batches, self.ranks)
             logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {rows}")
         return replace(result, diverged=self._reason(state, result.over))
 
@@ -53,9 +53,9 @@ class Health:
         """
         if not (reason := self._reason(state, over)):
             return
-        if self.backend.rank == 0:
+        if self.ranks.rank == 0:
             self.checkpoints.set_ruined_aside(state.level.sane_step)
-        self.backend.barrier()
+        self.ranks.barrier()
         newest = self.checkpoints.newest()
         raise Diverged(
             f"{reason}; lower optimizer.lr or use precision=fp32. "

@@ -83,8 +83,8 @@ class StudentHistory:
     def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         """Score the student, unless that was done before an interruption."""
         self.row_losses, ends = None, state.step >= self.steps
-        backend = self.folder.backend
-        if backend.broadcast(any(line["step"] == state.step for line in self.lines())):
+        ranks = self.folder.ranks
+        if ranks.broadcast(any(line["step"] == state.step for line in self.lines())):
             return
         scores: Scores = {}
         if self.points.scored or ends:
@@ -103,7 +103,7 @@ class StudentHistory:
 
     def last_scores(self) -> Scores | None:
         """The student's scores at the end of the run, where its last point has them; all ranks call it."""
-        last = self.folder.backend.broadcast(self.lines()[-1] if self.folder.writes else None)
+        last = self.folder.ranks.broadcast(self.lines()[-1] if self.folder.writes else None)
         names = [measure.name for measure in self.examination.evaluator.measures]
         return {name: last[name] for name in names} if all(name in last for name in names) else None
 

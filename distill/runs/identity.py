@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.flat_settings import flatten
-from distill.config.ramp import Ramp, is_zero
 from distill.config.renamed import renamed
 from distill.config.settings import Config
+from distill.config.weight_schedule import WeightSchedule, is_zero
 from distill.data.batches import Batches
 from distill.runtime.errors import SettingError
 from distill.teacher.members import settings_by_member, shares
@@ -61,7 +61,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
     numbers = [
         each for name, term in terms.items() if name not in weightless for each in (term.weight, term.temperature)
     ]
-    ramps = any(isinstance(each, Ramp) for each in numbers)
+    scheduled = any(isinstance(each, WeightSchedule) for each in numbers)
     kept = {
         name: value
         for name, value in flatten(config.compared).items()
@@ -72,7 +72,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
     if config.schedule.path == CONSTANT:
         warmup = kept.pop("schedule.warmup", 0.0)
         kept |= {"schedule.warmup_steps": round(warmup * total_steps, 6)} if warmup else {}
-        if not ramps and (not warmup or config.train.minutes is None):
+        if not scheduled and (not warmup or config.train.minutes is None):
             kept = {name: value for name, value in kept.items() if name not in LENGTH}
     return {
         **kept,

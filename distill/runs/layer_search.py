@@ -20,7 +20,7 @@ from torch import nn
 
 from distill.config.settings import StudentConfig
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.models.from_layers import block_prefix
 from distill.models.kind import ModelKind
 from distill.models.language_model import NO_OUTPUTS, LanguageModel
@@ -116,7 +116,7 @@ def find_layers(
     teacher: Any,
     prediction: Prediction,
     batches: Batches,
-    backend: Backend,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """Score choices on rank 0; all ranks call it and get the same: a `LayerSearch` by its names.
 
@@ -130,33 +130,33 @@ def find_layers(
     if block_prefix(teacher) is None or count == available:
         return {"layers": choose_layers(AUTO, count, available)}
     found, message = dict[str, Any](), ""
-    if backend.rank == 0:
+    if ranks.rank == 0:
         try:
-            whole = on_device(teacher, backend)
-            score = Losses(settings, whole, prediction, batches, backend.device)
+            whole = on_device(teacher, ranks)
+            score = Losses(settings, whole, prediction, batches, ranks.device)
             searched = search(available, count, score, score.of_fewer_rows())
             found = asdict(searched)
             for line in searched.lines():
                 logger.info(line)
         except SettingError as error:
             message = str(error)
-    found, message = backend.broadcast((found, message))
+    found, message = ranks.broadcast((found, message))
     if message:
         raise SettingError(message)
     return found
 
 
-def on_device(teacher: Any, backend: Backend) -> Any:
+def on_device(teacher: Any, ranks: Ranks) -> Any:
     """The whole teacher on this rank's device; one that is yet to be divided stays where it is, and this is a copy.
 
     Raises:
         SettingError: the device has no room for it.
     """
-    if not backend.divides:
-        return teacher.to(backend.device)
+    if not ranks.divides:
+        return teacher.to(ranks.device)
     try:
-        memo = {id(each): nn.Parameter(each.detach().to(backend.device), False) for each in teacher.parameters()}
-        return deepcopy(teacher, dict(memo)).to(backend.device)
+        memo = {id(each): nn.Parameter(each.detach().to(ranks.device), False) for each in teacher.parameters()}
+        return deepcopy(teacher, dict(memo)).to(ranks.device)
     except torch.cuda.OutOfMemoryError:
         raise SettingError(
             "student.layers=auto scores layers of the whole teacher on one device, which has no room for it: name the "

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
@@ -91,33 +91,33 @@ class Pair:
         """The teachers that have scores on the student's rows."""
         return self.teachers if self.comparable else []
 
-    def whole_student(self, backend: Backend) -> Any | None:
+    def whole_student(self, ranks: Ranks) -> Any | None:
         """The student as one model, on rank 0 alone where it is divided between ranks; all ranks call it."""
         if self.built.skeleton is None:
             return self.student
-        return put_together(self.student, self.built.skeleton, backend.rank == 0)
+        return put_together(self.student, self.built.skeleton, ranks.rank == 0)
 
 
-def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Backend) -> Loaded:
+def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks) -> Loaded:
     """The frozen teachers, the tokenizer (the teachers', the student's or a new one), and the student.
 
     Also a student whose layers are to be found is built once, to refuse what does not fit; none of it is kept.
     """
-    teacher_kind = task.teacher_kind(config.student.kind)
-    teachers, shared = load_members(config, teacher_kind, backend.device, "teacher" in backend.divides)
+    teacher_kind = task.teacher_kind(config.student.init)
+    teachers, shared = load_members(config, teacher_kind, ranks.device, "teacher" in ranks.divides)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
     other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
     if other is not None:
         _check_across_tokenizers(terms, config, other, tokenizer)
-    student = new_student(config, first, tokenizer, task, backend)
+    student = new_student(config, first, tokenizer, task, ranks)
     check_vocabulary(None, student, tokenizer)
     for member in teachers:
         with errors_of(member.name):
             check_vocabulary(member.model, None, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
-    waits = config.student.kind == "layers" and config.student.layers == AUTO
-    built = None if waits else BuiltStudent(student, None, divided(config, teachers, student, task, backend))
+    waits = config.student.init == "layers" and config.student.layers == AUTO
+    built = None if waits else BuiltStudent(student, None, divided(config, teachers, student, task, ranks))
     if task.kind.causal and config.corpus.tokens.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
@@ -129,19 +129,19 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, backend: Bac
 
 
 def new_student(
-    config: Config, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, task: Task, backend: Backend
+    config: Config, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, task: Task, ranks: Ranks
 ) -> Any:
     """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
     torch.manual_seed(config.seed)
-    length, mapped = config.corpus.tokens.sequence_length, "student" in backend.divides
-    with new_weights(backend, config.student.kind):
+    length, mapped = config.corpus.tokens.sequence_length, "student" in ranks.divides
+    with new_weights(ranks, config.student.init):
         return make_student(config.student, teacher, tokenizer, length, task.kind, mapped)
 
 
-def divided(config: Config, teachers: list[Member], student: Any, task: Task, backend: Backend) -> Any | None:
+def divided(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
     """Divide what the backend divides; gives the student's skeleton, where it is one of them."""
-    kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
-    return divide_models(backend, teachers, student, kinds, config.corpus.tokens.sequence_length)
+    kinds = {"teacher": task.teacher_kind(config.student.init), "student": task.kind}
+    return divide_models(ranks, teachers, student, kinds, config.corpus.tokens.sequence_length)
 
 
 def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder) -> tuple[Config, Pair]:
@@ -149,9 +149,9 @@ def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, fo
     built = loaded.student
     if built is None:
         config, search = find_start(config, loaded, task, batches, folder)
-        student = new_student(config, loaded.teachers[0].model, loaded.tokenizer, task, folder.backend)
+        student = new_student(config, loaded.teachers[0].model, loaded.tokenizer, task, folder.ranks)
         # Layers are found by whole models: only now are they divided.
-        built = BuiltStudent(student, search, divided(config, loaded.teachers, student, task, folder.backend))
+        built = BuiltStudent(student, search, divided(config, loaded.teachers, student, task, folder.ranks))
     return config, Pair(loaded.teachers, built, loaded.tokenizer, loaded.teacher_tokenizer, loaded.kind)
 
 
@@ -169,7 +169,7 @@ def find_start(
         return config, None
     if not found:
         prediction = Prediction(loaded.kind, task.labels[0], len(loaded.tokenizer), config.precision.student)
-        found = find_layers(settings, teacher, prediction, batches, folder.backend)
+        found = find_layers(settings, teacher, prediction, batches, folder.ranks)
     folder.record_layers(found)
     config = config.changed(student=settings.changed(layers=found["layers"], num_layers=None))
     return config, found if "teacher" in found else None
@@ -177,7 +177,7 @@ def find_start(
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
     """The tokenizer that a run of these settings makes its rows with; no model is loaded for it."""
-    kind = task.teacher_kind(config.student.kind)
+    kind = task.teacher_kind(config.student.init)
     teachers = list(settings_by_member(config).items())[:1]  # several share one tokenizer
     for name, own in teachers:
         with errors_of(name):
@@ -198,7 +198,7 @@ def _digests(
             if own.kind == "custom"
             else saved_digest(teacher_path(own), member.model, shared, config.corpus.cache.cache)
         )
-    if config.student.kind in ("pretrained", "custom"):
+    if config.student.init in ("pretrained", "custom"):
         digests["student"] = model_digest(student)
     return digests
 
@@ -224,9 +224,9 @@ def _check_across_tokenizers(
     named = "tokenizer" if config.student.tokenizer is not None else "path"
     own_setting = f"student.{named}={getattr(config.student, named)}"
     differ = f"{own_setting} has another vocabulary ({len(own)} tokens) than the teacher ({len(teachers)})"
-    if config.student.kind == "layers":
+    if config.student.init == "layers":
         raise SettingError(
-            f"student.kind=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
+            f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
         )
     for name, term in terms.items():
         if term.needs_teacher and not term.across_tokenizers:
@@ -241,7 +241,7 @@ def _check_across_tokenizers(
 def load_baseline(config: Config, pair: Pair) -> Any:
     """The student of the run that `evaluate.baseline` names; of a callable of the user's it is of this run's class."""
     path = config.evaluate.baseline or ""
-    if config.student.kind != "custom":
+    if config.student.init != "custom":
         return load_pretrained("evaluate.baseline", path, pair.kind)
     skeleton = pair.built.skeleton
     baseline = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)

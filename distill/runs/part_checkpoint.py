@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.parts import save_part
 from distill.optim.optimizer_state import optimizer_state
 from distill.runs.checkpoint import Checkpoints, State, model_tensors
@@ -28,17 +28,17 @@ class PartCheckpoints(Checkpoints):
 
     by_all_ranks = True
 
-    def __init__(self, backend: Backend, folder: Path, keep: int, identity: dict[str, Any]) -> None:
+    def __init__(self, ranks: Ranks, folder: Path, keep: int, identity: dict[str, Any]) -> None:
         super().__init__(folder, keep, identity)
-        self.backend = backend
+        self.ranks = ranks
 
     def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """As `Checkpoints.save`; all ranks call it, and all get the same answer or error."""
         weights = model_tensors(model)
-        if float(self.backend.sum(torch.tensor(float(not weights_are_finite(weights))))):
+        if float(self.ranks.sum(torch.tensor(float(not weights_are_finite(weights))))):
             return False
         final = self.path_of(state)
-        if self.backend.broadcast(final.exists()):
+        if self.ranks.broadcast(final.exists()):
             return True
         tensors, numbers = optimizer_state(model, optimizer)
         new = final.with_name(f".{final.name}.parts.new")
@@ -48,14 +48,14 @@ class PartCheckpoints(Checkpoints):
             new.mkdir()
 
         def finish(found: dict[str, str]) -> None:
-            self.write_record(new, state, weights, tensors, numbers, self.backend.size)
+            self.write_record(new, state, weights, tensors, numbers, self.ranks.size)
             write_manifest(new, found)
             with atomic(final, durable=True) as whole:
                 new.rename(whole)
             self.prune(state)
 
         self._on_rank_0(begin)
-        rank, size = self.backend.rank, self.backend.size
+        rank, size = self.ranks.rank, self.ranks.size
         names = [part_name(name, rank, size) for name in (WEIGHTS, OPTIMIZER)]
 
         def write() -> dict[str, str]:
@@ -66,7 +66,7 @@ class PartCheckpoints(Checkpoints):
 
         found: dict[str, str] = {}
         problem = _problem(lambda: found.update(write()), self.folder)
-        reports = self.backend.gather([problem, found])
+        reports = self.ranks.gather([problem, found])
         if problem := next((each for each, _ in reports if each), ""):
             if rank == 0:
                 remove(new)
@@ -76,8 +76,8 @@ class PartCheckpoints(Checkpoints):
 
     def _on_rank_0(self, work: Callable[[], None]) -> None:
         """Let rank 0 do `work`. Raises its StorageFailed on all ranks."""
-        problem = _problem(work, self.folder) if self.backend.rank == 0 else ""
-        if problem := self.backend.broadcast(problem):
+        problem = _problem(work, self.folder) if self.ranks.rank == 0 else ""
+        if problem := self.ranks.broadcast(problem):
             raise StorageFailed(problem)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from distill.config.settings import Config
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.runs.facts import Profile, StepTimes
 from distill.runs.parts import to_json
 from distill.runs.profile.bottleneck import MIN_STEPS, Times, conclusion, diagnose
@@ -26,15 +26,15 @@ MAX_POINTS = 300  # of a curve
 logger = logging.getLogger(__name__)
 
 
-def recorder(config: Config, path: Path, batches: Batches, backend: Backend) -> AbstractContextManager[Recorder | None]:
+def recorder(config: Config, path: Path, batches: Batches, ranks: Ranks) -> AbstractContextManager[Recorder | None]:
     """What records this rank while it trains, as a context; nothing without `profile=on`."""
     if not config.profile.enabled:
         return nullcontext()
-    return Recorder(config.profile, path, batches.micro_batches, backend)
+    return Recorder(config.profile, path, batches.micro_batches, ranks)
 
 
 def gathered(
-    profile: Recorder | None, config: Config, batches: Batches, backend: Backend, identity: dict[str, Any]
+    profile: Recorder | None, config: Config, batches: Batches, ranks: Ranks, identity: dict[str, Any]
 ) -> Profile | None:
     """The profile for the record, after its context has ended; all ranks call it. None without a profile.
 
@@ -42,7 +42,7 @@ def gathered(
     """
     if profile is None:
         return None
-    ranks = [RankProfile.of(content) for content in backend.gather(asdict(profile.record()))]
+    profiles = [RankProfile.of(content) for content in ranks.gather(asdict(profile.record()))]
     settings = RunSettings(
         batches.batch_size,
         batches.micro_batches,
@@ -50,9 +50,9 @@ def gathered(
         config.backend.sync,
         config.backend.compression,
     )
-    whole = RunProfile(ranks, settings)
+    whole = RunProfile(profiles, settings)
     block = summary(whole)
-    if backend.rank == 0:
+    if ranks.rank == 0:
         with atomic(profile.folder / RANKS) as new:
             new.write_text(json.dumps(asdict(whole) | {"summary": to_json(block), "identity": identity}))
         with atomic(profile.folder / TABLE) as new:

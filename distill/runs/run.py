@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from distill.config.settings import Config
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.objective.objective import Objective
 from distill.runs.curve import Curve
 from distill.runs.history import StudentHistory
@@ -25,7 +25,7 @@ class Run:
     data: Prepared
     objective: Objective
     folder: RunFolder
-    ranks: Backend
+    ranks: Ranks
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.rank import may_follow_another
 from distill.distributed.rank_identity import refuse_differing_ranks
 from distill.objective.running_mean import RunningMean
@@ -45,11 +45,11 @@ class RunFolder:
     before, or the good lines of a log. With `resume=strict` it ends the run instead. Rank 0 decides for all.
     """
 
-    def __init__(self, path: Path, resume: str, identity: dict[str, Any], keep: int, backend: Backend) -> None:
+    def __init__(self, path: Path, resume: str, identity: dict[str, Any], keep: int, ranks: Ranks) -> None:
         """`identity`: what the trained student depends on."""
-        self.path, self.resume, self.identity, self.backend = path, resume, identity, backend
-        self.writes = backend.rank == 0
-        make = partial(PartCheckpoints, backend) if "student" in backend.divides else Checkpoints
+        self.path, self.resume, self.identity, self.ranks = path, resume, identity, ranks
+        self.writes = ranks.rank == 0
+        make = partial(PartCheckpoints, ranks) if "student" in ranks.divides else Checkpoints
         self.checkpoints = make(path / "checkpoints", keep, identity)
         self._start: list[Path | None] = []  # one entry, once it is chosen
 
@@ -60,7 +60,7 @@ class RunFolder:
             SettingError: the ranks are about to train different things, another process is at work here, or the
                 folder holds a run although `resume` is never.
         """
-        refuse_differing_ranks(self.identity, self.backend)
+        refuse_differing_ranks(self.identity, self.ranks)
         self._decide(self._enter)
         return self
 
@@ -196,7 +196,7 @@ class RunFolder:
                 value = work()
             except SettingError as error:
                 message = str(error)
-        value, message = self.backend.broadcast((value, message))
+        value, message = self.ranks.broadcast((value, message))
         if message:
             raise SettingError(message)
         return value

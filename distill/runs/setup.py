@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from distill.config.settings import PrecisionConfig
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.formats import compute_in
 from distill.distributed.shard import is_root, is_sharded
 from distill.models.kernels.activations import use_one_gelu
@@ -24,7 +24,7 @@ from distill.objective.trainable import Trainable
 logger = logging.getLogger(__name__)
 
 
-def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], backend: Backend) -> PrecisionConfig:
+def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], ranks: Ranks) -> PrecisionConfig:
     """The number formats in force, the same on all ranks: `auto` is what the run began with, else what all ranks have.
 
     Args:
@@ -32,40 +32,40 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], backen
     """
     if all(getattr(settings, name) != "auto" for name in MODELS):
         return settings
-    recorded = backend.broadcast(recorded)
+    recorded = ranks.broadcast(recorded)
     if recorded:
         chosen = resolve(settings, "", recorded)
         logger.info(f"precision=auto: {chosen.student}, as this run began")
         return chosen
-    speedups = torch.zeros(backend.size)
-    speedups[backend.rank] = bf16_speedup(backend.device)
-    slowest = float(backend.sum(speedups).min())
+    speedups = torch.zeros(ranks.size)
+    speedups[ranks.rank] = bf16_speedup(ranks.device)
+    slowest = float(ranks.sum(speedups).min())
     auto = "bf16" if slowest >= MIN_SPEEDUP else "fp32"
-    where = "GPU" if backend.device.type == "cuda" else "processor"
+    where = "GPU" if ranks.device.type == "cuda" else "processor"
     measured = f"multiplies {slowest:.1f} times as fast in bf16 as in fp32" if slowest else "only emulates bf16"
     logger.info(f"precision=auto: {auto}, as this {where} {measured}")
     return resolve(settings, auto, {})
 
 
-def setup_student(student: Any, objective: Objective, precision: PrecisionConfig, backend: Backend) -> Trainable:
+def setup_student(student: Any, objective: Objective, precision: PrecisionConfig, ranks: Ranks) -> Trainable:
     """Put what is trained on this rank's device, and choose its kernels."""
     if is_sharded(student):
         compute_in(student, dtype_of(precision.student))
     else:
-        student.to(backend.device)
-    _choose_attention(student, precision, backend)
-    if backend.device.type == "cpu":
-        if precision.kernels != "plain" and not backend.divides:  # else memory counts for more
+        student.to(ranks.device)
+    _choose_attention(student, precision, ranks)
+    if ranks.device.type == "cpu":
+        if precision.kernels != "plain" and not ranks.divides:  # else memory counts for more
             retain_heap()
         if not precision.compile:
             replace_dropout(student)
     if precision.kernels != "plain" and not precision.compile:
         use_one_gelu(student)  # the teacher has it
     plain = precision.kernels == "plain"
-    return Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(backend.device)
+    return Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(ranks.device)
 
 
-def setup_teacher(teacher: Any, precision: PrecisionConfig, backend: Backend) -> LanguageModel:
+def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> LanguageModel:
     """Put a teacher on this rank's device, and give it as training runs it.
 
     That is packed or rounded, or computes in another format; the report scores the teacher itself.
@@ -74,15 +74,15 @@ def setup_teacher(teacher: Any, precision: PrecisionConfig, backend: Backend) ->
         compute_in(teacher, dtype_of(precision.teacher))
         frozen = teacher
     else:
-        frozen = pack_teacher(teacher.to(backend.device), precision, backend.device)
-    _choose_attention(frozen, precision, backend)
+        frozen = pack_teacher(teacher.to(ranks.device), precision, ranks.device)
+    _choose_attention(frozen, precision, ranks)
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")
 
 
-def _choose_attention(model: Any, precision: PrecisionConfig, backend: Backend) -> None:
+def _choose_attention(model: Any, precision: PrecisionConfig, ranks: Ranks) -> None:
     if precision.compile:
         compile_encoder(model)
-    elif backend.device.type == "cpu":
+    elif ranks.device.type == "cpu":
         use_batched_products(model, precision.kernels == "plain")
 
 

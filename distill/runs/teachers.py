@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.models.check import longest_row
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
@@ -45,12 +45,12 @@ def arithmetic(precision: str) -> dict[str, Any]:
     return {"int8": precision == "int8"}
 
 
-def setup_teachers(config: Config, members: list[Member], backend: Backend) -> dict[str, LanguageModel]:
+def setup_teachers(config: Config, members: list[Member], ranks: Ranks) -> dict[str, LanguageModel]:
     """The teachers as training runs them, by name."""
     frozen, settings = {}, settings_by_member(config)
     for member in members:
         with errors_of(member.name):
-            frozen[member.name] = setup_teacher(member.model, settings[member.name].precision, backend)
+            frozen[member.name] = setup_teacher(member.model, settings[member.name].precision, ranks)
     return frozen
 
 
@@ -60,7 +60,7 @@ def make_teachers(
     caches: dict[str, Cache],
     batches: Batches,
     objective: Objective,
-    backend: Backend,
+    ranks: Ranks,
     tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None,
 ) -> Teacher:
     """What the loop reads from: the only teacher, the mean of several, or none. Caches that are missing are made.
@@ -76,7 +76,7 @@ def make_teachers(
     for name, model in frozen.items():
         with errors_of(name):
             own = settings[name]
-            made.append(make_teacher(model, caches.get(name), batches, positions, temperature, own, backend))
+            made.append(make_teacher(model, caches.get(name), batches, positions, temperature, own, ranks))
     if not made:
         return NoTeacher()
     weights = shares(config)

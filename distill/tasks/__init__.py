@@ -14,7 +14,7 @@ from distill.data.batches import Batches, Collator, num_threads
 from distill.data.order import Order, order_of
 from distill.data.row_store import RowStore
 from distill.data.tokens import Tokens
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Pass, Scoring, require_positions
 from distill.evaluation.sets import EvaluationSet
@@ -54,7 +54,7 @@ class Task(ABC):
         return cls()
 
     def teacher_kind(self, student: str) -> ModelKind:
-        """The models that it takes for teachers, for a student of this kind (`student.kind`)."""
+        """The models that it takes for teachers, for a student that starts so (`student.init`)."""
         return self.kind
 
     def read(self, config: Config, training: bool = True) -> None:  # noqa: B027
@@ -69,7 +69,7 @@ class Task(ABC):
         """A tokenizer trained on the corpus, for a pair that brings none."""
 
     @abstractmethod
-    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
+    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
         """What a run learns from and is scored on. Raises SettingError where it is not available or does not fit."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Task(ABC):
 
     @abstractmethod
     def scoring(
-        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Scoring:
         """What the passes over these sets share."""
 
@@ -93,38 +93,38 @@ class Task(ABC):
         """How models are scored; the first measure of the first pass says which of two models is better."""
 
     def evaluator(
-        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Evaluator:
         """What scores models on these sets.
 
         Raises:
             SettingError: a set has no position to score, or a measure of the user's does not fit.
         """
-        scoring = self.scoring(config, tokenizer, sets, backend)
+        scoring = self.scoring(config, tokenizer, sets, ranks)
         passes = self.passes(scoring)
         require_positions(passes, sets)
         return Evaluator(scoring, passes, config.precision)
 
 
 def make_batches(
-    config: Config, rows: RowStore, collator: Collator, backend: Backend, order: Order | None = None
+    config: Config, rows: RowStore, collator: Collator, ranks: Ranks, order: Order | None = None
 ) -> Batches:
     """This rank's share of the rows [N, S] in their order; None: shuffled, as a whole or in windows."""
     if order is None:
         order = order_of(rows, config.corpus.cache.shuffle_bytes, config.seed)
-    threads, most_threads = num_threads(config.train.workers, backend.local_size)
+    threads, most_threads = num_threads(config.train.workers, ranks.local_size)
     return Batches(
         rows,
         collator,
         config.train.batch_size,
         config.train.accumulate,
         config.seed,
-        backend.rank,
-        backend.size,
+        ranks.rank,
+        ranks.size,
         threads,
         config.objective.masking.static,
         most_threads,
-        backend.equal_windows,
+        ranks.equal_windows,
         config.train.sequences_per_step,
         order,
     )

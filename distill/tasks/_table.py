@@ -19,7 +19,7 @@ from distill.data.sample import sample_rows
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
 from distill.data.unread import Unread
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.runtime.errors import SettingError
@@ -69,7 +69,7 @@ class TableTask(Task):
             "or the folder of a tokenizer"
         )
 
-    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
+    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
         rows = self.rows(self.split, self.examples, tokenizer, config, scoring=False)
         if self.unlabelled is not None:
             rows = rows.with_unlabelled(self.rows(self.split, self.unlabelled, tokenizer, config, scoring=False))
@@ -85,7 +85,7 @@ class TableTask(Task):
             unread=Unread(),
         )
         sets, left_out = self.evaluation_sets(config, tokenizer)
-        return Prepared(tokens, make_batches(config, rows.rows, self.collator(rows), backend), sets, left_out)
+        return Prepared(tokens, make_batches(config, rows.rows, self.collator(rows), ranks), sets, left_out)
 
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
@@ -93,11 +93,11 @@ class TableTask(Task):
         return [self._set(name, config, tokenizer) for name in config.evaluate.sets], []
 
     def scoring(
-        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Scoring:
         """Each set has a collator of its own, which alone knows its rows."""
         collator: Any = next((data.collator for data in sets if data.collator is not None), None)
-        return Scoring(collator, tokenizer, config.evaluate, backend, sets, self.kind.heads)
+        return Scoring(collator, tokenizer, config.evaluate, ranks, sets, self.kind.heads)
 
     def passes(self, scoring: Scoring) -> list[Pass]:
         from distill.evaluation.measures.tables import TablePass

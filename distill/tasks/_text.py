@@ -15,7 +15,7 @@ from distill.data.order import Order
 from distill.data.row_format import RowFormat
 from distill.data.sample import subsample_rows
 from distill.data.tokens import Tokens, corpus_text, prepare
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet, load_sets
 from distill.tasks import Prepared, Task, make_batches
@@ -43,7 +43,7 @@ class TextTask(Task):
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """What makes the micro-batches of evaluation, which no setting changes: runs stay comparable."""
 
-    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, backend: Backend) -> Prepared:
+    def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
         corpus = config.corpus
         order: Order | None = None
         if corpus.sources:
@@ -54,7 +54,7 @@ class TextTask(Task):
         for setting, each in {"corpus": tokens, **_sources(tokens)}.items():
             check_known(each, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)
-        batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), backend, order)
+        batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), ranks, order)
         return Prepared(tokens, batches, sets, left_out)
 
     def evaluation_sets(
@@ -63,9 +63,9 @@ class TextTask(Task):
         return load_sets(config, tokenizer, self.row_format)
 
     def scoring(
-        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], backend: Backend
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Scoring:
-        return Scoring(self.scoring_collator(config, tokenizer), tokenizer, config.evaluate, backend, sets)
+        return Scoring(self.scoring_collator(config, tokenizer), tokenizer, config.evaluate, ranks, sets)
 
 
 def _sources(tokens: Tokens) -> dict[str, Tokens]:

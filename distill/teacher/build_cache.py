@@ -20,7 +20,7 @@ import torch
 
 from distill.data.batches import Batches
 from distill.data.disk_cache import once
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.distributed.shard import is_sharded
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.runtime.errors import SettingError
@@ -35,34 +35,34 @@ WAIT = 0.2  # seconds between two looks at the parts that others have in hand
 
 
 def build(
-    cache: Cache, teacher: LanguageModel, batches: Batches, positions: Positions, temperature: float, backend: Backend
+    cache: Cache, teacher: LanguageModel, batches: Batches, positions: Positions, temperature: float, ranks: Ranks
 ) -> None:
     """Make the cache, if it is not ready, together with all other processes that come here, and check it.
 
-    All ranks have to call it, with the teacher on the backend's device.
+    All ranks have to call it, with the teacher on the device of its rank.
 
     Raises:
         SettingError: no room on the disk, or what was written does not read back.
     """
     divided, wanted = is_sharded(teacher), not cache.ready
     if divided:  # all ranks compute, whichever of them finds no cache on its disk
-        wanted = float(backend.sum(torch.tensor(float(wanted)))) > 0
+        wanted = float(ranks.sum(torch.tensor(float(wanted)))) > 0
     if wanted:
         try:
             _make_room(cache)
             with Progress("teacher cache", cache.num_positions, "tokens") as progress:
-                builder = CacheBuilder(cache, teacher, batches, positions, temperature, backend.device, progress)
+                builder = CacheBuilder(cache, teacher, batches, positions, temperature, ranks.device, progress)
                 if divided:
-                    _fill_together(builder, backend)
+                    _fill_together(builder, ranks)
                 else:
-                    _fill_all(builder, backend.rank * cache.num_parts // backend.size)
+                    _fill_all(builder, ranks.rank * cache.num_parts // ranks.size)
             _finish(cache, teacher.precision)
         except OSError as error:
             raise SettingError(
                 f"corpus.cache: {cache.folder} cannot be written ({error.strerror}); give another folder"
             ) from error
         cache.check()
-    backend.barrier()  # other machines may be slower
+    ranks.barrier()  # other machines may be slower
 
 
 @dataclass
@@ -141,19 +141,19 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
         time.sleep(WAIT if waiting else 0)
 
 
-def _fill_together(builder: CacheBuilder, backend: Backend) -> None:
+def _fill_together(builder: CacheBuilder, ranks: Ranks) -> None:
     """Fill all parts with a teacher that is divided between the ranks, each of which computes its share of them.
 
     First of all parts; then, where hosts have disks of their own, of those that this host lacks. What another run does
     with the same cache at the same time may be done twice. A rank's share is by the numbers of the parts, and not of
     those that are missing, which another rank might find to be others.
     """
-    for rank, size in ((backend.rank, backend.size), (backend.local_rank, backend.local_size)):
-        with backend.in_lockstep([builder.teacher], idle_forward):
+    for rank, size in ((ranks.rank, ranks.size), (ranks.local_rank, ranks.local_size)):
+        with ranks.in_lockstep([builder.teacher], idle_forward):
             for part in range(rank, builder.cache.num_parts, size):
                 if not _record_of(builder.cache, part).exists():
                     builder.fill(part)
-        backend.barrier()
+        ranks.barrier()
 
 
 def _finish(cache: Cache, precision: str) -> None:

@@ -4,7 +4,7 @@ import logging
 
 from distill.config.settings import Config
 from distill.data.batches import Batches
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.models.language_model import LanguageModel
 from distill.teacher import build_cache
 from distill.teacher.cache import Cache, CachedTeacher, Positions, find
@@ -32,7 +32,7 @@ def make_teacher(
     positions: Positions,
     temperature: float | None,
     config: Config,
-    backend: Backend,
+    ranks: Ranks,
 ) -> Teacher:
     """The teacher that the loop reads from; all ranks call this.
 
@@ -45,6 +45,6 @@ def make_teacher(
     if cache is None:
         return LiveTeacher(model, config.teacher.micro_batches)
     assert temperature is not None, "`checks` refuses a cache that no term reads"
-    build_cache.build(cache, model, batches, positions, temperature, backend)
+    build_cache.build(cache, model, batches, positions, temperature, ranks)
     logger.info(f"  the teacher is read from {cache.folder}, which other runs and machines can use")
     return CachedTeacher(cache)

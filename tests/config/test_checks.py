@@ -9,8 +9,8 @@ import tiny
 from tiny import change
 
 from distill.config import compose
-from distill.config.ramp import Ramp
 from distill.config.settings import Config, StudentConfig, TeacherConfig
+from distill.config.weight_schedule import WeightSchedule
 from distill.objective.terms.soft import Soft
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
@@ -20,7 +20,7 @@ def make() -> Config:
     return Config(
         corpus=tiny.corpus_config(kind="text", path="."),
         teacher=TeacherConfig(kind="pretrained", path="x"),
-        student=StudentConfig(kind="layers"),
+        student=StudentConfig(init="layers"),
         objective=tiny.objective_config(),
     )
 
@@ -42,9 +42,9 @@ BAD = [
     ("teacher.micro_batches", 0),
     ("objective.soft.weight", -1.0),
     ("objective.mlm.weight", math.nan),
-    ("objective.mlm.weight", Ramp(start=1.0, end=-1.0)),
+    ("objective.mlm.weight", WeightSchedule(start=1.0, end=-1.0)),
     ("objective.mlm.weight", {"start": math.inf, "end": 1.0}),
-    ("objective.temperature", Ramp(start=0.0, end=1.0)),
+    ("objective.temperature", WeightSchedule(start=0.0, end=1.0)),
     ("objective.temperature", 0.0),
     ("objective.temperature", math.nan),
     ("objective.soft.cutoff", -0.1),
@@ -105,14 +105,13 @@ BAD = [
     ("corpus.heldout", 1.0),
     ("teacher.kind", "borrowed"),
     ("student.path", "my_student"),
-    ("student.start", "neighbours"),
     ("teacher.cache.top_k", 0),
     ("teacher.cache.sampled", 0),
     ("teacher.cache.exponent", 0.0),
     ("teacher.cache.exponent", 1.5),
     ("teacher.cache.seed", -1),
     ("teacher.cache.gigabytes", 0.0),
-    ("student.kind", "grown"),
+    ("student.init", "grown"),
     ("tracker.kind", "pigeon"),
 ]
 
@@ -121,7 +120,7 @@ BAD = [
 def test_values_out_of_range_are_refused_by_name(setting: str, value: Any) -> None:
     text = refused(lambda: change(make(), setting, value))
     shown = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
-    if isinstance(value, Ramp | dict):
+    if isinstance(value, WeightSchedule | dict):
         shown = next(number for number in dict(value).values() if not 0 < number < math.inf)
     assert setting.rsplit(".", 1)[1] in text and str(shown) in text
     assert setting.split(".", 1)[0] in text
@@ -139,8 +138,8 @@ GOOD = [
     ("optimizer.clip", None),
     ("optimizer.weight_decay", 0.0),
     ("objective.cosine.weight", 0.0),
-    ("objective.cosine.weight", Ramp(start=0.0, end=1.0)),
-    ("objective.temperature", Ramp(start=4.0, end=1.0)),
+    ("objective.cosine.weight", WeightSchedule(start=0.0, end=1.0)),
+    ("objective.temperature", WeightSchedule(start=4.0, end=1.0)),
     ("objective.masking.smoothing", 0.0),
     ("schedule.warmup", 0.0),
     ("evaluate.max_sequences", 1),
@@ -210,7 +209,7 @@ def test_an_objective_without_terms_is_refused() -> None:
 def test_no_teacher_but_terms_that_ask_one() -> None:
     config = make()
     config = change(config, "teacher.kind", "none")
-    config = change(config, "student", StudentConfig(kind="config", architecture="bert"))
+    config = change(config, "student", StudentConfig(init="random", architecture="bert"))
     assert "teacher.kind=none" in refused(config)
     config = change(config, "objective.soft.weight", 0.0)
     config = change(config, "objective.cosine.weight", 0.0)
@@ -300,9 +299,10 @@ def test_a_term_that_reads_no_draws_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_teacher_cache_is_at_one_temperature() -> None:
     config = cached()
-    config = change(config, "objective.soft.temperature", Ramp(start=4.0, end=1.0))
+    config = change(config, "objective.soft.temperature", WeightSchedule(start=4.0, end=1.0))
     text = refused(config)
     assert "teacher.cache.top_k=8" in text and "objective.soft.temperature goes from 4.0 to 1.0" in text
     config = change(config, "objective.soft.temperature", None)
-    config = change(config, "objective.soft.weight", Ramp(start=5.0, end=1.0))  # of which the cache knows nothing
+    # Of the weight the cache holds nothing.
+    config = change(config, "objective.soft.weight", WeightSchedule(start=5.0, end=1.0))
     check(config)

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from distill.config.errors import parse
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend, GradientSync, RankLost, bucket, build
+from distill.distributed import GradientSync, RankLost, Ranks, bucket, join_ranks
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
 from distill.runtime.errors import SettingError
 
@@ -74,20 +74,20 @@ class Outcome:
     inside: list[Tensor]  # the bucket after the first micro-batch of the first window, and before its end
 
 
-def train(backend: Backend, batch_rows: int) -> Outcome:
+def train(ranks: Ranks, batch_rows: int) -> Outcome:
     """Three steps; each rank takes every size-th micro-batch of `batch_rows` rows, the last one may be shorter."""
     # Other weights on other ranks, which the ranks have to mend.
-    model = make_model(1 + backend.rank)
-    sync = GradientSync(backend, model)
+    model = make_model(1 + ranks.rank)
+    sync = GradientSync(ranks, model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
-    before = replace(backend.traffic)
+    before = replace(ranks.traffic)
     losses: list[float] = []
     inside: list[Tensor] = []
     for rows in make_rows():
         batches = [rows[i : i + batch_rows] for i in range(0, len(rows), batch_rows)]
-        window = batches[backend.rank :: backend.size]
+        window = batches[ranks.rank :: ranks.size]
         count = sum(len(targets) for batch in window for _, targets in batch)
-        num_targets = float(backend.sum(torch.tensor(count)))
+        num_targets = float(ranks.sum(torch.tensor(count)))
         sync.zero()
         own = torch.zeros(1)
         for i, batch in enumerate(window):
@@ -101,7 +101,7 @@ def train(backend: Backend, batch_rows: int) -> Outcome:
         assert stats is not None
         losses.append(float(stats))
         optimizer.step()
-    after = backend.traffic
+    after = ranks.traffic
     return Outcome(
         model.state_dict(),
         losses,
@@ -114,22 +114,22 @@ def train(backend: Backend, batch_rows: int) -> Outcome:
 
 def body(settings: BackendConfig) -> dict[str, Any]:
     """What every backend has to do, on one rank."""
-    backend = build(settings)
-    results: dict[str, Any] = {"info": (backend.rank, backend.size, backend.local_rank, backend.local_size)}
+    ranks = join_ranks(settings)
+    results: dict[str, Any] = {"info": (ranks.rank, ranks.size, ranks.local_rank, ranks.local_size)}
     for sync in ("window", "every"):
-        backend.settings = settings.changed(sync=sync)
+        ranks.settings = settings.changed(sync=sync)
         for batch_rows in (4, 2, 1):
-            results[f"train/{sync}/{batch_rows}"] = train(backend, batch_rows)
-    rank, mine = backend.rank, torch.full((2, 3), backend.rank + 1 / 3, dtype=torch.float64)
-    results["sum"] = backend.sum(mine)
+            results[f"train/{sync}/{batch_rows}"] = train(ranks, batch_rows)
+    rank, mine = ranks.rank, torch.full((2, 3), ranks.rank + 1 / 3, dtype=torch.float64)
+    results["sum"] = ranks.sum(mine)
     results["untouched"] = bool((mine == rank + 1 / 3).all())
-    results["integers"] = backend.sum(torch.tensor([2**40 + rank, rank]))
-    results["tensor"] = backend.broadcast(torch.tensor([rank + 0.5], dtype=torch.bfloat16))
-    results["object"] = backend.broadcast({"rank": rank, "text": "x" * (10 if rank == 0 else 99)})
-    results["gathered"] = backend.gather({"rank": rank, "text": "é" * rank})
+    results["integers"] = ranks.sum(torch.tensor([2**40 + rank, rank]))
+    results["tensor"] = ranks.broadcast(torch.tensor([rank + 0.5], dtype=torch.bfloat16))
+    results["object"] = ranks.broadcast({"rank": rank, "text": "x" * (10 if rank == 0 else 99)})
+    results["gathered"] = ranks.gather({"rank": rank, "text": "é" * rank})
     for name, identity in {"alike": {"seed": 1}, "differing": {"seed": min(rank, 1), "corpus.digest": "a"}}.items():
         try:
-            refuse_differing_ranks(identity, backend)
+            refuse_differing_ranks(identity, ranks)
         except SettingError as error:
             results[name] = str(error)
     for name, given in {
@@ -137,35 +137,35 @@ def body(settings: BackendConfig) -> dict[str, Any]:
         "other settings": {"evaluate": {"every_steps": 3 + min(rank, 1)}},
     }.items():
         try:
-            refuse_differing_settings(given, backend)
+            refuse_differing_settings(given, ranks)
         except SettingError as error:
             results[name] = str(error)
-    backend.barrier()
-    results["rings"], results["engine"] = backend.rings, backend.engine
+    ranks.barrier()
+    results["rings"], results["engine"] = ranks.rings, ranks.engine
     try:
-        GradientSync(backend, make_model(0).double())
+        GradientSync(ranks, make_model(0).double())
     except ValueError as error:
         results["refused"] = str(error)
     bucket.SEGMENT = 40  # elements: the embedding's gradient and that of the layer are two segments now
     for sync in ("every", "window"):
-        backend.settings = backend.settings.changed(sync=sync)
-        results[f"segments/{sync}"] = train(backend, 1)
-    results["early"] = early(backend)
+        ranks.settings = ranks.settings.changed(sync=sync)
+        results[f"segments/{sync}"] = train(ranks, 1)
+    results["early"] = early(ranks)
     model = make_model(0)
-    sync = GradientSync(backend, model)
+    sync = GradientSync(ranks, model)
     model.zero_grad(set_to_none=True)
     try:
         sync.sum()
     except RuntimeError as error:
         results["lost"] = str(error)
-    backend.close()
+    ranks.close()
     return results
 
 
-def early(backend: Backend) -> list[int]:
+def early(ranks: Ranks) -> list[int]:
     """Segments under way after each of two micro-batches of a window, after one without overlap, and at the end."""
     model = make_model(1)
-    sync = GradientSync(backend, model)
+    sync = GradientSync(ranks, model)
     sync.zero()
     counts = []
     for last in (False, True):
@@ -303,9 +303,9 @@ def test_rings_in_force(case: tuple[BackendConfig, list[Any]]) -> None:
 
 def uneven(settings: BackendConfig) -> None:
     """Rank 0 exchanges, rank 1 has gone."""
-    with pytest.raises(ZeroDivisionError), build(settings) as backend:
-        sync = GradientSync(backend, make_model(0))
-        if backend.rank == 0:
+    with pytest.raises(ZeroDivisionError), join_ranks(settings) as ranks:
+        sync = GradientSync(ranks, make_model(0))
+        if ranks.rank == 0:
             with pytest.raises(RankLost):
                 sync.sum()
         raise ZeroDivisionError  # leaves at once instead of waiting for the other in `close`
@@ -334,7 +334,7 @@ def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(SettingError) as caught:
-        build(parse(BackendConfig, settings, "backend"))
+        join_ranks(parse(BackendConfig, settings, "backend"))
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words), message
 
@@ -343,15 +343,15 @@ def test_single_refuses_to_be_one_of_many(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SettingError, match="torchrun started 2 processes"):
-        build(BackendConfig())
+        join_ranks(BackendConfig())
     with pytest.raises(SettingError, match=r"backend\.processes=3: torchrun started 2"):
-        build(BackendConfig(name="ddp", processes=3))
+        join_ranks(BackendConfig(name="ddp", processes=3))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="Horovod is installed")
 def test_missing_horovod_names_the_command() -> None:
     with pytest.raises(SettingError, match=r"python -m distill\.backends\.install_horovod"):
-        build(BackendConfig(name="horovod"))
+        join_ranks(BackendConfig(name="horovod"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
@@ -359,4 +359,4 @@ def test_horovod_refuses_bf16_on_its_own_ring(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     with pytest.raises(SettingError, match="bfloat16"):
-        build(BackendConfig(name="horovod", compression="bf16", device="cpu"))
+        join_ranks(BackendConfig(name="horovod", compression="bf16", device="cpu"))

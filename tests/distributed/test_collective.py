@@ -15,7 +15,7 @@ from distributed import free_port, run_ranks
 from job import ROOT, Shelf, assert_same, command, results
 
 from distill.config.settings import BackendConfig
-from distill.distributed import build, ddp
+from distill.distributed import ddp, join_ranks
 from distill.distributed.collective import load_collective, parse_collective, try_out
 from distill.runtime.errors import SettingError
 
@@ -48,7 +48,7 @@ def refusals(ports: list[int], folder: Path) -> dict[str, str]:
             # Of the trial alone: on a busy machine the ranks may be further apart than this when they start.
             ddp.try_out = partial(with_limit, ddp.try_out, 4.0)
         try:
-            build(DDP.changed(collective=f"plug_in:{engine}"))
+            join_ranks(DDP.changed(collective=f"plug_in:{engine}"))
         except SettingError as error:
             said[engine] = str(error)
             # The store is rank 0's and goes with this error; the other rank may not yet have seen that both are there.
@@ -70,9 +70,9 @@ def test_what_an_engine_lacks_is_said_in_one_line_and_is_no_endless_wait(tmp_pat
 
 def passes(wire: list[torch.dtype]) -> str:
     """The trial with further formats passes on Gloo, whatever the number of ranks; gives the engine's words."""
-    with build(DDP.changed(collective="gloo")) as backend:
-        try_out("gloo", backend.rank, CPU, wire, 60.0)
-        return backend.engine
+    with join_ranks(DDP.changed(collective="gloo")) as ranks:
+        try_out("gloo", ranks.rank, CPU, wire, 60.0)
+        return ranks.engine
 
 
 def test_the_trial_passes_where_all_is_right(tmp_path: Path) -> None:
@@ -156,5 +156,5 @@ def test_an_engine_that_is_not_there(text: str, words: list[str]) -> None:
 )
 def test_settings_that_do_not_go_with_a_plug_in(settings: BackendConfig, words: list[str]) -> None:
     with pytest.raises(SettingError) as caught:
-        build(settings)
+        join_ranks(settings)
     assert all(word in str(caught.value) for word in words), caught.value

@@ -10,7 +10,7 @@ from distributed import run_ranks
 from test_backends import HOROVOD, make_model, padded_size, reference, train
 
 from distill.config.settings import BackendConfig
-from distill.distributed import GradientSync, build
+from distill.distributed import GradientSync, join_ranks
 
 CASES = [
     pytest.param(name, rings, format, id=f"{name}-{rings}-{format}", marks=HOROVOD if name == "horovod" else ())
@@ -30,10 +30,10 @@ SMALL = 3.3e-7  # below what fp16 holds with all its digits
 
 
 def on_a_rank(settings: BackendConfig) -> dict[str, Any]:
-    backend = build(settings)
-    outcome = train(backend, 1)
-    sync = GradientSync(backend, make_model(0))
-    found: dict[str, Any] = {"outcome": outcome, "rings": backend.rings}
+    ranks = join_ranks(settings)
+    outcome = train(ranks, 1)
+    sync = GradientSync(ranks, make_model(0))
+    found: dict[str, Any] = {"outcome": outcome, "rings": ranks.rings}
 
     def exchanged(value: float, stat: float = 1.0) -> tuple[float, float, float]:
         """The sum of gradients that are `value` everywhere: its least and largest, and the stat beside them."""
@@ -45,8 +45,8 @@ def on_a_rank(settings: BackendConfig) -> dict[str, Any]:
 
     spacing = ABOVE_ONE[settings.compression]
     found["kept"], found["lost"] = exchanged(1 + spacing), exchanged(1 + spacing / 4, 70_001.0)
-    found["small"], found["large"] = exchanged(SMALL), exchanged(30.0 + 5.0 * backend.rank)
-    backend.close()
+    found["small"], found["large"] = exchanged(SMALL), exchanged(30.0 + 5.0 * ranks.rank)
+    ranks.close()
     return found
 
 

@@ -37,7 +37,7 @@ from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
 from distill.data.row_format import causal_rows
-from distill.distributed import Backend, build, fsdp
+from distill.distributed import Ranks, fsdp, join_ranks
 from distill.distributed.formats import compute_in
 from distill.distributed.shard import is_sharded, whole
 from distill.evaluation.evaluator import Evaluator
@@ -57,10 +57,10 @@ NUM_ROWS = (16, 7, 2, 1)  # of the sets: 3 divides none of them, the last two ha
 PART = 5  # rows of a part of the cache: 23 rows are 5 parts, which neither 2 nor 3 ranks share evenly
 
 
-def divided(backend: Backend, model: Any, trained: bool = False) -> Any:
+def divided(ranks: Ranks, model: Any, trained: bool = False) -> Any:
     """A model as a run divides it, where the backend does."""
-    if backend.divides:
-        backend.divide(model, *blocks_of(model), trained=trained)
+    if ranks.divides:
+        ranks.divide(model, *blocks_of(model), trained=trained)
     return model
 
 
@@ -71,17 +71,17 @@ def noisy(model: Any, seed: int) -> Any:
     return model.requires_grad_(False)
 
 
-def masked_scores(backend: Backend) -> dict[str, float]:
+def masked_scores(ranks: Ranks) -> dict[str, float]:
     """Every measure of a student, a teacher, and of two teachers together, and how alike they are."""
-    student = divided(backend, make_model("distilbert", 2), trained=True)
-    one, other = (divided(backend, noisy(make_model("distilbert", 2), seed)) for seed in (8, 9))
+    student = divided(ranks, make_model("distilbert", 2), trained=True)
+    one, other = (divided(ranks, noisy(make_model("distilbert", 2), seed)) for seed in (8, 9))
     both = MeanModel([one, other], [0.25, 0.75])
-    assert all(is_sharded(each) == bool(backend.divides) for each in (student, one, both))
+    assert all(is_sharded(each) == bool(ranks.divides) for each in (student, one, both))
     rows = [make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=5))
     masks = masked_lm(MASKING, make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=VOCAB))
-    evaluator = make_evaluator(chosen, masks, PrecisionConfig(), backend)
+    evaluator = make_evaluator(chosen, masks, PrecisionConfig(), ranks)
     check_memory(evaluator, [student, one], sets)
     found: dict[str, float] = {}
     for label, model in (("student", student), ("teacher", one), ("both", both)):
@@ -94,22 +94,22 @@ def masked_scores(backend: Backend) -> dict[str, float]:
     return found
 
 
-def causal_scores(backend: Backend) -> dict[str, float]:
+def causal_scores(ranks: Ranks) -> dict[str, float]:
     """Perplexity by a sliding window, and bits per byte, of packed and of padded documents."""
     tokenizer, found = vocabulary_of("llama"), {}
     for packed in (True, False):
-        model = divided(backend, without_dropout("llama", **special_ids(tokenizer)), trained=True)
+        model = divided(ranks, without_dropout("llama", **special_ids(tokenizer)), trained=True)
         collator = CausalLM(causal_rows(tokenizer), packed)
         ids = np.random.default_rng(4).integers(5, 40, (11, 12)).astype(np.uint16)
         ids[3, 4] = ids[7, 0] = causal_rows(tokenizer).document_end
-        scoring = Scoring(collator, tokenizer, EvaluateConfig(batch_size=2, stride=5), backend)
+        scoring = Scoring(collator, tokenizer, EvaluateConfig(batch_size=2, stride=5), ranks)
         evaluator = Evaluator(scoring, find_task("clm").passes(scoring), PrecisionConfig())
         scores = evaluator.score(model, "student", [EvaluationSet("set", "", ids, 1)])
         found |= {f"{measure} {packed}": values["set"] for measure, values in scores.items()}
     return found
 
 
-def cached(backend: Backend, folder: Path) -> dict[str, str]:
+def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
     """What the files of a teacher cache hold."""
     rows = make_rows(23, shortest=5)
     masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3, static=True)
@@ -119,12 +119,12 @@ def cached(backend: Backend, folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     cache = SmallParts(folder, origin, offsets, False)
-    teacher = divided(backend, without_dropout("bert").requires_grad_(False))
+    teacher = divided(ranks, without_dropout("bert").requires_grad_(False))
 
     def positions(batch: Any) -> torch.Tensor:
         return (batch.ids.reshape(-1) != PAD).nonzero()[:, 0]
 
-    build_cache.build(cache, LanguageModel(teacher), batches, positions, 2.0, backend)
+    build_cache.build(cache, LanguageModel(teacher), batches, positions, 2.0, ranks)
     values = {name: np.fromfile(folder / name, np.uint8).tobytes() for name in ("ids", "log_probs")}
     return {name: hashlib.sha256(each).hexdigest() for name, each in values.items()}
 
@@ -152,21 +152,21 @@ def reduced_in() -> Iterator[set[torch.dtype]]:
         fsdp.REDUCE_SCATTER = reduce_scatter
 
 
-def trained_weights(backend: Backend, folder: Path, precision: str, evaluates: bool) -> dict[str, torch.Tensor]:
+def trained_weights(ranks: Ranks, folder: Path, precision: str, evaluates: bool) -> dict[str, torch.Tensor]:
     """Weights after four steps in a number format, with and without scores in fp32 between them."""
-    student = divided(backend, without_dropout("bert").train(), trained=True)
+    student = divided(ranks, without_dropout("bert").train(), trained=True)
     if is_sharded(student):
         compute_in(student, dtype_of(precision))
     rows = make_rows(16, shortest=5)
-    settings = TrainConfig(batch_size=2, accumulate=4 // backend.size, epochs=None, steps=4, log_every=1, save_every=9)
+    settings = TrainConfig(batch_size=2, accumulate=4 // ranks.size, epochs=None, steps=4, log_every=1, save_every=9)
     objective = objective_config(soft=0.0, mlm=1.0, cosine=0.0)
-    fit = Fit(folder, make_tokenizer(), rows, None, student, objective, settings, backend=backend, precision=precision,
+    fit = Fit(folder, make_tokenizer(), rows, None, student, objective, settings, ranks=ranks, precision=precision,
               **plain_sgd(0.02))  # fmt: skip
     sets = [EvaluationSet("rows", "", make_rows(5, shortest=4), 1)]
     evaluator = make_evaluator(
         EvaluateConfig(batch_size=2, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=4)),
         fit.batches.collator,
-        PrecisionConfig(student=precision), backend,
+        PrecisionConfig(student=precision), ranks,
     )  # fmt: skip
     seen = []
 
@@ -177,22 +177,22 @@ def trained_weights(backend: Backend, folder: Path, precision: str, evaluates: b
     with reduced_in() as dtypes:
         fit.run()
     assert fit.state.step == 4 and fit.state.skipped == 0
-    assert dtypes == ({torch.float32} if backend.divides else set()), "gradients are summed in fp32"
+    assert dtypes == ({torch.float32} if ranks.divides else set()), "gradients are summed in fp32"
     found = {name: whole(parameter.detach()).clone() for name, parameter in fit.model.named_parameters()}
     return {**found, "scores": torch.tensor(seen)}
 
 
 def on_a_rank(name: str, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
-    backend = build(BackendConfig(name=name, device="cpu", timeout=60.0))
-    found = {"masked": masked_scores(backend), "causal": causal_scores(backend)}
-    found["cache"] = cached(backend, folder / f"cache-{backend.size}")
-    if backend.size < 3:
+    ranks = join_ranks(BackendConfig(name=name, device="cpu", timeout=60.0))
+    found = {"masked": masked_scores(ranks), "causal": causal_scores(ranks)}
+    found["cache"] = cached(ranks, folder / f"cache-{ranks.size}")
+    if ranks.size < 3:
         for precision in ("fp32", "bf16", "fp16"):
             for evaluates in (True, False):
-                where = folder / f"{backend.size}-{precision}-{evaluates}"
-                found[f"{precision} {evaluates}"] = trained_weights(backend, where, precision, evaluates)
-    backend.close()
+                where = folder / f"{ranks.size}-{precision}-{evaluates}"
+                found[f"{precision} {evaluates}"] = trained_weights(ranks, where, precision, evaluates)
+    ranks.close()
     return found
 
 

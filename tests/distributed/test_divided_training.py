@@ -12,8 +12,8 @@ from distributed import run_ranks
 from families import without_dropout
 from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config, plain_sgd, weights_of
 
-from distill.config.settings import BackendConfig, MaskingConfig, OptimizerConfig, TrainConfig
-from distill.distributed import build, fsdp
+from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
+from distill.distributed import fsdp, join_ranks
 from distill.distributed.shard import sharded_modules, whole
 from distill.optim.optimizers.lamb import Lamb
 from distill.runs.divide import blocks_of
@@ -22,7 +22,7 @@ FAMILIES = ("bert", "distilbert", "roberta", "albert", "modernbert", "gpt2", "ll
 # Everything that a term can read: logits, inner hidden states, queries and keys, vectors of whole rows.
 EVERYTHING = objective_config(
     hidden_mse={"weight": 0.5}, relations={"weight": 0.1, "relation_heads": 4}, pooled={"weight": 0.3},
-    masking=MaskingConfig(mlm_probability=0.3),
+    masking={"mlm_probability": 0.3},
 )  # fmt: skip
 # The student is narrower than the teacher: there are projections, which are trained and not divided.
 NARROW = {"hidden_size": 16, "intermediate_size": 24}
@@ -42,16 +42,16 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
 }
 
 
-def fit_of(folder: Path, case: str, backend: Any = None, **settings: Any) -> Fit:
+def fit_of(folder: Path, case: str, ranks: Any = None, **settings: Any) -> Fit:
     """A training of windows of 8 rows, in micro-batches of one row where there are several ranks."""
     family, objective, fields, optimizer = CASES[case]
     student, teacher = without_dropout(family, **fields).train(), without_dropout(family).requires_grad_(False)
     with torch.no_grad():
         for parameter in teacher.parameters():
             parameter.mul_(1.1)
-    size = 1 if backend is None else backend.size
-    for model in (student, teacher) if backend is not None else ():
-        backend.divide(model, *blocks_of(model), trained=model is student)
+    size = 1 if ranks is None else ranks.size
+    for model in (student, teacher) if ranks is not None else ():
+        ranks.divide(model, *blocks_of(model), trained=model is student)
     chosen: dict[str, Any] = plain_sgd(0.02)
     if optimizer == "adamw":
         chosen = {"optimizer_settings": OptimizerConfig(lr=1e-3, clip=0.5)}
@@ -62,7 +62,7 @@ def fit_of(folder: Path, case: str, backend: Any = None, **settings: Any) -> Fit
     )
     fit = Fit(
         folder, make_tokenizer(), make_rows(NUM_ROWS, shortest=5), teacher, student, copy.deepcopy(objective),
-        length.changed(**settings), backend=backend, **chosen,
+        length.changed(**settings), ranks=ranks, **chosen,
     )  # fmt: skip
     return fit
 
@@ -75,26 +75,26 @@ def weights(fit: Fit) -> dict[str, torch.Tensor]:
 def on_a_rank(folder: Path) -> dict[str, Any]:
     """Every case; a run that is cut in two; the calls of one step."""
     torch.set_num_threads(1)
-    backend = build(BackendConfig(name="fsdp", device="cpu", timeout=60.0))
+    ranks = join_ranks(BackendConfig(name="fsdp", device="cpu", timeout=60.0))
     found: dict[str, Any] = {}
-    for case in CASES if backend.size == 2 else ("bert", "albert"):
-        fit = fit_of(folder / case, case, backend)
+    for case in CASES if ranks.size == 2 else ("bert", "albert"):
+        fit = fit_of(folder / case, case, ranks)
         fit.run()
         found[case] = weights(fit)
-    if backend.size == 2:
-        goes_on = fit_of(folder / "adamw", "adamw", backend).resume(folder / "adamw" / "step-00000001")
+    if ranks.size == 2:
+        goes_on = fit_of(folder / "adamw", "adamw", ranks).resume(folder / "adamw" / "step-00000001")
         goes_on.folder = goes_on.checkpoints.folder = folder / "resumed"
         goes_on.run()
         found["resumed"] = weights(goes_on)
-        found["calls"] = {sync: calls_of_a_step(folder / sync, backend, sync) for sync in ("window", "every")}
-    backend.close()
+        found["calls"] = {sync: calls_of_a_step(folder / sync, ranks, sync) for sync in ("window", "every")}
+    ranks.close()
     return found
 
 
-def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
+def calls_of_a_step(folder: Path, ranks: Any, sync: str) -> dict[str, int]:
     """How often gradients were reduced and numbers summed, and what the backend counted."""
     calls: Counter[str] = Counter()
-    before = fsdp.REDUCE_SCATTER, dist.all_reduce, backend.traffic.num_syncs
+    before = fsdp.REDUCE_SCATTER, dist.all_reduce, ranks.traffic.num_syncs
 
     def counting(name: str, function: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -103,21 +103,21 @@ def calls_of_a_step(folder: Path, backend: Any, sync: str) -> dict[str, int]:
 
         return call
 
-    fit = fit_of(folder, "bert", backend, epochs=None, steps=1)
+    fit = fit_of(folder, "bert", ranks, epochs=None, steps=1)
     fit.checkpoints.save = lambda *_: True  # type: ignore[method-assign, assignment]
-    backend.settings = backend.settings.changed(sync=sync)
+    ranks.settings = ranks.settings.changed(sync=sync)
     fsdp.REDUCE_SCATTER, dist.all_reduce = counting("reduced", before[0]), counting("summed", before[1])
     try:
         fit.run()
     finally:
         fsdp.REDUCE_SCATTER, dist.all_reduce = before[:2]
-        backend.settings = backend.settings.changed(sync="window")
+        ranks.settings = ranks.settings.changed(sync="window")
     groups = len(list(sharded_modules(fit.student)))
     return {
         **calls,
         "groups": groups,
         "micro-batches": fit.settings.accumulate,
-        "syncs": backend.traffic.num_syncs - before[2],
+        "syncs": ranks.traffic.num_syncs - before[2],
     }
 
 

@@ -28,7 +28,7 @@ JOB = """
 import os, signal, sys, time
 from pathlib import Path
 import torch
-from distill.distributed import RankLost, build, launch
+from distill.distributed import RankLost, join_ranks, launch
 from distill.config.settings import BackendConfig
 
 if __name__ == "__main__":
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     if launch.should_launch(settings):
         sys.exit(launch.launch(settings))
     launch.keep_log(Path(folder))
-    workers = build(settings)
+    workers = join_ranks(settings)
     rank = workers.rank
     print(f"rank {rank} of {workers.size}, sum {workers.sum(torch.tensor(rank + 1)).item()}", flush=True)
     os.system("echo from the shell")
@@ -213,9 +213,9 @@ def test_ranks_that_do_not_end_by_themselves_are_ended(tmp_path: Path, monkeypat
 def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path: Path) -> None:
     """Its library would wait where Python is not running."""
     program = (
-        "from distill.config.settings import BackendConfig; from distill.distributed import build\n"
+        "from distill.config.settings import BackendConfig; from distill.distributed import join_ranks\n"
         "from distill.runtime.errors import Interrupted; from distill.runtime.signals import handled\n"
-        "try:\n    with handled(): build(BackendConfig(name='ddp', device='cpu'))\n"
+        "try:\n    with handled(): join_ranks(BackendConfig(name='ddp', device='cpu'))\n"
         "except Interrupted as error: raise SystemExit(error.status)"
     )
     port = free_port()

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from distill.config.settings import BackendConfig
-from distill.distributed import build
+from distill.distributed import join_ranks
 from distill.distributed.mapped import parameters_on_meta, release
 from distill.distributed.shard import whole
 from distill.models.identity import model_digest
@@ -54,7 +54,7 @@ def as_on_the_hub(folder: Path, saved: Path) -> Path:
     return snapshot
 
 
-def memory_of(path: Path, backend: Any, trained: bool) -> dict[str, float]:
+def memory_of(path: Path, ranks: Any, trained: bool) -> dict[str, float]:
     """MB that reading, hashing and dividing a model have taken, each counted from before it was read."""
     # What the model before it held goes back to the system first: given back later, it would be taken from this count.
     gc.collect()
@@ -70,7 +70,7 @@ def memory_of(path: Path, backend: Any, trained: bool) -> dict[str, float]:
     if not trained:
         model_digest(model)
         found |= {"hashed, own": more("RssAnon"), "hashed, of files": more("RssFile")}
-    backend.divide(model, *blocks_of(model), trained=trained)
+    ranks.divide(model, *blocks_of(model), trained=trained)
     found |= {"divided, own": more("RssAnon"), "divided, of files": more("RssFile"), "most": more("VmHWM")}
     found["bytes"] = sum(file.stat().st_size for file in path.glob("*.safetensors")) / MB
     return found
@@ -80,10 +80,10 @@ def load_all(path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def divided_tensors(path: Path, backend: Any) -> bool:
+def divided_tensors(path: Path, ranks: Any) -> bool:
     """Whether the parts of all ranks are, put together, what the files hold."""
     model = load_pretrained("teacher.path", str(path), CAUSAL, mapped=True)
-    backend.divide(model, *blocks_of(model), trained=False)
+    ranks.divide(model, *blocks_of(model), trained=False)
     values = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
     saved = load_all(path)
     assert values.keys() == saved.keys()
@@ -92,13 +92,13 @@ def divided_tensors(path: Path, backend: Any) -> bool:
 
 def on_a_rank(large: dict[str, Path], small: dict[str, Path]) -> dict[str, Any]:
     torch.set_num_threads(1)
-    backend = build(BackendConfig(name="fsdp", device="cpu", timeout=60.0))
+    ranks = join_ranks(BackendConfig(name="fsdp", device="cpu", timeout=60.0))
     # What is loaded and cached once, by the first model, is not counted.
-    found: dict[str, Any] = {name: divided_tensors(path, backend) for name, path in small.items()}
+    found: dict[str, Any] = {name: divided_tensors(path, ranks) for name, path in small.items()}
     for name, path in large.items():
-        found[f"memory {name}"] = memory_of(path, backend, trained=False)
-    found["memory trained"] = memory_of(large["one file"], backend, trained=True)
-    backend.close()
+        found[f"memory {name}"] = memory_of(path, ranks, trained=False)
+    found["memory trained"] = memory_of(large["one file"], ranks, trained=True)
+    ranks.close()
     return found
 
 

@@ -11,7 +11,7 @@ from distributed import run_ranks
 from tiny import make_tokenizer
 
 from distill.config.settings import BackendConfig, StudentConfig
-from distill.distributed import build
+from distill.distributed import join_ranks
 from distill.distributed.weights_file import parameters_in_file
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.student import make_student
@@ -30,10 +30,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def student(family: str, fields: dict[str, Any], start: str = "random") -> Any:
+def student(family: str, fields: dict[str, Any], init: str = "random") -> Any:
     torch.manual_seed(5)
     kind = CAUSAL if family in ("gpt2", "llama") else MASKED
-    settings = StudentConfig(kind="config", architecture=family, config=fields, start=start)
+    settings = StudentConfig(init=init, architecture=family, config=fields)
     return make_student(settings, None, make_tokenizer(), 16, kind, mapped=True)
 
 
@@ -51,9 +51,9 @@ def test_the_numbers_are_those_of_a_student_in_memory(family: str) -> None:
 
 
 def test_a_start_that_changes_weights_in_place() -> None:
-    plain = student("bert", SMALL, start="neighbours")
+    plain = student("bert", SMALL, init="neighbours")
     with parameters_in_file():
-        made = student("bert", SMALL, start="neighbours")
+        made = student("bert", SMALL, init="neighbours")
     for one, other in zip(plain.parameters(), made.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -75,16 +75,16 @@ def resident(kind: str) -> float:
 
 def on_a_rank() -> dict[str, Any]:
     """The memory of a student that is drawn in a file, and a sum over its weights."""
-    backend = build(BackendConfig(name="fsdp"))
+    ranks = join_ranks(BackendConfig(name="fsdp"))
     student("bert", SMALL)  # imports
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = {kind: resident(kind) for kind in ("RssAnon", "VmHWM")}
-    with new_weights(backend, "config"):
+    with new_weights(ranks, "random"):
         made = student("bert", LARGE)
     found: dict[str, Any] = {kind: resident(kind) - value for kind, value in before.items()}
     found["size"] = sum(parameter.nbytes for parameter in made.parameters()) / MB
     found["sum"] = sum(parameter.double().sum().item() for parameter in made.parameters())
-    backend.close()
+    ranks.close()
     return found
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from distill.config.settings import BackendConfig
-from distill.distributed import Backend, build, gradient_sync
+from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.gather import empty_copy, put_together, skeleton_of
 from distill.models.custom import load_weights
 from distill.runs.divide import blocks_of
@@ -34,8 +34,8 @@ class Scaled(Convolutions):
 
 
 @pytest.fixture
-def backend() -> Iterator[Backend]:
-    made = build(BackendConfig(name="fsdp", device="cpu"))
+def backend() -> Iterator[Ranks]:
+    made = join_ranks(BackendConfig(name="fsdp", device="cpu"))
     yield made
     made.close()
 
@@ -45,10 +45,10 @@ def make(seed: int = 0) -> Scaled:
     return Scaled()
 
 
-def test_a_single_number_stays_whole_and_is_trained(backend: Backend) -> None:
+def test_a_single_number_stays_whole_and_is_trained(ranks: Ranks) -> None:
     plain, model = make(), make()
-    backend.divide(model, *blocks_of(model), trained=True)
-    sync = gradient_sync(backend, model)
+    ranks.divide(model, *blocks_of(model), trained=True)
+    sync = gradient_sync(ranks, model)
     assert not isinstance(model.factor, DTensor) and isinstance(model.head.weight, DTensor)
     ids = torch.tensor([[5, 6, 7]])
     sync.zero()
@@ -64,21 +64,21 @@ def test_a_single_number_stays_whole_and_is_trained(backend: Backend) -> None:
     torch.testing.assert_close(model.factor.grad, plain.factor.grad * 0.5)
 
 
-def test_it_is_put_together_again(backend: Backend) -> None:
+def test_it_is_put_together_again(ranks: Ranks) -> None:
     plain, model = make(), make()
     skeleton = skeleton_of(model)
     assert all(each.is_meta for each in skeleton.parameters())
-    backend.divide(model, *blocks_of(model), trained=True)
+    ranks.divide(model, *blocks_of(model), trained=True)
     made = put_together(model, skeleton, keep=True)
     assert put_together(model, skeleton, keep=False) is None
     assert type(made) is Scaled and made.head.weight is made.base_model.words.weight
     assert all(torch.equal(each, made.get_parameter(name)) for name, each in plain.named_parameters())
 
 
-def test_a_baseline_of_a_divided_student_has_weights_of_its_own(backend: Backend, tmp_path: Path) -> None:
+def test_a_baseline_of_a_divided_student_has_weights_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
     model, other = make(), make(seed=1)
     skeleton = skeleton_of(model)
-    backend.divide(model, *blocks_of(model), trained=True)
+    ranks.divide(model, *blocks_of(model), trained=True)
     save_model(other, str(tmp_path / "model.safetensors"))
     baseline = empty_copy(skeleton)
     load_weights(baseline, "evaluate.baseline", str(tmp_path))

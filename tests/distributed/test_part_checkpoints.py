@@ -18,7 +18,7 @@ from tiny import assert_close, weights_of
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from distill.config.settings import BackendConfig
-from distill.distributed import build
+from distill.distributed import join_ranks
 from distill.runs import part_checkpoint
 from distill.runs.checkpoint import Checkpoints
 from distill.runtime.errors import Damaged, StorageFailed
@@ -28,11 +28,11 @@ STEPS = ["step-00000001", "step-00000002", "step-00000003", "step-00000004"]
 MOMENTS = ("first part", "second part", "manifest", "rename")
 
 
-def make(folder: Path, backend: Any = None) -> Any:
+def make(folder: Path, ranks: Any = None) -> Any:
     """A training of 4 steps, of 12 and of 6 rows in turns, whatever the number of ranks."""
-    size = 1 if backend is None else backend.size
+    size = 1 if ranks is None else ranks.size
     return fit_of(
-        folder, "adamw", backend, batch_size=12 if size == 1 else 1, accumulate=1 if size == 1 else 12 // size, epochs=2
+        folder, "adamw", ranks, batch_size=12 if size == 1 else 1, accumulate=1 if size == 1 else 12 // size, epochs=2
     )
 
 
@@ -73,20 +73,20 @@ def goes_on(fit: Any, start: Path, folder: Path) -> dict[str, torch.Tensor]:
     return weights(fit)
 
 
-def save_killed(backend: Any, fit: Any) -> dict[str, list[str]]:
+def save_killed(ranks: Any, fit: Any) -> dict[str, list[str]]:
     """What lies in the folder of checkpoints after the end of all ranks at each moment, and what is taken for one."""
     fit.state.step, found = 5, {}
     for moment in MOMENTS:
         try:
             # Where rank 0 alone is at work the others wait for it, and would be killed by its end.
-            with killed_at(moment) if backend.rank == 0 or "part" in moment else stops_with_rank_0():
+            with killed_at(moment) if ranks.rank == 0 or "part" in moment else stops_with_rank_0():
                 fit.checkpoints.save(fit.state, fit.model, fit.made)
         except Killed:
             pass
-        backend.barrier()
+        ranks.barrier()
         found[moment] = [path.name for path in fit.checkpoints.found()]
         found[f"left by {moment}"] = sorted(path.name for path in fit.folder.iterdir())
-        backend.barrier()
+        ranks.barrier()
     return found
 
 
@@ -109,11 +109,11 @@ def stops_with_rank_0() -> Any:
         part_checkpoint.PartCheckpoints._on_rank_0 = before  # type: ignore[method-assign]
 
 
-def save_on_a_full_disk(backend: Any, fit: Any) -> tuple[str, list[str]]:
+def save_on_a_full_disk(ranks: Any, fit: Any) -> tuple[str, list[str]]:
     """The error on this rank where the disk of rank 1 is full, and what is left in the folder."""
     fit.state.step, problem = 6, ""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if backend.rank == 1:
+    if ranks.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
         fit.checkpoints.save(fit.state, fit.model, fit.made)
@@ -121,30 +121,30 @@ def save_on_a_full_disk(backend: Any, fit: Any) -> tuple[str, list[str]]:
         problem = str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    backend.barrier()
+    ranks.barrier()
     found = sorted(path.name for path in fit.folder.iterdir())
-    backend.barrier()
+    ranks.barrier()
     return problem, found
 
 
 def on_a_rank(folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
-    backend = build(BackendConfig(name="fsdp", device="cpu", timeout=60.0))
+    ranks = join_ranks(BackendConfig(name="fsdp", device="cpu", timeout=60.0))
     found: dict[str, Any] = {}
     plain, parts = folder / "plain" / "step-00000001", folder / "parts" / "step-00000001"
-    if backend.size == 2:
-        fit = make(folder / "parts", backend)
+    if ranks.size == 2:
+        fit = make(folder / "parts", ranks)
         fit.run()
         found["from the start"] = weights(fit)
-        found["full"] = save_on_a_full_disk(backend, fit)
-        found["killed"] = save_killed(backend, fit)
+        found["full"] = save_on_a_full_disk(ranks, fit)
+        found["killed"] = save_killed(ranks, fit)
         found["again"] = fit.checkpoints.save(fit.state, fit.model, fit.made)
-        backend.barrier()
+        ranks.barrier()
         found["left"] = sorted(path.name for path in fit.folder.iterdir())
-    found["from a plain one"] = goes_on(make(folder / "a", backend), plain, folder / f"a{backend.size}")
-    if backend.size == 3:
-        found["from parts"] = goes_on(make(folder / "b", backend), parts, folder / "b3")
-    backend.close()
+    found["from a plain one"] = goes_on(make(folder / "a", ranks), plain, folder / f"a{ranks.size}")
+    if ranks.size == 3:
+        found["from parts"] = goes_on(make(folder / "b", ranks), parts, folder / "b3")
+    ranks.close()
     return found
 
 

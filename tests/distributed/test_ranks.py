@@ -15,7 +15,7 @@ from job import Shelf, assert_alike, command, metrics, program, results, wait_fo
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.mlm import masked_lm
-from distill.distributed import build
+from distill.distributed import join_ranks
 from distill.evaluation.sets import MASKING, EvaluationSet
 
 BACKENDS = [
@@ -93,7 +93,7 @@ NUM_ROWS = (16, 7, 2, 1)  # of the sets below: 3 divides none of them, the last 
 def scores(settings: BackendConfig) -> dict[str, Any]:
     """Every measure on every set, on one rank; a third of the positions for pseudo-perplexity, drawn as in a run."""
     torch.set_num_threads(1)
-    backend = build(settings)
+    ranks = join_ranks(settings)
     student, teacher = tiny.make_model("distilbert", 2), tiny.make_model("distilbert", 2)
     with torch.no_grad():  # alike enough to agree here and there
         teacher.vocab_projector.bias.add_(torch.randn(tiny.VOCAB, generator=torch.Generator().manual_seed(8)))
@@ -103,7 +103,7 @@ def scores(settings: BackendConfig) -> dict[str, Any]:
     for share in (1.0, 0.3):
         chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=share, batch_size=5))
         masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
-        evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), backend)
+        evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), ranks)
         keep = "student" if share == 1.0 else None  # its part of the agreement, that of the teacher is computed
         values_of, row_losses = evaluator.score_by_row(student, "student", sets, keep)
         for measure, values in values_of.items():
@@ -113,7 +113,7 @@ def scores(settings: BackendConfig) -> dict[str, Any]:
         for name, values in evaluator.agree(student, teacher, sets).items():
             measured |= {f"{measure} {share} {name}": value for measure, value in values.items()}
         measured |= {f"described {share} {data.name}": evaluator.describe(data) for data in sets}
-    backend.close()
+    ranks.close()
     return measured
 
 

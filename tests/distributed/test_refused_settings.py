@@ -6,7 +6,7 @@ import pytest
 from job import composed
 
 from distill.config.settings import BackendConfig, Config
-from distill.distributed import build
+from distill.distributed import join_ranks
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
@@ -71,5 +71,5 @@ def test_offload_on_a_processor(monkeypatch: Any) -> None:
     monkeypatch.delenv("RANK", raising=False)
     settings = BackendConfig(name="fsdp", device="cpu", offload_teacher=True)
     with pytest.raises(SettingError, match=r"backend.offload_teacher=true with backend.device=cpu") as error:
-        build(settings)
+        join_ranks(settings)
     assert "\n" not in str(error.value)

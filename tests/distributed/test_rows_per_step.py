@@ -11,7 +11,7 @@ from tiny import Fit, make_model, make_rows, make_tokenizer, plain_sgd
 from torch.testing import assert_close
 
 from distill.config.settings import BackendConfig, TrainConfig
-from distill.distributed import build
+from distill.distributed import join_ranks
 
 ROWS = 7  # of a step: neither two ranks nor three divide them
 STEPS = 5  # of 20 rows: two epochs of three steps, whose last has six rows, but one step
@@ -33,10 +33,10 @@ def fit(folder: Path, steps: int, **more: Any) -> Fit:
 def rank_trains(folder: Path, steps: int) -> dict[str, Any]:
     """One rank, from the newest checkpoint to so many steps: its weights, its losses, and its share of a step."""
     torch.set_num_threads(1)
-    backend = build(BackendConfig(name="ddp", device="cpu"))
-    made = fit(folder, steps, backend=backend)
+    ranks = join_ranks(BackendConfig(name="ddp", device="cpu"))
+    made = fit(folder, steps, ranks=ranks)
     made.run()
-    backend.close()
+    ranks.close()
     window = [len(batch.row_ids) for batch in made.batches.window(0)]
     weights = {name: tensor.detach().clone() for name, tensor in made.student.state_dict().items()}
     return {"weights": weights, "losses": [line["loss/total"] for line in made.logs], "window": window}

@@ -49,7 +49,7 @@ def test_a_run_is_refused_before_its_first_step(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     folder = shelf.root / "rehearsed"
-    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda backend: 1_000_000)
+    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda ranks: 1_000_000)
     assert shelf.run(folder, "evaluate.batch_size=64") == 2
     assert "evaluate.batch_size=64: a batch of evaluation takes" in capfd.readouterr().err
     assert not list((folder / "checkpoints").glob("*"))
@@ -69,7 +69,7 @@ def test_the_set_with_the_longest_rows_is_rehearsed(monkeypatch: pytest.MonkeyPa
     student = make_model("distilbert", 2)
     largest = 4 * 32 * (8 + 4 * student.config.hidden_size)  # ids and one layer's output
     assert largest > 4 * 8 * (8 + 4 * (student.config.hidden_size + VOCAB))  # those and the logits of the short set
-    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda backend: largest - 1)
+    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda ranks: largest - 1)
     evaluator = evaluator_of(share=0.0)
     check_memory(evaluator, [student], [set_of(8)])
     with pytest.raises(SettingError, match=r"evaluate\.batch_size=4: a batch of evaluation takes"):
@@ -93,6 +93,6 @@ def test_the_batch_of_pseudo_perplexity_is_rehearsed(monkeypatch: pytest.MonkeyP
         check_memory(evaluator, [student], [set_of(32)])
     least = 4 * 32 * (8 + 4 * (student.config.hidden_size + VOCAB))
     assert least < 64 * 32 * (8 + 4 * student.config.hidden_size)
-    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda backend: least)
+    monkeypatch.setattr("distill.evaluation.memory_check.available", lambda ranks: least)
     with pytest.raises(SettingError, match=message + r" takes .* GB at least"):
         check_memory(evaluator, [student], [set_of(32)])

@@ -61,8 +61,8 @@ def make(
         batch_size=batch_size, pseudo_perplexity=PseudoPerplexityConfig(fraction=share, batch_size=copies)
     )
     masks = masked_lm(MASKING, tokenizer, np.bincount(ROWS.reshape(-1), minlength=VOCAB))
-    backend = Single(BackendConfig(device="cpu"))
-    return make_evaluator(settings, masks, PrecisionConfig(evaluate=precision), backend)
+    ranks = Single(BackendConfig(device="cpu"))
+    return make_evaluator(settings, masks, PrecisionConfig(evaluate=precision), ranks)
 
 
 def measured(
@@ -158,13 +158,13 @@ def test_ranks_share_the_positions(tokenizer: Any) -> None:
     parts: list[list[float]] = []
     for rank in range(3):
         evaluator = make(tokenizer, copies=8)
-        evaluator.backend.rank, evaluator.backend.size = rank, 3
+        evaluator.ranks.rank, evaluator.ranks.size = rank, 3
 
         def own(sums: torch.Tensor) -> torch.Tensor:  # the rank's own share
             parts.append(sums.tolist())
             return sums
 
-        evaluator.backend.sum = own  # type: ignore[method-assign]
+        evaluator.ranks.sum = own  # type: ignore[method-assign]
         pseudo_perplexity(evaluator, MODEL, SET)
     counts = [count for _, count in parts]
     assert sum(counts) == len(positions(make(tokenizer), SET)) and max(counts) - min(counts) <= 8

@@ -165,9 +165,9 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
     rows = tiny.make_rows(15, shortest=4)
     data = EvaluationSet("small", "a small set", rows, 3)
     masks = make_masks(tokenizer, rows, mlm_probability=0.3)
-    backend = Single(BackendConfig(device="cpu"))
+    ranks = Single(BackendConfig(device="cpu"))
     settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=8))
-    evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), backend)
+    evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), ranks)
     kept = {}
     for name in ("one", "two"):
         model = tiny.make_model("bert", 1 if name == "one" else 2)

@@ -24,7 +24,7 @@ from distill.data.collate.classes import Classes
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import causal_rows
 from distill.data.tables import LabelledTexts
-from distill.distributed import build
+from distill.distributed import join_ranks
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Measure, Scoring
@@ -51,12 +51,12 @@ def accuracy(target: str, **arguments: Any) -> dict[str, Component]:
     return measures(accuracy=(target, arguments))
 
 
-def evaluator(tokenizer: Any, chosen: dict[str, Component], batch_size: int = 32, backend: Any = None) -> Evaluator:
+def evaluator(tokenizer: Any, chosen: dict[str, Component], batch_size: int = 32, ranks: Any = None) -> Evaluator:
     settings = EvaluateConfig(
         batch_size=batch_size, measures=chosen, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0)
     )
-    backend = backend or Single(BackendConfig(device="cpu"))
-    return make_evaluator(settings, make(tokenizer).scoring.collator, PrecisionConfig(), backend)
+    ranks = ranks or Single(BackendConfig(device="cpu"))
+    return make_evaluator(settings, make(tokenizer).scoring.collator, PrecisionConfig(), ranks)
 
 
 def by_hand(tokenizer: Any) -> tuple[Tensor, Tensor]:
@@ -177,18 +177,18 @@ NUM_ROWS = (15, 2, 1)  # of the sets: in the last one only one of the ranks has 
 def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int]:
     """Scores by one rank, and how often it has called for an exchange."""
     torch.set_num_threads(1)
-    backend = build(settings)
+    ranks = join_ranks(settings)
     rows = [make_rows(number, shortest=11, seed=number) for number in NUM_ROWS]
     masks = make_masks(make_tokenizer(), rows[0], mlm_probability=0.5)
     chosen = EvaluateConfig(batch_size=4, measures=OF_RANKS, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.0))
-    made = make_evaluator(chosen, masks, PrecisionConfig(), backend)
+    made = make_evaluator(chosen, masks, PrecisionConfig(), ranks)
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     scores = made.score(MODEL, "student", sets)
-    plain = make_evaluator(chosen.changed(measures={}), masks, PrecisionConfig(), backend)
-    before = backend.traffic.num_collectives
+    plain = make_evaluator(chosen.changed(measures={}), masks, PrecisionConfig(), ranks)
+    before = ranks.traffic.num_collectives
     plain.score(MODEL, "student", sets)
-    count = backend.traffic.num_collectives - before
-    backend.close()
+    count = ranks.traffic.num_collectives - before
+    ranks.close()
     return scores, count
 
 
@@ -205,9 +205,8 @@ def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
 
 
 def test_torchmetrics_is_imported_where_models_are_scored_and_not_before() -> None:
-    program = (
-        "import sys, distill.job, distill.commands.scoring, distill.runs.check; print('torchmetrics' in sys.modules)"
-    )
+    modules = "distill.job, distill.commands.scoring.score, distill.runs.check"
+    program = f"import sys, {modules}; print('torchmetrics' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 

@@ -61,9 +61,9 @@ def test_other_activations_and_other_models_are_left_alone() -> None:
 def test_a_pair_in_training_has_it_unless_its_kernels_are_plain(kernels: str) -> None:
     student, teacher = families.make_family("gpt2"), families.make_family("gpt2").requires_grad_(False)
     objective = tiny.make_objective(tiny.objective_config(), student, teacher)
-    backend = Single(BackendConfig(device="cpu"))
-    frozen = setup_teacher(teacher, PrecisionConfig(kernels=kernels), backend)
-    setup_student(student, objective, PrecisionConfig(kernels=kernels), backend)
+    ranks = Single(BackendConfig(device="cpu"))
+    frozen = setup_teacher(teacher, PrecisionConfig(kernels=kernels), ranks)
+    setup_student(student, objective, PrecisionConfig(kernels=kernels), ranks)
     plain = 2 if kernels == "plain" else 0
     assert count(student, NewGELUActivation) == count(frozen.model, NewGELUActivation) == plain
     assert count(teacher, NewGELUActivation) == 2, "which the report scores"

@@ -54,11 +54,11 @@ def test_its_lower_layers_are_where_a_student_starts_best(kind: str, count: int)
     ids = tokenizer(" ".join(topics.values())[:60_000], add_special_tokens=False)["input_ids"]
     rows = np.array(ids[: 64 * 32]).reshape(64, 32).astype(np.uint16)
     masks = masked_lm(MaskingConfig(smoothing=0.0), tokenizer, np.ones(len(tokenizer), np.int64))
-    settings = StudentConfig(kind="layers", architecture="distilbert", layers="auto", num_layers=count)
-    with Single(BackendConfig(device="cpu"), alone=True) as backend:
+    settings = StudentConfig(init="layers", architecture="distilbert", layers="auto", num_layers=count)
+    with Single(BackendConfig(device="cpu"), alone=True) as ranks:
         batches = Batches(rows, masks, batch_size=16, accumulate=1, seed=0)
         prediction = Prediction(MASKED, "mlm", len(tokenizer), "fp32")
-        found = find_layers(settings, teacher, prediction, batches, backend)
+        found = find_layers(settings, teacher, prediction, batches, ranks)
     loss = {rule: each["loss"] for each in found["by_rule"] for rule in each["rules"]}
     assert found["layers"] == list(range(count))
     assert found["teacher"] < loss["first"] < loss["every_second"] - 0.5

@@ -33,7 +33,7 @@ def least(student: Any, rows: int, length: int) -> int:
 
 def test_a_step_that_is_sure_to_be_too_much_is_refused_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     student = new_student()
-    monkeypatch.setattr("distill.models.memory.available", lambda backend: least(student, 4, 32))
+    monkeypatch.setattr("distill.models.memory.available", lambda ranks: least(student, 4, 32))
     require_memory_for_step(student, "fp32", 4, 32, BACKEND)
     require_memory_for_step(student, "bf16", 8, 32, BACKEND)  # whose numbers take half as much
     for precision, rows in (("fp32", 5), ("bf16", 9)):
@@ -140,7 +140,7 @@ def test_without_a_limit_the_memory_of_the_machine_counts(
 
 def test_a_student_that_memory_does_not_hold_is_not_built() -> None:
     fields = {"hidden_size": 32_000, "num_hidden_layers": 200, "num_attention_heads": 2, "intermediate_size": 64_000}
-    settings = StudentConfig(kind="config", architecture="bert", config=fields)
+    settings = StudentConfig(init="random", architecture="bert", config=fields)
     with pytest.raises(SettingError, match=r"student\.config makes a student whose weights .* make it smaller"):
         make_student(settings, None, make_tokenizer(), 32)
 
@@ -185,6 +185,6 @@ def test_memory_that_runs_out_in_training_has_one_line(
 def test_a_batch_that_the_machine_cannot_hold_is_refused(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("distill.models.memory.available", lambda backend: 1000)
+    monkeypatch.setattr("distill.models.memory.available", lambda ranks: 1000)
     assert shelf.run(shelf.root / "refused") == 2
     assert "train.batch_size=" in capfd.readouterr().err

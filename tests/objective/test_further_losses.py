@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distill.config import compose
-from distill.config.ramp import Ramp
+from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.objective import losses
 from distill.objective.blocks import ByFormulas
@@ -275,7 +275,10 @@ def test_so_does_one_that_follows_a_schedule() -> None:
         "mlm": {"weight": 1.0},
     }
     terms = compose.objective_config(given).terms
-    assert terms["reverse_kl"].temperature == Ramp(start=4.0, end=1.0) and terms["reverse_kl"].make().temperature == 4.0
+    assert (
+        terms["reverse_kl"].temperature == WeightSchedule(start=4.0, end=1.0)
+        and terms["reverse_kl"].make().temperature == 4.0
+    )
     assert terms["jsd"].temperature is terms["logit_mse"].temperature is terms["mlm"].temperature is None
 
 

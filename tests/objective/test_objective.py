@@ -203,15 +203,15 @@ def test_counts_by_name(tokenizer: Any) -> None:
 def test_a_weight_is_rounded_once_per_step(tokenizer: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder's by autocast, the head's by its model; the gradient stays what it is without, bit for bit."""
     batches, student = window(tokenizer), make_model("distilbert", 1, seed=2)
-    objective, backend = make_objective(objective_config(), student, teacher), Single(BackendConfig(device="cpu"))
+    objective, ranks = make_objective(objective_config(), student, teacher), Single(BackendConfig(device="cpu"))
     model, live = Trainable(LanguageModel(student, "bf16")), LiveTeacher(LanguageModel(teacher, "bf16"))
-    sync = GradientSync(backend, model)
+    sync = GradientSync(ranks, model)
     casts, found = [], []
     for keeps in (True, False):
         if not keeps:
             monkeypatch.setattr(LanguageModel, "weight_cast_cache", lambda _: contextlib.nullcontext())
         with torch.profiler.profile() as profile:
-            scales = objective.scales(objective.count(batches), backend.device)
+            scales = objective.scales(objective.count(batches), ranks.device)
             accumulate_gradients(model, live, objective, batches, scales, sync)
         casts.append(sum(event.count for event in profile.key_averages() if event.key == "aten::_to_copy"))
         found.append(sync.gradients.clone())

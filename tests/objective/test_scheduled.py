@@ -21,8 +21,8 @@ from tiny import (
 )
 
 from distill.config.compose import objective_config as from_settings
-from distill.config.ramp import Ramp, Shape, ends_of, is_zero, value_at
 from distill.config.settings import ObjectiveConfig, PrecisionConfig, TrainConfig
+from distill.config.weight_schedule import Shape, WeightSchedule, ends_of, is_zero, value_at
 from distill.objective.build import build_objective, make_terms
 from distill.objective.running_mean import RunningMean
 from distill.runtime.errors import SettingError
@@ -42,16 +42,16 @@ def constant(progress: float, **more: Any) -> ObjectiveConfig:
 
 
 def test_a_ramp() -> None:
-    line, curve = Ramp(start=4.0, end=1.0), Ramp(start=4.0, end=1.0, shape=Shape.cosine)
+    line, curve = WeightSchedule(start=4.0, end=1.0), WeightSchedule(start=4.0, end=1.0, shape=Shape.cosine)
     assert [line(x) for x in (0.0, 0.25, 0.5, 1.0)] == [4.0, 3.25, 2.5, 1.0]
     assert [curve(x) for x in (0.0, 0.5, 1.0)] == [4.0, 2.5, 1.0] and 3.25 < curve(0.25) < 4.0
     assert value_at(line, 0.5) == value_at(2.5, 0.1) == 2.5
     assert ends_of(line) == (4.0, 1.0) and ends_of(3.0) == (3.0, 3.0)
     assert (
         is_zero(0.0)
-        and is_zero(Ramp(start=0.0, end=0.0))
-        and not is_zero(Ramp(start=0.0, end=1.0))
-        and not is_zero(Ramp(start=1.0, end=0.0))
+        and is_zero(WeightSchedule(start=0.0, end=0.0))
+        and not is_zero(WeightSchedule(start=0.0, end=1.0))
+        and not is_zero(WeightSchedule(start=1.0, end=0.0))
     )
 
 

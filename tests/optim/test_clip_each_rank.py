@@ -12,7 +12,7 @@ from job import Shelf, command, metrics, results
 
 from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
 from distill.data.batches import Batches
-from distill.distributed import build
+from distill.distributed import join_ranks
 from distill.optim.schedules.constant import Constant
 
 RATE, BOUND, STEPS = 0.05, 6.2, 3
@@ -27,10 +27,10 @@ def make_student() -> Any:
 def trained(folder: Path, each_rank: bool) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Weights after three steps of SGD on one rank, and the norms that were logged."""
     torch.set_num_threads(1)
-    with build(BackendConfig(name="ddp", device="cpu", threads=1, timeout=60.0)) as backend:
+    with join_ranks(BackendConfig(name="ddp", device="cpu", threads=1, timeout=60.0)) as ranks:
         fit = tiny.Fit(
             folder, tiny.make_tokenizer(), ROWS, student=make_student(), objective=tiny.only(mlm=1.0),
-            settings=SETTINGS, schedule=Constant(warmup=0.0), backend=backend,
+            settings=SETTINGS, schedule=Constant(warmup=0.0), ranks=ranks,
             optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=RATE),
             optimizer_settings=OptimizerConfig(lr=RATE, clip=BOUND, clip_each_rank=each_rank),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from job import Shelf, metrics, results
 from tiny import Fit, assert_close, make_model, make_rows, new_student, objective_config, weights_of
 
 from distill.config.settings import BackendConfig, PrecisionConfig, TrainConfig
-from distill.distributed import GradientSync, build
+from distill.distributed import GradientSync, join_ranks
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel
 from distill.objective.trainable import Trainable
@@ -59,14 +59,14 @@ def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: f
     student = make_model("distilbert", 2, seed=5, **fields).train()
     objective = tiny.make_objective(settings, student, teacher)
     model = Trainable(LanguageModel(student, precision), objective.modules())
-    backend = Single(BackendConfig(device="cpu"))
-    sync = GradientSync(backend, model)
+    ranks = Single(BackendConfig(device="cpu"))
+    sync = GradientSync(ranks, model)
     rows = make_rows(8, shortest=5)
     window = Fit(Path(), tiny.make_tokenizer(), rows, settings=TrainConfig(batch_size=4, accumulate=2)).batches.window(
         0
     )
     live, counts = LiveTeacher(LanguageModel(teacher, precision)), objective.count(window) / share
-    accumulate_gradients(model, live, objective, window, objective.scales(counts, backend.device) * scale, sync)
+    accumulate_gradients(model, live, objective, window, objective.scales(counts, ranks.device) * scale, sync)
     return sync.gradients / scale
 
 
@@ -181,16 +181,16 @@ def rank_overflows(folder: Path, compression: str, sync: str) -> dict[str, Any]:
     """One rank of two; in the second and fourth step a gradient of rank 1 overflows."""
     torch.set_num_threads(1)
     teacher = make_model("bert", 2).requires_grad_(False)
-    backend = build(BackendConfig(name="ddp", device="cpu", compression=compression, sync=sync))
+    ranks = join_ranks(BackendConfig(name="ddp", device="cpu", compression=compression, sync=sync))
     rows = make_rows(20, shortest=5)
-    fit = make_fit(folder / str(backend.rank), tiny.make_tokenizer(), rows, teacher, 5, backend=backend)
+    fit = make_fit(folder / str(ranks.rank), tiny.make_tokenizer(), rows, teacher, 5, ranks=ranks)
     fit.state.loss_scale.value = 2.0**8
-    if backend.rank == 1:
+    if ranks.rank == 1:
         overflow_in(fit, 1, 3)
     seen: list[torch.Tensor] = []
     fit.on_log = lambda fit, _: seen.append(torch.cat([w.flatten() for w in weights_of(fit.student).values()]))
     fit.run()
-    backend.close()
+    ranks.close()
     return {"weights": seen, "scales": [line["loss_scale"] for line in fit.logs], "overflows": fit.state.overflows}
 
 

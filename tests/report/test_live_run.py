@@ -117,7 +117,7 @@ def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(
         assert shelf.run(folder, OFTEN) == 0
     assert_same(folder, done)
     said = capfd.readouterr().err
-    assert said.count("the page of this run cannot be written now") == 1 and "No space left on device" in said
+    assert said.count("cannot write report.html") == 1 and "No space left on device" in said
     assert "Size, speed and quality" in (folder / "report.html").read_text()
 
 
@@ -137,8 +137,8 @@ def test_a_report_that_fails_leaves_a_page_that_names_the_cure(shelf: Shelf, mon
 def test_it_can_be_turned_off(every: str, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = composed("+recipe=smoke", f"report.every={every}")
     check(config)
-    backend = single.Single(config.backend)
-    with make_page(config, tmp_path, "smoke", "", backend) as page:
+    ranks = single.Single(config.backend)
+    with make_page(config, tmp_path, "smoke", "", ranks) as page:
         page.begin(0, 0.0, 8)
         page.add({"step": 1, "seconds": 0.1})
         assert not page.on and not page._thread.is_alive()
@@ -197,15 +197,15 @@ def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> N
 
 def test_exchanges_between_ranks_are_shares_of_the_time(tmp_path: Path) -> None:
     config = composed("+recipe=smoke", OFTEN)
-    backend = single.Single(config.backend)
-    backend.size = 2
+    ranks = single.Single(config.backend)
+    ranks.size = 2
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank1.log").write_text("a warning of rank 1\n")
-    with make_page(config, tmp_path, "smoke", "", backend) as page:
+    with make_page(config, tmp_path, "smoke", "", ranks) as page:
         page.begin(0, 10.0, 8)
-        backend.traffic.exchange_seconds = 0.5
+        ranks.traffic.exchange_seconds = 0.5
         page.add({"step": 1, "seconds": 12.0})
-        backend.traffic.exchange_seconds = 1.5
+        ranks.traffic.exchange_seconds = 1.5
         page.add({"step": 2, "seconds": 14.0})
         wait_until(lambda: (tmp_path / "report.html").exists() and "rank 1" in (tmp_path / "report.html").read_text())
     assert [point["exchange_wait"] for point in page._series.points()] == [0.25, 0.5]

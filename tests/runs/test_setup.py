@@ -20,7 +20,7 @@ from distill.runs import setup
 AUTO = PrecisionConfig(student="auto", teacher="auto")
 
 
-class Ranks(Single):
+class OtherRanks(Single):
     """Rank 0 of several, whose others multiply in bf16 so many times as fast as in fp32."""
 
     def __init__(self, *others: float) -> None:
@@ -37,7 +37,7 @@ class Ranks(Single):
 def choose(speedup: float, *others: float, recorded: dict[str, str] | None = None) -> PrecisionConfig:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup, "bf16_speedup", lambda device: speedup)
-        return setup.choose_precision(AUTO, recorded or {}, Ranks(*others))
+        return setup.choose_precision(AUTO, recorded or {}, OtherRanks(*others))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_auto_takes_bf16_where_it_is_faster_on_all_ranks(
 def test_a_resumed_run_stays_in_its_formats() -> None:
     recorded = {"student": "bf16", "teacher": "bf16", "evaluate": "fp32"}
     assert choose(0.6, recorded=recorded).student == "bf16"
-    assert setup.choose_precision(PrecisionConfig(), recorded, Ranks()).student == "fp32", "what is given wins"
+    assert setup.choose_precision(PrecisionConfig(), recorded, OtherRanks()).student == "fp32", "what is given wins"
 
 
 def test_the_speedup_is_measured() -> None:

@@ -168,8 +168,8 @@ def cached(folder: Path, model: Any, source: Batches, own: Objective, top_k: int
     origin = {"teacher": model_digest(model), "vocabulary": VOCAB, "temperature": own.top_k_temperature}
     cache = find_cache(settings, origin, source, own.positions)
     assert cache is not None and own.top_k_temperature is not None
-    backend = Single(conf.BackendConfig(device="cpu"))
-    build_cache.build(cache, LanguageModel(model), source, own.positions, own.top_k_temperature, backend)
+    ranks = Single(conf.BackendConfig(device="cpu"))
+    build_cache.build(cache, LanguageModel(model), source, own.positions, own.top_k_temperature, ranks)
     return CachedTeacher(cache)
 
 

@@ -80,8 +80,8 @@ class Desk:
     def build(self, teacher: Any | None = None) -> Cache:
         cache = self.find()
         model = LanguageModel(teacher or self.teacher, self.config.precision.teacher)
-        backend = Single(conf.BackendConfig(device="cpu"))
-        build_cache.build(cache, model, self.batches(), self.objective().positions, self.temperature, backend)
+        ranks = Single(conf.BackendConfig(device="cpu"))
+        build_cache.build(cache, model, self.batches(), self.objective().positions, self.temperature, ranks)
         return cache
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from distill.commands.api.texts import text_collator, text_rows
 from distill.config.compose import objective_config
 from distill.config.errors import parse
-from distill.config.ramp import Ramp
 from distill.config.settings import (
     BackendConfig,
     EvaluateConfig,
@@ -25,6 +24,7 @@ from distill.config.settings import (
     TeacherConfig,
 )
 from distill.config.teacher import BUNDLED
+from distill.config.weight_schedule import WeightSchedule
 from distill.data.batch import Batch
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator, Scores
@@ -145,8 +145,8 @@ class Pair:
         device = self.student.device
         # The backend makes its device the current one; here that is so within the call alone.
         current: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        with current, Single(BackendConfig(device=str(device)), alone=True) as backend:
-            scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, backend, sets)
+        with current, Single(BackendConfig(device=str(device)), alone=True) as ranks:
+            scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, ranks, sets)
             passes = find_task("clm" if kind.causal else "mlm").passes(scoring)
             evaluator = Evaluator(scoring, passes, PrecisionConfig())
             scores = {name: evaluator.score(each.model, name, sets, keep=name) for name, each in self._models()}
@@ -161,11 +161,11 @@ class Pair:
 
 def _refuse_schedules(settings: ObjectiveConfig) -> None:
     """Raises SettingError for numbers that change over a run, whose length nothing here knows."""
-    scheduled: dict[str, float | Ramp] = {"objective.temperature": settings.temperature}
+    scheduled: dict[str, float | WeightSchedule] = {"objective.temperature": settings.temperature}
     for name, term in settings.terms.items():
         scheduled |= {f"objective.{name}.weight": term.weight, f"objective.{name}.temperature": term.temperature or 0.0}
     for setting, value in scheduled.items():
-        if isinstance(value, Ramp):
+        if isinstance(value, WeightSchedule):
             raise SettingError(
                 f"{setting} is a schedule from {value.start} to {value.end}, which needs the length of a run, and that "
                 "of a loop of your own is not known here: give a number, and make a new objective where it changes"
@@ -243,9 +243,9 @@ def load_pair(
     assert tokenizer is not None
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        student = StudentConfig(kind="layers", layers=chosen, num_layers=num_layers)
+        student = StudentConfig(init="layers", layers=chosen, num_layers=num_layers)
     elif not isinstance(student, StudentConfig):
-        student = StudentConfig(kind="pretrained", path=str(student))
+        student = StudentConfig(init="pretrained", path=str(student))
     if student.layers == AUTO:
         raise SettingError("layers=auto looks at the rows of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import EvaluateConfig
 from distill.data.batch import Batch
 from distill.data.batches import Collator
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.runtime.errors import SettingError
@@ -63,13 +63,24 @@ class KeptRows:
 
 
 @dataclass(frozen=True)
+class Byproducts:
+    """What a pass hands over besides its values, where somebody wants it."""
+
+    row_losses: "Metric | None" = None  # a `RowLossSums`, which gets the loss of every token
+    head_rows: KeptRows | None = None  # gets what the head is given
+
+
+NO_BYPRODUCTS = Byproducts()
+
+
+@dataclass(frozen=True)
 class Scoring:
     """What all passes share: how rows become batches, and the ranks that share the work."""
 
     collator: Collator
     tokenizer: PreTrainedTokenizerBase
     settings: EvaluateConfig
-    backend: Backend
+    ranks: Ranks
     sets: Sequence[EvaluationSet] = ()  # that models are scored on
     heads: tuple[str, ...] = ()  # that are scored in place of that over the vocabulary
 
@@ -84,12 +95,12 @@ class Scoring:
         """This rank's rows, masked as evaluation always does, longest first and cut to the longest of their batch."""
         collator, size = self.collator_of(data), self.settings.batch_size
         lengths = (data.rows != collator.pad_id).sum(1)
-        order = np.argsort(-lengths, kind="stable")[self.backend.rank :: self.backend.size]
+        order = np.argsort(-lengths, kind="stable")[self.ranks.rank :: self.ranks.size]
         for start in range(0, len(order), size):
             numbers = order[start : start + size]
             ids = data.rows[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
             keys = key(SEED, "evaluation mask", numbers)
-            yield collator.collate(ids, keys, numbers).to(self.backend.device)
+            yield collator.collate(ids, keys, numbers).to(self.ranks.device)
             done(len(numbers))
 
     def head_rows(
@@ -102,7 +113,7 @@ class Scoring:
             yield batch, rows
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.backend.device)
+        return torch.from_numpy(array).to(self.ranks.device)
 
 
 class Trial(NamedTuple):
@@ -153,20 +164,15 @@ class Pass(ABC):
 
     @abstractmethod
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: "Metric | None" = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         """Values by measure, for a model in evaluation mode; all ranks call it and get the same.
 
         A model that lacks what is measured, such as a head for the order of segments, has no value.
 
         Args:
-            row_losses: a `RowLossSums`, which gets the loss of every token, where the pass is one `by_row`.
-            keep: gets the head rows, where the pass `keeps` them.
+            done: gets how much of the set was scored since its last call, in `unit`.
+            more: `row_losses` of a pass that is `by_row`, `head_rows` of one that `keeps` them.
         """
 
 

@@ -1,4 +1,4 @@
-"""How the states of Metrics are exchanged: through the backend at hand, which may not be one of torch.distributed.
+"""How the states of Metrics are exchanged: through the ranks at hand, which may not be those of torch.distributed.
 
 What a Metric takes as `dist_sync_fn` gets a state of this rank and gives a list whose reduction is that of all ranks.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from distill.distributed import Backend
+from distill.distributed import Ranks
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)  # types of numbers that not every engine can add up
 
 
-def summed(backend: Backend) -> dict[str, Any]:
+def summed(ranks: Ranks) -> dict[str, Any]:
     """Arguments of a Metric whose states are sums alone: each of them takes one exchange of its own size."""
-    return _through(backend, lambda state: [backend.sum(state)])
+    return _through(ranks, lambda state: [ranks.sum(state)])
 
 
-def gathered(backend: Backend) -> dict[str, Any]:
+def gathered(ranks: Ranks) -> dict[str, Any]:
     """Arguments of any Metric: the states of all ranks in their order, which may differ in shape."""
-    return _through(backend, lambda state: gather(state, backend))
+    return _through(ranks, lambda state: gather(state, ranks))
 
 
-def gather(state: Tensor, backend: Backend) -> list[Tensor]:
+def gather(state: Tensor, ranks: Ranks) -> list[Tensor]:
     """This tensor of every rank. Those without an element may have another shape and type; they take the others'."""
-    facts = backend.gather([list(state.shape), str(state.dtype).removeprefix("torch.")])
+    facts = ranks.gather([list(state.shape), str(state.dtype).removeprefix("torch.")])
     usual, name = next((fact for fact in facts if 0 not in fact[0]), facts[0])
     dtype = getattr(torch, name)
     shapes = [shape if len(shape) == len(usual) else [0, *usual[1:]] for shape, _ in facts]
@@ -38,9 +38,9 @@ def gather(state: Tensor, backend: Backend) -> list[Tensor]:
     # Every rank fills in its own part of zeros, and adding zeros changes nothing.
     table = torch.zeros(sum(counts), dtype=torch.int32 if dtype in NARROW else dtype, device=state.device)
     if state.numel():
-        start = sum(counts[: backend.rank])
+        start = sum(counts[: ranks.rank])
         table[start : start + state.numel()] = state.reshape(-1)
-    parts = backend.sum(table).to(dtype).split(counts)
+    parts = ranks.sum(table).to(dtype).split(counts)
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -51,8 +51,8 @@ def computed(metric: "Metric") -> Any:
         return metric.compute()
 
 
-def _through(backend: Backend, exchange: Callable[[Tensor], list[Tensor]]) -> dict[str, Any]:
+def _through(ranks: Ranks, exchange: Callable[[Tensor], list[Tensor]]) -> dict[str, Any]:
     def sync(state: Tensor, group: Any = None) -> list[Tensor]:
         return exchange(state)
 
-    return {"dist_sync_fn": sync, "distributed_available_fn": lambda: backend.size > 1}
+    return {"dist_sync_fn": sync, "distributed_available_fn": lambda: ranks.size > 1}

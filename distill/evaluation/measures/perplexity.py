@@ -14,7 +14,8 @@ from torchmetrics import Metric
 
 from distill.config.component import Component
 from distill.evaluation.measures import (
-    KeptRows,
+    NO_BYPRODUCTS,
+    Byproducts,
     Measure,
     Pass,
     ProgressCallback,
@@ -101,8 +102,8 @@ class TokenPass(Pass):
     ) -> None:
         """`components`: the user's measures that read it too."""
         self.scoring, self.measures = scoring, measures
-        self.metric = metric.to(scoring.backend.device)
-        self.users = UserMeasures(components, scoring.vocab, scoring.backend)
+        self.metric = metric.to(scoring.ranks.device)
+        self.users = UserMeasures(components, scoring.vocab, scoring.ranks)
         self.user_measures = self.users.measures
 
     @abstractmethod
@@ -110,22 +111,17 @@ class TokenPass(Pass):
         """This rank's tokens."""
 
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: Metric | None = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         self.metric.reset()
         self.users.reset()
         for part in self.parts(model, data, done):
             losses = self._losses(model, part)
             self.metric.update(losses, part.targets)
-            if row_losses is not None:
-                row_losses.update(losses, part.rows)
-            if keep is not None:
-                keep.add(data.name, part.head_rows)
+            if more.row_losses is not None:
+                more.row_losses.update(losses, part.rows)
+            if more.head_rows is not None:
+                more.head_rows.add(data.name, part.head_rows)
         return {**computed(self.metric), **self.users.compute()}
 
     def _losses(self, model: LanguageModel, part: Part) -> Tensor:
@@ -149,7 +145,7 @@ class MaskPass(TokenPass):
     keeps = True
 
     def __init__(self, scoring: Scoring) -> None:
-        super().__init__(scoring, Perplexity(**summed(scoring.backend)), (PERPLEXITY,), scoring.settings.measures)
+        super().__init__(scoring, Perplexity(**summed(scoring.ranks)), (PERPLEXITY,), scoring.settings.measures)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
         for batch, rows in self.scoring.head_rows(model, data, done):
@@ -158,7 +154,7 @@ class MaskPass(TokenPass):
 
     def num_positions(self, data: EvaluationSet) -> int:
         count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
-        return int(self.scoring.backend.sum(torch.tensor(count)))
+        return int(self.scoring.ranks.sum(torch.tensor(count)))
 
     def scores_any(self, data: EvaluationSet) -> bool:
         collator, size = self.scoring.collator_of(data), self.scoring.settings.batch_size

@@ -9,11 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torchmetrics import Metric
 
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
-from distill.evaluation.measures import KeptRows, Measure, ProgressCallback, Scoring, Trial
+from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, ProgressCallback, Scoring, Trial
 from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures.over_ranks import summed
 from distill.evaluation.measures.perplexity import Part, Perplexity, TokenPass
@@ -37,7 +36,7 @@ class SinglePass(TokenPass):
     unit = "positions"
 
     def __init__(self, scoring: Scoring) -> None:
-        metric = Perplexity(PSEUDO_PERPLEXITY.name, **summed(scoring.backend))
+        metric = Perplexity(PSEUDO_PERPLEXITY.name, **summed(scoring.ranks))
         super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,), {})
         self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
         self.fraction_of: Callable[[str], float] = scoring.settings.fraction_of
@@ -64,16 +63,11 @@ class SinglePass(TokenPass):
         return maskable[drawn]
 
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: Metric | None = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         # One context around all: autocast then casts a trained weight once, not in each forward.
-        with autocast(model.precision, self.scoring.backend.device):
-            return super().score(model, data, done, row_losses, keep)
+        with autocast(model.precision, self.scoring.ranks.device):
+            return super().score(model, data, done, more)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
         for copies, targets, rows in self._copies(data, done):
@@ -90,7 +84,7 @@ class SinglePass(TokenPass):
 
     def logits(self, model: LanguageModel, copies: Copies) -> torch.Tensor:
         """Of one batch, [B, V]."""
-        with autocast(model.precision, self.scoring.backend.device):
+        with autocast(model.precision, self.scoring.ranks.device):
             return model.logits(head_rows_at_masks(model, copies), self.scoring.vocab)
 
     def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor, np.ndarray]]:
@@ -100,7 +94,7 @@ class SinglePass(TokenPass):
 
         A batch holds `batch_size` copies, fewer of rows longer than 128: the memory is bounded.
         """
-        collator, backend, tensor = self.collator, self.scoring.backend, self.scoring.tensor
+        collator, ranks, tensor = self.collator, self.scoring.ranks, self.scoring.tensor
         width = data.rows.shape[1]
         lengths = (data.rows != collator.pad_id).sum(1)
         positions = self.positions(data)
@@ -110,7 +104,7 @@ class SinglePass(TokenPass):
         starts = [0]
         while starts[-1] < len(positions):
             starts.append(starts[-1] + max(int(sizes[starts[-1]]), 1))
-        for start, end in list(pairwise(starts))[backend.rank :: backend.size]:
+        for start, end in list(pairwise(starts))[ranks.rank :: ranks.size]:
             numbers, row = np.unique(positions[start:end] // width, return_inverse=True)
             column = positions[start:end] % width
             rows = data.rows[numbers, : lengths[numbers].max()].astype(np.int64)

@@ -88,7 +88,7 @@ class WindowPass(TokenPass):
                 "the same in bits for each byte of the text, which compares models of different vocabularies",
             ),
         )
-        metric = TextInformation(token_bytes(scoring.tokenizer), **summed(scoring.backend))
+        metric = TextInformation(token_bytes(scoring.tokenizer), **summed(scoring.ranks))
         super().__init__(scoring, metric, measures, scoring.settings.measures)
 
     def num_positions(self, data: EvaluationSet) -> int:
@@ -100,7 +100,7 @@ class WindowPass(TokenPass):
         return any(_scored(self._collate(data, [window]), [window]).any() for window in windows)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
-        device = self.scoring.backend.device
+        device = self.scoring.ranks.device
         for windows in self._batches(data, done):
             batch = self._collate(data, windows)
             scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
@@ -136,7 +136,7 @@ class WindowPass(TokenPass):
     def _batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[list[Window]]:
         """This rank's windows, longest rows first, as many at once as `evaluate.batch_size` says."""
         lengths = (data.rows != self.collator.pad_id).sum(1)
-        rows = np.argsort(-lengths, kind="stable")[self.scoring.backend.rank :: self.scoring.backend.size]
+        rows = np.argsort(-lengths, kind="stable")[self.scoring.ranks.rank :: self.scoring.ranks.size]
         waiting: list[Window] = []
         for number, row in enumerate(rows):
             waiting += self.windows(data, row)

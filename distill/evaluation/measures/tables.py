@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from distill.evaluation.measures import KeptRows, Measure, Pass, ProgressCallback, Scoring
+from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
 from distill.evaluation.measures.classes import ClassSet
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.measures.squad import SquadSet
@@ -71,16 +71,11 @@ class TablePass(Pass):
         self.user_measures = self.users.measures
 
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: Metric | None = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         assert isinstance(data, ClassSet | SquadSet)
-        backend = self.scoring.backend
-        metric = TableScores(data, **summed(backend)).to(backend.device)
+        ranks = self.scoring.ranks
+        metric = TableScores(data, **summed(ranks)).to(ranks.device)
         self.users.reset()
         for batch in self.scoring.batches(data, done):
             logits = model(batch.inputs, batch.documents, OutputSpec(extra=(self.head,))).extra[self.head]
@@ -100,5 +95,5 @@ def _user_measures(scoring: Scoring) -> UserMeasures:
     classes = next((data.classes for data in scoring.sets if isinstance(data, ClassSet)), None)
     if classes is None:
         refuse_measures(scoring.settings.measures, "questions with answers")
-        return UserMeasures({}, 1, scoring.backend)
-    return UserMeasures(scoring.settings.measures, max(len(classes), 1), scoring.backend)
+        return UserMeasures({}, 1, scoring.ranks)
+    return UserMeasures(scoring.settings.measures, max(len(classes), 1), scoring.ranks)

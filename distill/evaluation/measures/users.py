@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distill.config.component import Component
-from distill.distributed import Backend
+from distill.distributed import Ranks
 from distill.evaluation.measures import Measure
 from distill.evaluation.measures.over_ranks import computed, gathered
 from distill.runtime.errors import SettingError, first_line
@@ -61,7 +61,7 @@ def refuse_measures(measures: dict[str, Component], noun: str) -> None:
 class UserMeasures:
     """The user's Metrics, which read the same positions of a pass; each has been tried and gives a number."""
 
-    def __init__(self, components: dict[str, Component], width: int, backend: Backend) -> None:
+    def __init__(self, components: dict[str, Component], width: int, ranks: Ranks) -> None:
         """
         Args:
             width: V or C; 1 where values are predicted.
@@ -70,7 +70,7 @@ class UserMeasures:
             SettingError: one that is no Metric, takes no logits [N, width] and targets [N], gives no single number, or
                 does not say whether a higher one is better.
         """
-        self._metrics = {name: _Fitted(component, width, backend) for name, component in components.items()}
+        self._metrics = {name: _Fitted(component, width, ranks) for name, component in components.items()}
         self.measures = tuple(
             Measure(name, *_described(name, fitted.metric), lower_is_better=not fitted.metric.higher_is_better)
             for name, fitted in self._metrics.items()
@@ -93,9 +93,9 @@ class UserMeasures:
 class _Fitted:
     """A Metric and the shape in which it takes its inputs: some of text take [1, N, V] and [1, N]."""
 
-    def __init__(self, component: Component, width: int, backend: Backend) -> None:
-        self.metric: Metric = _made(component).to(backend.device)
-        exchange = gathered(backend)
+    def __init__(self, component: Component, width: int, ranks: Ranks) -> None:
+        self.metric: Metric = _made(component).to(ranks.device)
+        exchange = gathered(ranks)
         for part in self.metric.modules():  # a Metric may consist of others
             if _is_metric(type(part)):
                 _exchange_by(part, **exchange)

@@ -26,7 +26,7 @@ FOLDER = "profile"  # in that of the run
 
 
 class Rank(Protocol):
-    """What is read of the backend."""
+    """What is read of the ranks of a run."""
 
     rank: int
     device: torch.device
@@ -38,19 +38,19 @@ class Recorder:
     When it ends the rank's own record is written into its run folder, also where the training ended early.
     """
 
-    def __init__(self, settings: ProfileConfig, run_folder: Path, micro_batches: int, backend: Rank) -> None:
+    def __init__(self, settings: ProfileConfig, run_folder: Path, micro_batches: int, rank: Rank) -> None:
         """`micro_batches`: of a step."""
-        self.settings, self.folder, self._backend = settings, run_folder / FOLDER, backend
-        trace_path = self.folder / f"trace-rank-{backend.rank}.json.gz"
-        self.trace = Trace(trace_path, TRACE_AFTER, settings.trace_steps, micro_batches, backend.device)
+        self.settings, self.folder, self._rank = settings, run_folder / FOLDER, rank
+        trace_path = self.folder / f"trace-rank-{rank.rank}.json.gz"
+        self.trace = Trace(trace_path, TRACE_AFTER, settings.trace_steps, micro_batches, rank.device)
         self._watched = ExitStack()
-        self._loader, self._sampler = LoaderClock(), Sampler(INTERVAL, backend.device)
+        self._loader, self._sampler = LoaderClock(), Sampler(INTERVAL, rank.device)
         self._steps: deque[list[float]] = deque(maxlen=MOST_STEPS)
         self._totals, self._number = [0.0] * len(PHASES), 0
 
     def __enter__(self) -> Self:
         self._sampler.start()
-        self._phases = phases_on(self._backend.device)
+        self._phases = phases_on(self._rank.device)
         self.trace.before_step(0)
         self._watched.enter_context(watched_by(self))
         return self
@@ -65,7 +65,7 @@ class Recorder:
             self._phases.finish()
         self._take()
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"rank-{self._backend.rank}.json").write_text(json.dumps(asdict(self.record())))
+        (self.folder / f"rank-{self._rank.rank}.json").write_text(json.dumps(asdict(self.record())))
 
     def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
         """What prepares the window of a step, timed."""
@@ -91,7 +91,7 @@ class Recorder:
             {self.trace.steps.stop} if self.trace.steps else set()
         )
         return RankProfile(
-            rank=self._backend.rank,
+            rank=self._rank.rank,
             host=socket.gethostname(),
             steps=[[round(seconds, 6) for seconds in step] for step in self._steps],
             left_out=sorted(number - first for number in left_out if first <= number < self._number),

@@ -13,7 +13,7 @@ class Shape(Enum):
     cosine = "cosine"  # half a cosine: slow at both ends
 
 
-class Ramp(Settings):
+class WeightSchedule(Settings):
     """From `start` at the beginning of the run to `end` at its end; every value lies between the two."""
 
     start: float = setting(..., "Value at the beginning of the run.")
@@ -27,16 +27,16 @@ class Ramp(Settings):
         return self.start + (self.end - self.start) * progress
 
 
-def value_at(number: float | Ramp, progress: float) -> float:
+def value_at(number: float | WeightSchedule, progress: float) -> float:
     """What a number is at `progress` of the run, scheduled or not."""
-    return number(progress) if isinstance(number, Ramp) else number
+    return number(progress) if isinstance(number, WeightSchedule) else number
 
 
-def ends_of(number: float | Ramp) -> tuple[float, float]:
+def ends_of(number: float | WeightSchedule) -> tuple[float, float]:
     """What a number is at the beginning and at the end of the run."""
-    return (number.start, number.end) if isinstance(number, Ramp) else (number, number)
+    return (number.start, number.end) if isinstance(number, WeightSchedule) else (number, number)
 
 
-def is_zero(number: float | Ramp) -> bool:
+def is_zero(number: float | WeightSchedule) -> bool:
     """Whether a number is 0 all the time."""
     return ends_of(number) == (0.0, 0.0)
