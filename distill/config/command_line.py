@@ -9,7 +9,7 @@ from distill.config.folders import CONF, RECIPES
 from distill.config.renamed import without_scale
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-from distill.runtime.redaction import redact, secret_given
+from distill.runtime.redaction import literal_secret, redact
 
 MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings that every recipe starts from
 # Where a run folder begins; of nothing it would be the folder that the user is in.
@@ -101,7 +101,7 @@ def check_overrides(line: CommandLine) -> None:
             run folder.
     """
     for override in line.overrides:
-        if (secret := secret_given(override)) is not None:
+        if (secret := literal_secret(override)) is not None:
             raise SettingError(
                 f"{secret} is named like a secret, and everybody on this machine can read the command line: set a "
                 f"variable and give {secret}='${{oc.env:NAME}}'"

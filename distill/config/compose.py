@@ -5,6 +5,8 @@ read settings start quickly.
 """
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
@@ -16,11 +18,9 @@ from distill.config.model import Settings
 from distill.config.renamed import without_scale
 from distill.config.settings import (
     RECIPES,
-    CacheConfig,
     ChainConfig,
     Config,
     CorpusConfig,
-    CorpusFlags,
     EvaluateConfig,
     MemberConfig,
     ObjectiveConfig,
@@ -32,7 +32,6 @@ from distill.config.settings import (
     StudentConfig,
     TeacherConfig,
     TermConfig,
-    TokensConfig,
 )
 from distill.config.unknown import explain
 from distill.config.weight_schedule import WeightSchedule
@@ -43,6 +42,8 @@ from distill.runtime.nearest import did_you_mean
 WHOLE = ("given", "compared")  # of Config: all settings together
 # Settings whose entries have names of the user's, or of transformers: the command line needs no plus for them.
 NAMED = (*REPLACED, "evaluate.by_set", "evaluate.sources", "evaluate.measures", "objective", "teacher.members")
+# Settings of a corpus that are none of its source.
+CORPUS = tuple(name for name in CorpusConfig.model_fields if name not in ("source", "weights"))
 GROUP = Settings | Component  # what a setting that is a group of settings becomes
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 
@@ -50,17 +51,28 @@ Frozen = TypeVar("Frozen", TeacherConfig, MemberConfig)
 
 
 def register() -> None:
-    """Make the schema and the recipes known to Hydra.
+    """Make the schema and the recipes known to Hydra, once for this process and again where a file has changed.
 
     Hydra finds a group by the name of its folder, so `recipes/x.yaml` can be `recipe/x` only through the ConfigStore.
     """
+    _register_schema()
+    for file in sorted(RECIPES.glob("*.yaml")):
+        _register_recipe(file, file.stat().st_mtime_ns)
+
+
+@cache
+def _register_schema() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=_schema())
+
+
+@cache
+def _register_recipe(file: Path, _changed: int) -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    store = ConfigStore.instance()
-    store.store(name="schema", node=_schema())
-    for file in sorted(RECIPES.glob("*.yaml")):
-        store.store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
+    ConfigStore.instance().store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
 
 
 def add_recipe(name: str, settings: dict[str, Any]) -> None:
@@ -79,10 +91,8 @@ def _schema() -> Any:
     for name in WHOLE:
         del schema[name]
     # null: the source's own default, which may be that of a user's own class.
-    corpus = schema["corpus"]
-    schema["corpus"] = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
-    schema["corpus"] |= corpus.pop("tokens") | corpus.pop("cache")
-    schema["corpus"] |= {name: value for name, value in corpus.items() if name not in ("source", "weights")}
+    source = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
+    schema["corpus"] = source | {name: value for name, value in schema["corpus"].items() if name in CORPUS}
     for name in ("student", "teacher"):
         schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "init", "custom")}
     del schema["objective"]["terms"], schema["optimizer"]["make"]
@@ -176,19 +186,17 @@ def _take(given: dict[str, Any], cls: type[Settings]) -> dict[str, Any]:
 
 
 def corpus_config(given: dict[str, Any]) -> CorpusConfig:
-    """The group `corpus` as it is written on the command line: settings of the source, of its tokens and its caches."""
-    given = dict(given)
-    tokens = parse(TokensConfig, _take(given, TokensConfig), "corpus")
-    cache = parse(CacheConfig, _take(given, CacheConfig), "corpus")
-    flags = parse(CorpusFlags, _take(given, CorpusFlags), "corpus")
-    parts = {"tokens": tokens, "cache": cache, **dict(flags)}
-    sources = given.pop("sources", None) or {}
+    """The group `corpus` as it is written on the command line, with the settings of its source among its own."""
+    source = {name: value for name, value in given.items() if name not in CORPUS}
+    settings = {name: value for name, value in given.items() if name in CORPUS}
+    sources = settings.pop("sources", None) or {}
     if given.get("kind") == MIXTURE:
-        mixed, weights = mixture(sources, given, _source)
-        return CorpusConfig(source=SourceConfig(kind=MIXTURE), sources=mixed, weights=weights, **parts)
+        mixed, weights = mixture(sources, source, _source)
+        parts = {"source": SourceConfig(kind=MIXTURE), "sources": mixed, "weights": weights}
+        return parse(CorpusConfig, settings | parts, "corpus")
     if sources:
         raise SettingError(f"corpus.sources is for a mixture, and corpus.kind={given.get('kind')}: set corpus=mixture")
-    return CorpusConfig(source=_source("corpus", given), **parts)
+    return parse(CorpusConfig, settings | {"source": _source("corpus", source)}, "corpus")
 
 
 def _source(setting: str, given: Any) -> SourceConfig | Component:
