@@ -58,7 +58,7 @@ def test_recipe_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(LARGE))
 def test_the_command_line_wins_over_a_recipe(name: str) -> None:
     config = composed(f"+recipe={name}", "teacher=pretrained", "teacher.path=mine", "corpus.sequence_length=64")
-    assert config.teacher.path == "mine" and config.corpus.tokens.sequence_length == 64
+    assert config.teacher.path == "mine" and config.corpus.sequence_length == 64
 
 
 def test_a_recipe_that_sets_nothing_is_for_the_machine_at_hand(tmp_path: Path) -> None:
