@@ -324,7 +324,7 @@ def check_unread(config: Config) -> None:
         ("teacher.path", teacher.path if has_teacher else None, teacher.kind, SAVED),
         ("teacher.tokenizer", teacher.tokenizer if has_teacher else None, teacher.kind, SAVED),
         ("student.path", student.path, student.init, SAVED),
-        # A rule is a scale's default; numbers are the user's, and a student from random weights takes none of them.
+        # A rule is a recipe's default; numbers are the user's, and a student from random weights takes none of them.
         ("student.layers", student.layers if isinstance(student.layers, list) else None, student.init, FROM_TEACHER),
         ("student.num_layers", student.num_layers, student.init, ("layers",)),
     ):

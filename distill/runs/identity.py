@@ -23,7 +23,6 @@ RESUME_IGNORES = (
     "tracker",
     "profile",
     "report",
-    "scale",
     "resume",
     "optimize",
 )
