@@ -233,7 +233,7 @@ def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -
         (["chain.stages.teacher.settings=['teacher.path={student}']"], ("chain.stages.teacher", "student")),
         (["chain.table.teacher=[nothing]"], ("chain.table.teacher", "nothing")),
         (["chain.stages.teacher.sedes=[1]"], ("sedes",)),
-        (["chain.stages.teacher.recipe=nothing"], ("stage teacher ended with status 2", "goes on")),
+        (["chain.stages.teacher.recipe=nothing"], ("stage teacher ended with status 2", "resumes there")),
         (["chain.stages.along.snapshots_of=nothing"], ("along.snapshots_of=nothing", "teacher, student")),
         (["chain.stages.along.snapshots_of=teacher_task"], ("along.snapshots_of=teacher_task", "runs once")),
         (["chain.stages.along.snapshots_of=student"], ("along.snapshots_of=student", "train.snapshot_every=STEPS")),
