@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from distill.data import readers
-from distill.data.lines import LONGEST, Unreadable
+from distill.data.lines import LONGEST, InvalidFile
 from distill.data.tables._rows import kind_of, read_files
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
@@ -45,7 +45,7 @@ def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
             yield from _of_lines(readers.lines(file, limit=LONGEST, whole=True), file.name, json_lines=False)
         else:
             raise SettingError(f"input={path}: unknown file type; give *.jsonl, *.csv, *.tsv, *.parquet, *.txt")
-    except Unreadable as error:
+    except InvalidFile as error:
         raise SettingError(f"input={path}: {error}; correct or remove it") from error
 
 
