@@ -14,7 +14,7 @@ Make the token rows of a recipe's corpus and evaluation sets, without training. 
 command at the same time: each takes a part of what is left. One that was killed goes on where it was, and a run of the
 recipe with the same settings then finds the rows in data.tokens.
 
-  SETTING=VALUE    as of a run; what matters are corpus, evaluate and the tokenizer of the teacher
+  SETTING=VALUE    as of a run; what matters are corpus, data, evaluate and the tokenizer of the teacher
 
   distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books data.tokens=s3://BUCKET/tokens
 """
