@@ -14,7 +14,7 @@ Tokenize and pack a recipe's corpus and evaluation sets, without training. Any n
 at the same time: each takes a part of the rest, and one that was killed resumes. A run of the recipe with the same
 settings then reads the sequences from data.tokens.
 
-  SETTING=VALUE    as of a run; it reads corpus, evaluate and the tokenizer of the teacher
+  SETTING=VALUE    as of a run; it reads corpus, data, evaluate and the tokenizer of the teacher
 
   distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books data.tokens=s3://BUCKET/tokens
 """
