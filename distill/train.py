@@ -75,7 +75,7 @@ class Training:
 
     @cached_property
     def peak_lr(self) -> float:
-        return peak_lr(self.learner.settings, self.batches.rows_per_step)
+        return peak_lr(self.learner.settings, self.batches.sequences_per_step)
 
     @property
     def saves(self) -> bool:

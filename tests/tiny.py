@@ -17,8 +17,9 @@ from distill.config import settings as conf
 from distill.config.component import Component
 from distill.config.errors import line_of
 from distill.data.batch import PADDING, Batch
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM, masked_lm
+from distill.data.order import FullShuffle, Order
 from distill.distributed import gradient_sync
 from distill.distributed.shard import is_sharded
 from distill.distributed.single import Single
@@ -134,6 +135,21 @@ def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
     assert changes.keys() <= conf.MaskingConfig.model_fields.keys()
     masking = conf.MaskingConfig.model_construct(**changes)
     return masked_lm(masking, tokenizer, np.bincount(rows.reshape(-1), minlength=VOCAB))
+
+
+def make_batches(
+    rows: np.ndarray,
+    collator: Any,
+    batch_size: int,
+    accumulate: int = 1,
+    seed: int = 0,
+    static: bool = False,
+    order: Order | None = None,
+    **shape: Any,
+) -> Batches:
+    """Rows in the random order of this seed, unless another is given; `shape`: further fields of `StepShape`."""
+    order = FullShuffle(len(rows), seed) if order is None else order
+    return Batches(rows, collator, order, StepShape(batch_size, accumulate, **shape), seed, static)
 
 
 def make_evaluator(
@@ -324,17 +340,11 @@ class Fit:
         self.state = State()
         make = partial(PartCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
         self.checkpoints = make(self.folder, self.settings.keep, self.identity)
-        self.batches = Batches(
-            self.rows,
-            make_masks(self.tokenizer, self.rows, **dict(self.objective.masking)),
-            self.settings.batch_size,
-            self.settings.accumulate,
-            self.seed,
-            self.ranks.rank,
-            self.ranks.size,
-            equal_windows=self.ranks.equal_windows,
-            step_rows=self.settings.sequences_per_step,
-        )
+        masks, steps, ranks = dict(self.objective.masking), self.settings, self.ranks
+        shape = {"rank": ranks.rank, "size": ranks.size, "total": steps.sequences_per_step}
+        shape["equal_windows"] = ranks.equal_windows
+        collator = make_masks(self.tokenizer, self.rows, **masks)
+        self.batches = make_batches(self.rows, collator, steps.batch_size, steps.accumulate, self.seed, **shape)
 
     def resume(self, path: Path | None = None) -> "Fit":
         newest = path or self.checkpoints.newest()

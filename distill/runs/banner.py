@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from distill.config.settings import Config, OptimizerConfig
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape
 from distill.data.duplicates import described
 from distill.data.tokens import Tokens
 from distill.models.load import size
@@ -115,21 +115,21 @@ def banner(
             f"  scale    {config.scale}",
             f"  models   {sizes}",
             f"  rows     {len(batches.order):,} of {length} tokens from {tokens.documents:,} documents",
-            f"  steps    {_rows_of_a_step(batches)} = "
-            f"{batches.rows_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
-            *_rate(config.optimizer, batches.rows_per_step),
+            f"  steps    {_rows_of_a_step(batches.step_shape)} = "
+            f"{batches.sequences_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
+            *_rate(config.optimizer, batches.sequences_per_step),
             *(f"  {note}" for note in notes),
         ]
     )
 
 
-def _rows_of_a_step(batches: Batches) -> str:
+def _rows_of_a_step(shape: StepShape) -> str:
     """What a step consists of; with `train.sequences_per_step` its micro-batches may be uneven."""
-    if batches.step_rows is None:
-        return f"{batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks"
+    if shape.total is None:
+        return f"{shape.batch_size} rows x {shape.accumulate} micro-batches x {shape.size} ranks"
     return (
-        f"{batches.step_rows:,} rows (train.sequences_per_step; train.accumulate is not read) in "
-        f"{batches.micro_batches} micro-batches of at most {batches.batch_size} on each of {batches.size} ranks"
+        f"{shape.total:,} rows (train.sequences_per_step; train.accumulate is not read) in "
+        f"{shape.micro_batches} micro-batches of at most {shape.batch_size} on each of {shape.size} ranks"
     )
 
 

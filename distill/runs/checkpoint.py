@@ -59,6 +59,13 @@ class State:
         self.seconds += seconds
         self.syncs += exchanges
 
+    def count_outcome(self, finite: bool, overflow: bool) -> None:
+        """Count a step that was skipped; where the loss scale falls to its level that is no sign of divergence."""
+        self.overflows += overflow
+        if not overflow:
+            self.skipped += not finite
+            self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+
 
 class Checkpoints:
     """The folder `checkpoints/` of a run."""

@@ -116,16 +116,14 @@ def call_of(make: Component, length: int) -> str:
 def _start(config: Config, pair: Pair) -> facts.Start:
     """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
     settings = config.student
-    start = facts.Start(kind=settings.kind, source=settings.path)
-    if settings.kind == "layers":
-        first = pair.teachers[0]
-        start.source = first.title
-        if settings.layers != AUTO:  # else nobody knows any more
-            available = first.model.config.num_hidden_layers
-            start.layers = choose_layers(settings.layers, settings.num_layers, available)
-        if pair.built.search:
-            start.search = from_json(facts.LayerSearch, to_json(pair.built.search))
-    return start
+    if settings.kind != "layers":
+        return facts.Start(kind=settings.kind, source=settings.path)
+    first, layers, search = pair.teachers[0], list[Any](), None
+    if settings.layers != AUTO:  # else nobody knows any more
+        layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)
+    if pair.built.search:
+        search = from_json(facts.LayerSearch, to_json(pair.built.search))
+    return facts.Start(kind=settings.kind, source=first.title, layers=layers, search=search)
 
 
 def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
@@ -167,7 +165,7 @@ def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]
         tokens=state.tokens,
         seconds=state.seconds,
         tokens_per_second=state.tokens / max(state.seconds, 1e-9),
-        threads=batches.threads,
+        threads=batches.threads.start,
         final_loss=history[-1]["loss"] if history else {},
         skipped_steps=state.skipped,
         overflow_steps=state.overflows,
@@ -213,11 +211,11 @@ def optimizer_facts(config: Config, batches: Batches) -> facts.Optimizer:
     settings = config.optimizer
     return facts.Optimizer(
         name=settings.make.path.rpartition(".")[2],
-        peak_lr=peak_lr(settings, batches.rows_per_step),
+        peak_lr=peak_lr(settings, batches.sequences_per_step),
         lr=settings.lr,
         scale_lr=settings.scale_lr,
         base_batch=settings.base_batch,
-        sequences_per_step=batches.rows_per_step,
+        sequences_per_step=batches.sequences_per_step,
     )
 
 
@@ -234,9 +232,9 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
         ranks=ranks.size,
         collective=config.backend.collective,
         rings=facts.Rings(config.backend.rings, ranks.rings, ranks.engine),
-        accumulate=batches.micro_batches,
-        batch_size=batches.batch_size,
-        sequences_per_step=batches.rows_per_step,
+        accumulate=batches.step_shape.micro_batches,
+        batch_size=batches.step_shape.batch_size,
+        sequences_per_step=batches.sequences_per_step,
         syncs=syncs,
         collectives=ranks.traffic.num_collectives,
         bytes_sent=ranks.traffic.bytes_sent,

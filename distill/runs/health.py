@@ -30,10 +30,7 @@ class Health:
             The result, which now says whether the run has diverged.
         """
         overflow = state.loss_scale.update(result.loss_is_finite, result.finite)
-        state.overflows += overflow
-        if not overflow:  # the scale falls to its level, which is no sign of divergence
-            state.skipped += not result.finite
-            state.skipped_in_a_row = 0 if result.finite else state.skipped_in_a_row + 1
+        state.count_outcome(result.finite, overflow)
         if result.finite:
             state.tally.add(result.sums, result.counts, result.weights)
             limit = self.settings.max_loss_ratio

@@ -81,8 +81,8 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         **_teachers(config),
         "corpus.num_sequences": len(batches.rows),
         **({"corpus.order": batches.order.identity} if batches.order.identity is not None else {}),
-        "train.sequences_per_step": batches.rows_per_step,
-        **({"backend.ranks": batches.size} if config.optimizer.clip_each_rank else {}),
+        "train.sequences_per_step": batches.sequences_per_step,
+        **({"backend.ranks": batches.step_shape.size} if config.optimizer.clip_each_rank else {}),
     }
 
 

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from distill.config.settings import StudentConfig
+from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.models.from_layers import block_prefix
@@ -133,7 +134,8 @@ def find_layers(
     if ranks.rank == 0:
         try:
             whole = on_device(teacher, ranks)
-            score = Losses(settings, whole, prediction, batches, ranks.device)
+            scored = first_batches(batches, prediction, ranks.device)
+            score = Losses(settings, whole, prediction, scored, ranks.device)
             searched = search(available, count, score, score.of_fewer_rows())
             found = asdict(searched)
             for line in searched.lines():
@@ -228,6 +230,12 @@ def _remove_greedily(available: int, count: int, loss: Callable[[tuple[int, ...]
         left = min(combinations(left, len(left) - 1), key=loss)
 
 
+def first_batches(batches: Batches, prediction: Prediction, device: torch.device) -> list[Batch]:
+    """The micro-batches that a choice of layers is scored on: those that training begins with."""
+    tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
+    return [batch.to(device) for batch in batches.first(max(LEAST_ROWS, tokens // batches.rows.shape[1]))]
+
+
 class Losses:
     """The mean loss of students that start from layers, on the same rows with the same masks."""
 
@@ -236,7 +244,7 @@ class Losses:
         settings: StudentConfig,
         teacher: Any,
         prediction: Prediction,
-        batches: Batches,
+        batches: list[Batch],
         device: torch.device,
     ) -> None:
         self.settings = settings.changed(num_layers=None)
@@ -244,16 +252,13 @@ class Losses:
         term = next(make for make in TERMS if make.task == prediction.label)
         self.perplexity, self.refusal = term in WORDS, ""
         self.objective = Objective({prediction.label: term()}, {prediction.label: 1.0}, prediction.vocabulary)
-        length = batches.rows.shape[1]
-        tokens = CAUSAL_TOKENS if term is Clm else TOKENS
-        self.num_rows = min(max(LEAST_ROWS, tokens // length), len(batches.order))
-        self.batches = [batch.to(device) for batch in batches.first(self.num_rows)]
+        self.batches = batches
+        self.num_rows = sum(len(batch.ids) for batch in batches)
 
     def of_fewer_rows(self) -> "Losses | None":
         """The same on one of `ROUGH` rows; None where these would be too few batches to be one of so many."""
-        fewer = copy(self)
-        fewer.batches = self.batches[: len(self.batches) // ROUGH]
-        return fewer if fewer.batches else None
+        fewer = self.batches[: len(self.batches) // ROUGH]
+        return Losses(self.settings, self.teacher, self.prediction, fewer, self.device) if fewer else None
 
     @torch.no_grad()
     def __call__(self, chosen: Sequence[Layer]) -> float:

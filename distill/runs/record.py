@@ -97,9 +97,8 @@ class Record:
             record = from_json(cls, {**content, "version": VERSION})
         except ValueError as error:
             raise SettingError(str(error)) from None
-        record.identity = renamed(record.identity)
         titled = {name: replace(measure, title=measure.title or name) for name, measure in record.measures.items()}
-        return replace(record, measures=titled or _usual_measures())
+        return replace(record, identity=renamed(record.identity), measures=titled or _usual_measures())
 
     def redacted(self) -> "Record":
         """The same without secrets in its texts."""

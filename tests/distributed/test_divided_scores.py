@@ -16,6 +16,7 @@ from tiny import (
     VOCAB,
     Fit,
     assert_close,
+    make_batches,
     make_evaluator,
     make_masks,
     make_model,
@@ -33,7 +34,6 @@ from distill.config.settings import (
     PseudoPerplexityConfig,
     TrainConfig,
 )
-from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
 from distill.data.row_format import causal_rows
@@ -113,7 +113,7 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
     """What the files of a teacher cache hold."""
     rows = make_rows(23, shortest=5)
     masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3, static=True)
-    batches = Batches(rows, masks, 8, 1, 0, static=True)
+    batches = make_batches(rows, masks, 8, 1, 0, static=True)
     lengths = (rows != PAD).sum(1)
     origin = {"vocabulary": VOCAB, "top_k": 6, "of": "a test"}
     folder.mkdir(parents=True, exist_ok=True)

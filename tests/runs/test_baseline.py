@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
+from tiny import make_batches
 
 from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
-from distill.data.batches import Batches
 from distill.objective.build import make_terms
 from distill.runs.baseline import BaselineRun, check_baseline, settled_baseline
 from distill.runs.check import check
@@ -40,7 +40,9 @@ def composed(*overrides: str) -> Config:
 
 def identity(*overrides: str, rows: int = 5000, **digests: Any) -> dict[str, Any]:
     config = composed(*overrides)
-    batches = Batches(np.zeros((rows, 4)), NO_COLLATOR, config.train.batch_size, config.train.accumulate, config.seed)
+    batches = make_batches(
+        np.zeros((rows, 4)), NO_COLLATOR, config.train.batch_size, config.train.accumulate, config.seed
+    )
     return run_identity(config, DIGESTS | digests, batches, 625)
 
 

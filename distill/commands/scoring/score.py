@@ -22,7 +22,7 @@ from distill.evaluation.readers import MeanModel
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import ModelLosses, compare_models
 from distill.models.check import check_packing, check_vocabulary, longest_row
-from distill.models.kind import ORDERED, ModelKind
+from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, size
 from distill.runs.describe import environment, measure_facts
 from distill.runs.parts import to_json
@@ -31,6 +31,7 @@ from distill.runtime.errors import SettingError
 from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redact
 from distill.tasks import Task, find_task
+from distill.tasks.mlm_sop import MlmSop
 from distill.teacher.members import Member, errors_of, load_members, title_of
 
 TEACHER = "the teacher"  # the name of its column
@@ -82,11 +83,8 @@ def evaluate_models(
 
 
 def _task(name: str, models: Sequence[Located], config: Config) -> Task:
-    task = find_task(name)
-    if name == "mlm_sop" and all(model.has_order for model in models):
-        task.kind = ORDERED
-    task.read(config, training=False)
-    return task
+    ordered = name == "mlm_sop" and all(model.has_order for model in models)
+    return (MlmSop(order=True) if ordered else find_task(name)).read(config, training=False)
 
 
 def _score(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) -> Scores:
