@@ -44,7 +44,7 @@ BUNDLED = ["+recipe=distilbert_gutenberg", "objective=masked", "student.layers=[
 CAUSAL = ["+recipe=distilgpt2_gutenberg", "teacher.path=TEACHER/gpt2", "corpus.max_sequences=4000", *SETS]
 CAUSAL_BASELINE = ["+recipe=distilgpt2_gutenberg_baseline", *CAUSAL[1:]]
 NARROW = [
-    *("+recipe=distilbert_gutenberg", "objective=masked", "student=bert", "student.start=neighbours"),
+    *("+recipe=distilbert_gutenberg", "objective=masked", "student=bert", "student.init=neighbours"),
     "student.dropout=0",
     "student.config={hidden_size: 96, num_hidden_layers: 3, num_attention_heads: 4, intermediate_size: 384}",
     *("student.layers=null", "corpus.max_sequences=24000", "objective.cosine.weight=0", "optimizer.lr=2e-3", *SETS),

@@ -2,7 +2,7 @@
 
     python benchmarks/start.py --steps 600 --json start.json [corpus.path=BOOKS ...]
 
-Trains the recipe `bert_pretrain` twice, with `student.start=random` and `student.start=neighbours`, alike in everything
+Trains the recipe `bert_pretrain` twice, with `student.init=random` and `student.init=neighbours`, alike in everything
 else, and prints the mean MLM loss of both after every tenth of the steps. Further arguments go to both runs; without
 corpus.path the corpus is the docstrings of the installed packages.
 """
@@ -20,7 +20,7 @@ TENTHS = 10
 def losses(start: str, steps: int, folder: Path, arguments: list[str]) -> list[dict[str, float]]:
     """Step, tokens and mean loss since the point before, ten times over the run."""
     settings = [
-        f"student.start={start}",
+        f"student.init={start}",
         "train={batch_size:16,accumulate:1,epochs:null}",
         f"train.steps={steps}",
         f"train.log_every={steps // TENTHS}",

@@ -20,13 +20,21 @@ from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import undrawn
 from distributed import FORKS, start_server
 
 RUN = [sys.executable, "-m", "distill"]
 ROOT = str(Path(__file__).resolve().parent.parent)  # where an editable installation finds the package
+
+
+class Program(NamedTuple):
+    """What a process runs."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str  # the working directory
 
 
 class Forked:
@@ -36,7 +44,8 @@ class Forked:
         """`more`: as for `_become`. With a `log` there is nothing to communicate."""
         start_server()
         (self._out, out), (self._err, err) = (FORKS.Pipe(duplex=False) for _ in range(2))
-        self._process = FORKS.Process(target=_become, args=(arguments, environment, os.getcwd(), out, err), kwargs=more)
+        program = Program(arguments, environment, os.getcwd())
+        self._process = FORKS.Process(target=_become, args=(program, (out, err)), kwargs=more)
         self._process.start()
         atexit.register(self.kill)  # before multiprocessing waits for it, as it does where a test has failed
         out.close()
@@ -90,11 +99,8 @@ class Forked:
 
 
 def _become(
-    arguments: list[str],
-    environment: dict[str, str],
-    folder: str,
-    out: Any,
-    err: Any,
+    program: Program,
+    streams: tuple[Any, Any],
     new_session: bool = False,
     log: Path | None = None,
     change: Callable[[], None] | None = None,
@@ -103,21 +109,21 @@ def _become(
     """Be `python -m distill ARGUMENTS`, or `python SCRIPT ARGUMENTS`, with these streams.
 
     Args:
-        folder: the working directory.
+        streams: pipes that become standard output and standard error.
         new_session: whether it is the first process of a session.
         log: a file for both streams.
         change: what a test changes in the program before it begins.
     """
     if new_session:
         os.setsid()
-    for number, stream in enumerate((out, err), 1):
+    for number, stream in enumerate(streams, 1):
         os.dup2(stream.fileno(), number)
         stream.close()
     if log is not None:
         with log.open("ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-    os.chdir(folder)
+    os.chdir(program.folder)
     from distill.distributed import ranks
     from distill.report import figures
 
@@ -126,7 +132,7 @@ def _become(
     figures.save_figure = undrawn.save_figure
     if change is not None:
         change()
-    run(arguments, environment, script)
+    run(program.arguments, program.environment, script)
 
 
 def start_rank(command: list[str], preexec_fn: Callable[[], None], **more: Any) -> Any:

@@ -29,7 +29,7 @@ def test_its_path_alone_makes_it_the_teacher(shelf: Shelf, done: Path, tmp_path:
     content = results(tmp_path / "run")
     assert content["teacher"]["name"] == str(done)
     assert content["teacher"]["perplexity"] == pytest.approx(results(done)["student"]["perplexity"])
-    assert content["student"]["start"] == {"kind": "layers", "from": str(done), "layers": [0]}
+    assert content["student"]["start"] == {"init": "layers", "from": str(done), "layers": [0]}
 
 
 def test_what_the_path_stands_for_is_the_command_lines_to_say(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_a_run_that_cannot_be_continued_is_begun_from(
     before, after = weights(done), weights(tmp_path / "run")
     assert all(torch.allclose(before[name], after[name], atol=1e-8) for name in before)
     start = results(tmp_path / "run")["student"]["start"]
-    assert start == {"kind": "pretrained", "from": str(done)}
+    assert start == {"init": "pretrained", "from": str(done)}

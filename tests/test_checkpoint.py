@@ -14,7 +14,7 @@ import torch
 from own_parts import Counter
 from tiny import Fit, assert_close, make_model, make_rows, objective_config, weights_of
 
-from distill.config.settings import MaskingConfig, TrainConfig
+from distill.config.settings import TrainConfig
 from distill.objective.running_mean import RunningMean
 from distill.runs import checkpoint
 from distill.runs.checkpoint import Checkpoints, State
@@ -31,7 +31,7 @@ def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, teacher: Any, seed:
     """With dropout, AdamW, warm-up and clipping: everything that a checkpoint could forget."""
     train = TrainConfig(**{"batch_size": 4, "accumulate": 2, "epochs": 2, "save_every": 1, "keep": 3, **settings})
     student = make_model("distilbert", 1, seed=seed, dropout=0.2).train()
-    objective = objective_config(masking=MaskingConfig(mlm_probability=0.3))
+    objective = objective_config(masking={"mlm_probability": 0.3})
     return Fit(folder, tokenizer, rows, teacher, student, objective, train)
 
 

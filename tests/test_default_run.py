@@ -86,7 +86,7 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert content["command"].startswith("python -m distill corpus.path=")
     start = content["student"]["start"]
     assert start.pop("search")["all_subsets"]
-    assert start == {"kind": "layers", "from": "the bundled teacher", "layers": [0, 1]}
+    assert start == {"init": "layers", "from": "the bundled teacher", "layers": [0, 1]}
     assert sum("is left out: it lies neither" in note for note in content["notes"]) == 2
     card = (tmp_path / "runs" / MAIN_RECIPE / "student" / "README.md").read_text()
     assert "\n# DistilBert distilled from the bundled teacher\n" in card

@@ -184,7 +184,7 @@ def test_values_of_a_table(shelf: Shelf) -> None:
 
 def test_random_weights_with_a_tokenizer_of_another(shelf: Shelf, reviews: list[str]) -> None:
     folder = shelf.root / "from-scratch"
-    student = ["student=bert", "student.path=null", TINY, "student.start=random", f"student.tokenizer={shelf.teacher}"]
+    student = ["student=bert", "student.path=null", TINY, "student.init=random", f"student.tokenizer={shelf.teacher}"]
     assert distill(*classify(shelf, reviews, folder, *student, "train.steps=2")) == 0
 
 

@@ -76,6 +76,8 @@ def test_files_and_functions_are_short_and_begin_with_their_job(path: Path) -> N
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno is not None and node.end_lineno - node.lineno < 60, node.name
+            named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            assert len([each for each in named if each.arg not in ("self", "cls")]) <= 7, node.name
 
 
 def test_no_private_words() -> None:

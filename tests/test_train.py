@@ -26,12 +26,12 @@ from tiny import (
 )
 
 from distill.config import settings as conf
-from distill.config.settings import BackendConfig, MaskingConfig, TrainConfig
+from distill.config.settings import BackendConfig, TrainConfig
 from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedules.linear import Linear
 
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]
-MASKED = objective_config(rows="masked", masking=MaskingConfig(mlm_probability=0.3))
+MASKED = objective_config(rows="masked", masking={"mlm_probability": 0.3})
 
 
 @pytest.fixture(scope="module", params=[objective_config(), MASKED, only(mlm=1.0)], ids=["default", "masked", "mlm"])

@@ -211,23 +211,20 @@ def objective_config(
     rows: str = "all",
     cutoff: float = 0.0,
     temperature: Any = 2.0,
-    kernel: str = "auto",
-    masking: conf.MaskingConfig | None = None,
     cosine_rows: str = "all",
-    **more: dict[str, Any],
+    **more: Any,
 ) -> conf.ObjectiveConfig:
-    """The three terms of DistilBERT with these weights, and `more` terms as a recipe would write them.
+    """The three terms of DistilBERT with these weights, and `more` terms and settings as a recipe would write them.
 
     A weight or temperature may be {"start": ..., "end": ...}.
     """
-    given: dict[str, dict[str, Any]] = {
+    given: dict[str, Any] = {
         "soft": {"weight": soft, "temperature": temperature, "positions": rows, "cutoff": cutoff},
         "mlm": {"weight": mlm},
         "cosine": {"weight": cosine, "positions": cosine_rows},
         **more,
     }
-    settings = compose.objective_config({**given, "kernel": kernel, "temperature": temperature})
-    return settings if masking is None else settings.changed(masking=masking)
+    return compose.objective_config({**given, "temperature": temperature})
 
 
 def only(**weights: Any) -> conf.ObjectiveConfig:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from distill.config.model import EMPTY
-from distill.config.renamed import new_name
+from distill.config.renamed import other_name
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -92,8 +92,8 @@ class Component:
             if name not in self.optional or (name in parameters and value is not None)
         }
         for name in given:
-            if name not in parameters and (new := new_name(f"{self.setting}.{name}")) is not None:
-                raise SettingError(f"{self.setting}.{name} has another name now: give {new}")
+            if name not in parameters and (line := other_name(f"{self.setting}.{name}")) is not None:
+                raise SettingError(line)
             if name in context or (name not in parameters and not _takes_all(parameters)):
                 names = sorted(set(parameters) - context)
                 also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has

@@ -83,7 +83,7 @@ def _schema() -> Any:
     schema["corpus"] |= corpus.pop("tokens") | corpus.pop("cache")
     schema["corpus"] |= {name: value for name, value in corpus.items() if name not in ("source", "weights")}
     for name in ("student", "teacher"):
-        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "custom")}
+        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "init", "custom")}
     del schema["objective"]["terms"], schema["optimizer"]["make"]
     schema["schedule"] = {}
     created = OmegaConf.create(schema)
@@ -213,7 +213,7 @@ def student_config(given: dict[str, Any]) -> StudentConfig:
     optional = tuple(name for name in StudentConfig.model_fields if name != "tokenizer")
     arguments = {name: value for name, value in given.items() if name != "tokenizer"}  # a callable gets it loaded
     made = component("student", arguments, "", optional=optional)
-    settings = {"kind": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
+    settings = {"init": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
     return parse(StudentConfig, settings, "student")
 
 

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from distill.config.model import kinds_of
-from distill.config.renamed import new_name
+from distill.config.renamed import other_name
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -103,8 +103,8 @@ def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
         known = [field for model in models_of(place.owner) for field in model.model_fields]
         before, _, last = place.name.rpartition(".")
         nearest = did_you_mean(last, known, f"{before}." if before else "")
-        if (new := new_name(place.name)) is not None:
-            return f"{place.name} has another name now: give {new}"
+        if (line := other_name(place.name)) is not None:
+            return line
         return f"{place.name} is not known{nearest}: --cfg job shows all settings"
     if kind == "missing":
         return f"{place.name} is missing: give it a value"

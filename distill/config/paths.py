@@ -69,7 +69,7 @@ def _models(config: Config) -> Iterator[tuple[str, str | None]]:
         if member.kind == "pretrained":
             yield f"teacher.members.{name}.path", member.path
         yield f"teacher.members.{name}.tokenizer", member.tokenizer
-    if student.kind == "pretrained":
+    if student.init == "pretrained":
         yield "student.path", student.path
     yield "student.tokenizer", student.tokenizer
 

@@ -23,8 +23,15 @@ SETTINGS = {
     r"evaluate\.by_set\.(\w+)\.pseudo_perplexity\.share": r"evaluate.by_set.\1.pseudo_perplexity.fraction",
     r"evaluate\.curve\.rows": "evaluate.curve.sequences",
     r"evaluate\.twin": "evaluate.baseline",
+    r"student\.kind": "student.init",
+    r"student\.start": "student.init",
     r"chain\.stages\.(\w+)\.milestones_of": r"chain.stages.\1.snapshots_of",
     r"corpus\.num_rows": "corpus.num_sequences",  # of an identity alone
+}
+# What else has changed of a setting that has another name.
+VALUES = {
+    "student.kind": "config is random now",
+    "student.start": "random and neighbours are values of it, in place of student.kind=config",
 }
 # Options of groups, and values of settings, by the old name.
 OPTIONS = {
@@ -45,6 +52,16 @@ def new_name(setting: str) -> str | None:
     return None
 
 
+def other_name(setting: str) -> str | None:
+    """The line that refuses a setting of an earlier release; None for one that has no other name."""
+    if (name := new_name(setting)) is None:
+        return None
+    values = f" ({VALUES[setting]})" if setting in VALUES else ""
+    return f"{setting} has another name now: give {name}{values}"
+
+
 def renamed(identity: dict[str, Any]) -> dict[str, Any]:
-    """Settings by their dotted names, with the names of today."""
-    return {new_name(name) or name: value for name, value in identity.items()}
+    """Settings by their dotted names, with the names and values of today."""
+    kind, start = identity.get("student.kind"), identity.get("student.start", "random")
+    named = {new_name(name) or name: value for name, value in identity.items() if name != "student.start"}
+    return {**named, "student.init": start} if kind == "config" else named

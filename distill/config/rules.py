@@ -63,10 +63,10 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
         what = "predicts the next one" if task.kind.causal else "has labels of its own"
         raise SettingError(f"objective.masking masks words, and objective.task={objective.task} {what}: leave it out")
     if task.kind.causal:
-        if config.student.start == "neighbours":
+        if config.student.init == "neighbours":
             raise SettingError(
-                f"student.start=neighbours is for masked words, not for objective.task={objective.task}: set "
-                "student.start=random"
+                f"student.init=neighbours is for masked words, not for objective.task={objective.task}: set "
+                "student.init=random"
             )
         return
     _refuse_prompts(config)
@@ -323,15 +323,15 @@ def check_unread(config: Config) -> None:
     for name, value, kind, wanting in (
         ("teacher.path", teacher.path if has_teacher else None, teacher.kind, SAVED),
         ("teacher.tokenizer", teacher.tokenizer if has_teacher else None, teacher.kind, SAVED),
-        ("student.path", student.path, student.kind, SAVED),
+        ("student.path", student.path, student.init, SAVED),
         # A rule is a scale's default; numbers are the user's, and a student from random weights takes none of them.
-        ("student.layers", student.layers if isinstance(student.layers, list) else None, student.kind, FROM_TEACHER),
-        ("student.num_layers", student.num_layers, student.kind, ("layers",)),
-        ("student.start", None if student.start == "random" else student.start, student.kind, ("config",)),
+        ("student.layers", student.layers if isinstance(student.layers, list) else None, student.init, FROM_TEACHER),
+        ("student.num_layers", student.num_layers, student.init, ("layers",)),
     ):
         if value is not None and kind not in wanting:
             model = name.partition(".")[0]
-            raise SettingError(f"{name}={value} is not read with {model}.kind={kind}: choose {model}.kind={wanting[0]}")
+            chosen = "student.init" if model == "student" else "teacher.kind"
+            raise SettingError(f"{name}={value} is not read with {chosen}={kind}: choose {chosen}={wanting[0]}")
     for name in ("revision", "trust_remote_code"):  # a path and a tokenizer were refused above
         if teacher.kind == "several" and getattr(teacher, name):
             raise SettingError(

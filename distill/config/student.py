@@ -9,8 +9,10 @@ from distill.config.model import Settings, setting
 class StudentConfig(Settings):
     """The model to train."""
 
-    kind: Literal["layers", "config", "pretrained", "custom"] = setting(
-        "???", "Start from layers of the teacher, from a configuration, from a saved model, or by a callable of yours."
+    # With neighbours the heads of the first layer attend to the tokens beside, `distill.models.initialisation`.
+    init: Literal["layers", "random", "neighbours", "pretrained", "custom"] = setting(
+        "???",
+        "Where its weights come from: layers of the teacher, random numbers, a saved model, or a callable of yours.",
     )
     architecture: str = setting("same", "A transformers model type such as distilbert, or same (as the teacher).")
     # `auto` takes those layers that cost least by the untrained student's loss; a list may hold lists, for the mean of
@@ -28,9 +30,6 @@ class StudentConfig(Settings):
     tokenizer: str | None = setting(
         None, "Folder of a tokenizer or its name on the Hub, or corpus (trained on it); null is the teacher's."
     )
-    start: Literal["random", "neighbours"] = setting(
-        "random", "What a student of kind=config begins with: random weights, or heads that look at the words beside."
-    )
     path: str | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
-    custom: Component | None = setting(None, "The callable of kind=custom.")
+    custom: Component | None = setting(None, "The callable of init=custom.")

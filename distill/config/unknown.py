@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from distill.config.renamed import OPTIONS, new_name
+from distill.config.renamed import OPTIONS, other_name
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -83,8 +83,8 @@ def _no_such_setting(key: str, parent: Any) -> str:
     """
     if key in REMOVED:
         return f"{key} is not a setting any more: {REMOVED[key]}"
-    if (name := new_name(key)) is not None:
-        return f"{key} has another name now: give {name}"
+    if (line := other_name(key)) is not None:
+        return line
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
     nearest = did_you_mean(name, _names(parent), before)

@@ -1,16 +1,15 @@
 """A byte-level BPE tokenizer in the manner of GPT-2, trained on the corpus, the same from the same text every time."""
 
-import os
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.config.settings import CorpusConfig
-from distill.data.new_tokenizer import spool, tokenizer_of_corpus
+from distill.data.new_tokenizer import tokenizer_of_corpus
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
@@ -29,13 +28,16 @@ def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
     return tokenizer_of_corpus(corpus, "byte_bpe", train, SPECIAL)
 
 
-def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
-    """Writes a tokenizer.json of `vocab_size` pieces (fewer where the texts have fewer) to `path`, in one step.
+def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":
+    """A tokenizer of `vocab_size` pieces (fewer where the text has fewer) from a file of text.
 
     Any text comes back from its ids as it was (Sennrich, Haddow and Birch 2016; bytes as in Radford et al. 2019).
 
+    Args:
+        counts: of each character of the file, which bytes do without.
+
     Raises:
-        SettingError: `vocab_size` is too small, or there is no text.
+        SettingError: `vocab_size` is too small.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -45,20 +47,11 @@ def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    plain = path.with_suffix(f".{os.getpid()}.txt")
-    try:
-        if not spool(texts, plain):
-            raise SettingError(
-                "corpus.path: it holds no text to train a tokenizer on; check corpus.path and corpus.kind"
-            )
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[END],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        tokenizer.train([str(plain)], trainer)
-    finally:
-        plain.unlink(missing_ok=True)
-    with atomic(path) as new:
-        tokenizer.save(str(new))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train([str(plain)], trainer)
+    return tokenizer

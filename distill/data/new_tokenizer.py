@@ -1,6 +1,7 @@
 """A tokenizer trained on what a corpus does not hold out, kept in the cache."""
 
 import logging
+import os
 import re
 import time
 from collections import Counter
@@ -17,10 +18,14 @@ from distill.data.shards.groups import work_of
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
 from distill.data.unread import Unread
+from distill.runtime.errors import SettingError
+from distill.runtime.files import atomic
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+NO_TEXT = "corpus.path: it holds no text to train a tokenizer on; check corpus.path and corpus.kind"
 BLOCK = 16 << 10  # characters
 _LONG = re.compile(r"\w{1000,}")
 
@@ -28,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 def tokenizer_of_corpus(
-    corpus: CorpusConfig, algorithm: str, train: Callable[[Iterable[str], int, Path], None], special: dict[str, str]
+    corpus: CorpusConfig,
+    algorithm: str,
+    train: Callable[[Path, Counter[str], int], "Tokenizer"],
+    special: dict[str, str],
 ) -> "PreTrainedTokenizerFast":
     """A tokenizer of `corpus.vocab_size` pieces; `model_max_length` is left to the caller.
 
@@ -37,7 +45,7 @@ def tokenizer_of_corpus(
 
     Args:
         algorithm: its name in the cache.
-        train: writes a tokenizer.json of so many pieces, from texts, to a path.
+        train: makes a tokenizer of so many pieces from a file of text and the count of each of its characters.
         special: the names that transformers gives its special tokens, and these.
 
     Raises:
@@ -54,7 +62,7 @@ def tokenizer_of_corpus(
             begun = time.perf_counter()
             logger.info(f"training a tokenizer of {corpus.tokens.vocab_size:,} pieces on {text.describe()}")
             training = chain.from_iterable(_training_texts(each, corpus.tokens) for each in texts)
-            train(training, corpus.tokens.vocab_size, path)
+            write_tokenizer(train, training, corpus.tokens.vocab_size, path)
             logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
     return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
 
@@ -72,6 +80,26 @@ def _training_texts(text: Text, settings: TokensConfig) -> Iterator[str]:
                 yield from (stretch.text for held, stretch in rule.parts(document) if not held)
         unread.require_fields()
     Unread.together(found).check(text.path, text.setting, settings)
+
+
+def write_tokenizer(
+    train: Callable[[Path, Counter[str], int], "Tokenizer"], texts: Iterable[str], vocab_size: int, path: Path
+) -> None:
+    """Train a tokenizer on texts, and write it as a tokenizer.json to `path`, in one step.
+
+    Raises:
+        SettingError: `vocab_size` is too small, or there is no text.
+    """
+    plain = path.with_suffix(f".{os.getpid()}.txt")
+    try:
+        counts = spool(texts, plain)
+        if not counts:
+            raise SettingError(NO_TEXT)
+        tokenizer = train(plain, counts, vocab_size)
+    finally:
+        plain.unlink(missing_ok=True)
+    with atomic(path) as new:
+        tokenizer.save(str(new))
 
 
 def spool(texts: Iterable[str], path: Path) -> Counter[str]:

@@ -1,17 +1,15 @@
 """An uncased WordPiece tokenizer trained on the corpus, the same from the same text every time."""
 
-import os
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.config.settings import CorpusConfig
-from distill.data.new_tokenizer import spool, tokenizer_of_corpus
+from distill.data.new_tokenizer import NO_TEXT, tokenizer_of_corpus
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from tokenizers.normalizers import Normalizer
     from transformers import PreTrainedTokenizerFast
 
@@ -36,11 +34,14 @@ def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
     return tokenizer_of_corpus(corpus, "wordpiece", train, SPECIAL)
 
 
-def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
-    """Writes a tokenizer.json of `vocab_size` pieces (fewer where the texts have fewer) to `path`, in one step.
+def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":
+    """A tokenizer of `vocab_size` pieces (fewer where the text has fewer) from a file of text.
+
+    Args:
+        counts: of each character of the file.
 
     Raises:
-        SettingError: `vocab_size` is too small, or there is no text.
+        SettingError: `vocab_size` is too small, or the text is blank.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -49,21 +50,17 @@ def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    plain = path.with_suffix(f".{os.getpid()}.txt")
-    try:
-        characters = _alphabet(spool(texts, plain), tokenizer.normalizer, vocab_size)
-        # The trainer numbers `##x` pieces in the random order of a hash map, and breaks ties by number. Numbering them
-        # beforehand, as if they were special, makes the outcome the same every time.
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[*SPECIAL.values(), *characters, *(f"##{character}" for character in characters)],
-            initial_alphabet=characters,
-            limit_alphabet=len(characters),
-            show_progress=False,
-        )
-        tokenizer.train([str(plain)], trainer)
-    finally:
-        plain.unlink(missing_ok=True)
+    characters = _alphabet(counts, tokenizer.normalizer, vocab_size)
+    # The trainer numbers `##x` pieces in the random order of a hash map, and breaks ties by number. Numbering them
+    # beforehand, as if they were special, makes the outcome the same every time.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL.values(), *characters, *(f"##{character}" for character in characters)],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
+    tokenizer.train([str(plain)], trainer)
     trained = Tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token=SPECIAL["unk_token"]))
     trained.add_special_tokens(list(SPECIAL.values()))
     trained.normalizer, trained.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
@@ -71,8 +68,7 @@ def train(texts: Iterable[str], vocab_size: int, path: Path) -> None:
     trained.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    with atomic(path) as new:
-        trained.save(str(new))
+    return trained
 
 
 def _alphabet(counts: Counter[str], normalizer: "Normalizer", vocab_size: int) -> list[str]:
@@ -83,6 +79,6 @@ def _alphabet(counts: Counter[str], normalizer: "Normalizer", vocab_size: int) -
             if not each.isspace():
                 kept[each] += count
     if not kept:
-        raise SettingError("corpus.path: it holds no text to train a tokenizer on; check corpus.path and corpus.kind")
+        raise SettingError(NO_TEXT)
     common = sorted(kept, key=lambda character: (-kept[character], character))
     return sorted(common[: min(1000, vocab_size // 4)])

@@ -3,12 +3,15 @@
 Horovod 0.28.1 wants C++14 or C++17, which the headers of torch >= 2.13 (C++20) refuse. Its sources stay
 as they are: CMake learns through a toolchain file that all three mean C++20. Where there is a GPU it gets NCCL;
 HOROVOD_BUILD_CUDA_CC_LIST=80,90 builds for these GPUs where there is none, as in a container image.
+
+The wheel is kept in the user's cache folder, `$XDG_CACHE_HOME/distill/horovod`, and taken from there the next time.
 """
 
 import hashlib
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,18 +59,40 @@ def main() -> int:
     if _problem(gpu) is None:
         print(f"Horovod is here, {wanted}.")
         return 0
+    folder = _cache_folder(gpu, torch.__version__ + str(torch.version.git_version))
     try:
-        wheel = _built_wheel(gpu, torch.__version__ + str(torch.version.git_version))
-        _pip("install", "--force-reinstall", "--no-deps", str(wheel))
+        kept = next(folder.glob("*.whl"), None)
+        if kept is None or not _works_from(kept, gpu):
+            problem = _problem_of_wheel(_build(folder, gpu), gpu)
+            if problem is not None:
+                raise CannotBuild(f"Horovod was built but does not work ({problem}): mend that, and try again")
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1
-    if (problem := _problem(gpu)) is not None:
-        cure = f"mend that, or remove {wheel.parent}, and try again"
-        print(f"Horovod was built but does not work ({problem}): {cure}", file=sys.stderr)
-        return 1
     print(f"Horovod {VERSION} is installed, {wanted}.")
     return 0
+
+
+def _works_from(kept: Path, gpu: bool) -> bool:
+    """Install the wheel that was kept; whether it works."""
+    print(f"installing Horovod from the kept wheel {kept} ...", flush=True)
+    _pip("install", *NEEDED)
+    problem = _problem_of_wheel(kept, gpu)
+    if problem is not None:
+        print(f"The kept wheel does not work ({problem}): it is thrown away, and Horovod is built again.", flush=True)
+    return problem is None
+
+
+def _problem_of_wheel(wheel: Path, gpu: bool) -> str | None:
+    """Why Horovod does not work after this wheel is installed, which is then removed; None when it does."""
+    try:
+        _pip("install", "--force-reinstall", "--no-deps", str(wheel))
+        problem = _problem(gpu)
+    except CannotBuild as error:
+        problem = str(error)
+    if problem is not None:
+        wheel.unlink(missing_ok=True)
+    return problem
 
 
 def _problem(gpu: bool) -> str | None:
@@ -83,41 +108,50 @@ def _problem(gpu: bool) -> str | None:
     return None if not gpu or "nccl" in done.stdout else "it has no NCCL"
 
 
-def _built_wheel(gpu: bool, torch_version: str) -> Path:
-    """The wheel for this Python and torch, from the cache or built now (about 3 minutes on two cores)."""
+def _cache_folder(gpu: bool, torch_version: str) -> Path:
+    """Where the wheel is kept for this Python, torch and compiler, and for how Horovod is built here."""
+    compiler = _compiler()
+    version = compiler and subprocess.run([*shlex.split(compiler), "--version"], capture_output=True).stdout
     gpus = f"{gpu}{os.environ.get(CAPABILITIES, '')}"
-    what = f"{VERSION} {sys.version} {platform.machine()} {torch_version} {gpus} {_has_mpi()}"
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "distill" / "horovod"
-    folder = cache / hashlib.sha256(what.encode()).hexdigest()[:16]
-    if not any(folder.glob("*.whl")):
-        environment = {**os.environ, **_build_settings(gpu)}
-        _pip("install", *NEEDED)
-        print(f"building Horovod {VERSION} (minutes, not hours) ...", flush=True)
-        with tempfile.TemporaryDirectory() as scratch:
-            toolchain = Path(scratch, "toolchain.cmake")
-            toolchain.write_text(TOOLCHAIN.format(folder=scratch))
-            Path(scratch, "standard.cmake").write_text(STANDARD)
-            environment["CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
-            if gpu:
-                environment |= _nccl_settings(Path(scratch))
-            wheels = Path(scratch, "wheels")
-            # pip's own cache of wheels knows nothing of the torch that a wheel was built against.
-            options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
-            _pip("wheel", *options, "--wheel-dir", str(wheels), f"horovod=={VERSION}", environment=environment)
-            folder.mkdir(parents=True, exist_ok=True)
-            for wheel in wheels.glob("*.whl"):
-                shutil.copy(wheel, folder)
+    what = [VERSION, sys.version, platform.machine(), torch_version, version, gpus, _has_mpi(), TOOLCHAIN, STANDARD]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "distill" / "horovod"
+    return cache / hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+
+
+def _build(folder: Path, gpu: bool) -> Path:
+    """Build the wheel (about 3 minutes on two cores) and keep it in that folder."""
+    environment = {**os.environ, **_build_settings(gpu)}
     _pip("install", *NEEDED)
-    return next(folder.glob("*.whl"))
+    print(f"building Horovod {VERSION} (minutes, not hours) ...", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The wheel is built beside its place: who looks for one there meanwhile finds a whole one or none.
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(dir=folder) as wheels:
+        toolchain = Path(scratch, "toolchain.cmake")
+        toolchain.write_text(TOOLCHAIN.format(folder=scratch))
+        Path(scratch, "standard.cmake").write_text(STANDARD)
+        environment["CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
+        if gpu:
+            environment |= _nccl_settings(Path(scratch))
+        # pip's own cache of wheels knows nothing of the torch that a wheel was built against.
+        options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
+        _pip("wheel", *options, "--wheel-dir", wheels, f"horovod=={VERSION}", environment=environment)
+        built = next(Path(wheels).glob("*.whl"))
+        return built.replace(folder / built.name)
+
+
+def _compiler() -> str | None:
+    """The C++ compiler that the build takes, as a command; None where there is none."""
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ["c++", "g++", "clang++"]), None)
+    return compiler if compiler and shutil.which(shlex.split(compiler)[0]) else None
 
 
 def _build_settings(gpu: bool) -> dict[str, str]:
     """Environment of the build. Raises CannotBuild when a tool is missing."""
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ["c++", "g++", "clang++"]), None)
-    if compiler is None or shutil.which(compiler.split()[0]) is None:
+    compiler = _compiler()
+    if compiler is None:
         raise CannotBuild("Horovod needs a C++ compiler: install one (Debian: apt-get install g++) or set CXX")
     probe = subprocess.run(
-        [*compiler.split(), "-std=c++20", "-x", "c++", "-fsyntax-only", "-"],
+        [*shlex.split(compiler), "-std=c++20", "-x", "c++", "-fsyntax-only", "-"],
         input="#include <concepts>\n",
         capture_output=True,
         text=True,

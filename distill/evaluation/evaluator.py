@@ -8,7 +8,16 @@ from torch import Tensor
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed.shard import head_outlasts_forward
-from distill.evaluation.measures import KEPT_BYTES, KeptRows, Measure, Pass, ProgressCallback, Scoring, chunk_rows
+from distill.evaluation.measures import (
+    KEPT_BYTES,
+    Byproducts,
+    KeptRows,
+    Measure,
+    Pass,
+    ProgressCallback,
+    Scoring,
+    chunk_rows,
+)
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet
@@ -108,7 +117,7 @@ class Evaluator:
                     by_row = self._row_sums(data) if run.by_row and losses is not None else None
                     title = run.measures[0].title.lower()
                     with self._progress(f"{label}, {title} on {data.name}", run.size(data), run.unit) as done:
-                        values = run.score(reader, data, done, by_row, kept if run.keeps else None)
+                        values = run.score(reader, data, done, Byproducts(by_row, kept if run.keeps else None))
                     if by_row is not None and losses is not None:
                         losses[run.measures[0].name, data.name] = by_row.result()
                     for name, value in values.items():

@@ -9,7 +9,7 @@ Shapes: R texts, S positions, B copies of them with one position scored each, E 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -28,10 +28,6 @@ from distill.models.loaded import LoadedModel, loaded
 from distill.runtime.errors import SettingError
 
 METHODS = ("original", "within_word_l2r")
-REDUCTIONS: dict[str, Callable[[tuple[float, ...]], float]] = {
-    "sum": math.fsum,
-    "mean": lambda values: math.fsum(values) / len(values) if values else math.nan,
-}
 
 
 @dataclass(frozen=True)
@@ -53,12 +49,12 @@ class TextScore:
     @property
     def total(self) -> float:
         """The (pseudo-)log-likelihood of the text, the sum over its tokens."""
-        return REDUCTIONS["sum"](self.log_probs)
+        return math.fsum(self.log_probs)
 
     @property
     def mean(self) -> float:
         """The same for a token; not a number for a text without any."""
-        return REDUCTIONS["mean"](self.log_probs)
+        return self.total / len(self.log_probs) if self.log_probs else math.nan
 
     @property
     def perplexity(self) -> float:
@@ -66,56 +62,31 @@ class TextScore:
         return float(self.base**-self.mean)
 
 
-Reduction = str | Callable[[tuple[float, ...]], float]
+Model = str | Path | LoadedModel  # as `score` takes it
 
 
+# fmt: off
 @overload
 def score(
-    text: str,
-    model: str | Path | LoadedModel,
-    *,
-    method: str = ...,
-    bos: bool = ...,
-    base: float = ...,
-    reduction: None = None,
-    batch_size: int = ...,
+    text: str, model: Model, *, method: str = ..., bos: bool = ..., base: float = ..., batch_size: int = ...,
     device: str = ...,
 ) -> TextScore: ...
 @overload
 def score(
-    text: list[str],
-    model: str | Path | LoadedModel,
-    *,
-    method: str = ...,
-    bos: bool = ...,
-    base: float = ...,
-    reduction: None = None,
-    batch_size: int = ...,
+    text: list[str], model: Model, *, method: str = ..., bos: bool = ..., base: float = ..., batch_size: int = ...,
     device: str = ...,
 ) -> list[TextScore]: ...
-@overload
+# fmt: on
 def score(
     text: str | Sequence[str],
-    model: str | Path | LoadedModel,
-    *,
-    method: str = ...,
-    bos: bool = ...,
-    base: float = ...,
-    reduction: Reduction,
-    batch_size: int = ...,
-    device: str = ...,
-) -> Any: ...
-def score(
-    text: str | Sequence[str],
-    model: str | Path | LoadedModel,
+    model: Model,
     *,
     method: str = "original",
     bos: bool = True,
     base: float = math.e,
-    reduction: Reduction | None = None,
     batch_size: int = 64,
     device: str = "auto",
-) -> Any:
+) -> TextScore | list[TextScore]:
     """The (pseudo-)log-likelihood of a text, or of each of several, token by token.
 
     Special tokens around a text are seen and not scored. The model computes in fp32; the softmax is taken in float64.
@@ -128,19 +99,18 @@ def score(
         bos: of causal models: whether a text begins behind the beginning-of-text token, or the end-of-text token of a
             model without one; else its first token, which then follows nothing, is not scored.
         base: of the logarithm: e for nats, 2 for bits, 10.
-        reduction: None for a `TextScore`; `sum`, `mean` or a function of the tuple of log-probabilities for a number.
         batch_size: rows, or masked copies of rows, that are computed at once.
         device: as `distill.load_model` takes it, where `model` is not loaded yet.
 
     Returns:
-        A `TextScore` or a number for one text; a list of them, in the order of the texts, for several.
+        A `TextScore` for one text; a list of them, in the order of the texts, for several.
 
     Raises:
         SettingError: the model is neither causal nor masked, a text is longer than its rows, or an option does not fit.
     """
     lm = loaded(model, device)
     texts = [text] if isinstance(text, str) else list(text)
-    _check(lm, method, bos, base, reduction, batch_size)
+    _check(lm, method, bos, base, batch_size)
     names: list[list[str]] = [[] for _ in texts]
     values: list[list[float]] = [[] for _ in texts]
     with lm.evaluating():
@@ -152,14 +122,10 @@ def score(
         TextScore(one, tuple(tokens), tuple(log_probs), base)
         for one, tokens, log_probs in zip(texts, names, values, strict=True)
     ]
-    if reduction is None:
-        return scores[0] if isinstance(text, str) else scores
-    reduce = REDUCTIONS[reduction] if isinstance(reduction, str) else reduction
-    reduced = [reduce(score.log_probs) for score in scores]
-    return reduced[0] if isinstance(text, str) else reduced
+    return scores[0] if isinstance(text, str) else scores
 
 
-def _check(lm: LoadedModel, method: str, bos: bool, base: float, reduction: Reduction | None, batch_size: int) -> None:
+def _check(lm: LoadedModel, method: str, bos: bool, base: float, batch_size: int) -> None:
     if lm.kind not in (MASKED, CAUSAL):
         raise SettingError(
             f"model={lm.path} is a {lm.kind.noun}, which gives texts no probability: choose a masked or a causal "
@@ -173,8 +139,6 @@ def _check(lm: LoadedModel, method: str, bos: bool, base: float, reduction: Redu
         raise SettingError(f"bos=False is for causal models, and model={lm.path} is masked: leave it out")
     if not (base > 0 and math.isfinite(base)) or base == 1:
         raise SettingError(f"base={base} is no base of a logarithm: give math.e, 2 or 10")
-    if isinstance(reduction, str) and reduction not in REDUCTIONS:
-        raise SettingError(f"reduction={reduction} is not known: choose {', '.join(REDUCTIONS)}, or give a function")
     if batch_size < 1:
         raise SettingError(f"batch_size={batch_size}: give 1 or more")
 

@@ -31,7 +31,7 @@ def attend_to_neighbours(model: Any) -> None:
     positions = model.base_model.embeddings.position_embeddings.weight
     width, size = positions.shape[1], len(query) // heads
     if size % 2 or width % 2:
-        raise SettingError(f"student.start=neighbours needs heads of even size, not {size}: choose other heads")
+        raise SettingError(f"student.init=neighbours needs heads of even size, not {size}: choose other heads")
     count = width // 2
     frequencies = math.pi * torch.arange(1, count + 1) / (count + 1)
     angles = torch.arange(len(positions))[:, None] * frequencies
@@ -66,7 +66,7 @@ def _first_attention(model: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
     if family == "albert":
         attention = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention
         return attention.query.weight, attention.key.weight, attention.num_attention_heads
-    raise SettingError(f"student.start=neighbours is for bert, distilbert and albert, not for {family}: use random")
+    raise SettingError(f"student.init=neighbours is for bert, distilbert and albert, not for {family}: use random")
 
 
 def _keep_embeddings(mapping: torch.Tensor) -> None:

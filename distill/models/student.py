@@ -26,6 +26,7 @@ from distill.runtime.nearest import choose
 
 logger = logging.getLogger(__name__)
 
+NEW = ("random", "neighbours")  # values of `student.init` that read no saved weights
 DROPOUT = 0.1  # of models that are made here, unless another is given
 
 # What the families of transformers raise for sizes that do not fit each other.
@@ -63,13 +64,13 @@ def make_student(
             `check_student` is then left to the caller, once the student is divided between ranks.
 
     Raises:
-        SettingError: a kind that is not known or needs what is not there, or rows too long for either model.
+        SettingError: a start that is not known or needs what is not there, or rows too long for either model.
     """
-    if settings.kind == "layers":
+    if settings.init == "layers":
         model = _from_layers(settings, teacher, kind, mapped)
-    elif settings.kind == "config":
+    elif settings.init in NEW:
         model = _from_config(settings, tokenizer, length, kind)
-    elif settings.kind == "pretrained":
+    elif settings.init == "pretrained":
         model = _from_pretrained(settings, tokenizer, kind, mapped)
     else:
         model = _custom(settings, teacher, tokenizer, length)
@@ -98,7 +99,7 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
     """The tokenizer that `student.tokenizer` names, or that a saved student brings along; None: it has none."""
     if settings.tokenizer is not None:
         return load_tokenizer("student.tokenizer", settings.tokenizer, kind)
-    if settings.kind != "pretrained":
+    if settings.init != "pretrained":
         return None
     return load_tokenizer("student.path", _path(settings), kind, HubOptions(None, settings.trust_remote_code))
 
@@ -106,12 +107,12 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
 def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
     if teacher is None:
         raise SettingError(
-            "student.kind=layers takes layers of a teacher, but teacher.kind=none: name one, as in teacher=bundled or "
-            "teacher=pretrained teacher.path=FOLDER, or choose student.kind=config, which starts from random weights"
+            "student.init=layers takes layers of a teacher, but teacher.kind=none: name one, as in teacher=bundled or "
+            "teacher=pretrained teacher.path=FOLDER, or choose student.init=random, which starts from new weights"
         )
     if not isinstance(teacher, PreTrainedModel):
         raise SettingError(
-            f"student.kind=layers takes layers of a transformers model, and the teacher is a {type(teacher).__name__}: "
+            f"student.init=layers takes layers of a transformers model, and the teacher is a {type(teacher).__name__}: "
             "build the student in a function of your own, student=custom student._target_=..."
         )
     available = teacher.config.num_hidden_layers
@@ -153,7 +154,7 @@ def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, 
         raise
     except (*UNFIT, StrictDataclassError) as error:
         raise SettingError(
-            f"student.kind=layers with student.config={settings.config} makes no {type(teacher).__name__} "
+            f"student.init=layers with student.config={settings.config} makes no {type(teacher).__name__} "
             f"({first_line(error)}); leave the layers' parts alone, or build the student in a function of your own, "
             "student=custom student._target_=..."
         ) from error
@@ -162,7 +163,7 @@ def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, 
 def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, length: int, kind: ModelKind) -> Any:
     if settings.architecture == "same":
         raise SettingError(
-            "student.architecture=same with student.kind=config: name a transformers model type, e.g. bert"
+            f"student.architecture=same with student.init={settings.init}: name a transformers model type, e.g. bert"
         )
     special = {
         f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
@@ -172,7 +173,7 @@ def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, le
     positions = length + position_offset(settings.architecture, tokenizer.pad_token_id)
     defaults = {"vocab_size": len(tokenizer), "max_position_embeddings": positions}
     model = _build(settings.architecture, {**special, **defaults}, settings, kind)
-    if settings.start == "neighbours":
+    if settings.init == "neighbours":
         attend_to_neighbours(model)
     return model
 
@@ -224,14 +225,14 @@ def _changes(config: Any, settings: StudentConfig, kind: ModelKind) -> dict[str,
     """What `student.dropout` and `student.config` change of a configuration."""
     check_fields(config, settings.config)
     dropout = settings.dropout
-    if dropout is None and settings.kind != "pretrained":
+    if dropout is None and settings.init != "pretrained":
         dropout = DROPOUT
     return {**({} if dropout is None else dict.fromkeys(dropout_names(config, kind), dropout)), **settings.config}
 
 
 def _path(settings: StudentConfig) -> str:
     if settings.path is None:
-        raise SettingError("student.path=null with student.kind=pretrained: give a folder or a name on the Hub")
+        raise SettingError("student.path=null with student.init=pretrained: give a folder or a name on the Hub")
     return settings.path
 
 
@@ -263,13 +264,13 @@ def check_student_settings(settings: StudentConfig) -> None:
             raise SettingError(
                 f"student.frozen={settings.frozen}: {part} is neither {EMBEDDINGS} nor the number of a layer, from 0"
             )
-    if settings.kind == "pretrained" and settings.path is None:
-        raise SettingError("student.path=null with student.kind=pretrained: give a folder or a name on the Hub")
-    if settings.kind == "config" and settings.architecture == "same":
+    if settings.init == "pretrained" and settings.path is None:
+        raise SettingError("student.path=null with student.init=pretrained: give a folder or a name on the Hub")
+    if settings.init in NEW and settings.architecture == "same":
         raise SettingError(
-            "student.architecture=same with student.kind=config: name a transformers model type, e.g. bert"
+            f"student.architecture=same with student.init={settings.init}: name a transformers model type, e.g. bert"
         )
-    if settings.kind in ("config", "layers") and settings.architecture != "same":
+    if settings.init in (*NEW, "layers") and settings.architecture != "same":
         check_fields(family(settings.architecture), settings.config)
 
 

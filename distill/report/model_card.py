@@ -26,6 +26,7 @@ METRICS = {
     "pearson": "pearsonr",
     "spearman": "spearmanr",
 }
+KINDS = {"layers": "baseline", "pretrained": "continued", "random": "pre-trained", "neighbours": "pre-trained"}
 UNSAID = "Before it is published, say under which licence and for which languages, as license and language at its top."
 AS_IT_STANDS = "In this folder, with this card:"
 FROM_PYTHON = "Or from Python after the lines under Use, without this card:"
@@ -89,8 +90,8 @@ def kind_of_run(record: Record) -> str:
         return "fine-tuned"
     if record.teacher:
         return "distilled"
-    start = (record.student.start.kind if record.student else None) or identity.get("student.kind")
-    return {"layers": "baseline", "pretrained": "continued", "config": "pre-trained"}.get(str(start), "")
+    start = (record.student.start.init if record.student else None) or identity.get("student.init")
+    return KINDS.get(str(start), "")
 
 
 def _use(record: Record) -> Use:

@@ -50,13 +50,13 @@ def _start(record: Record) -> str:
         return ""
     start = record.student.start
     what = "The student" if record.teacher else "The model"
-    match start.kind:
+    match start.init:
         case "layers":
             names = [str(layer) for layer in start.layers]
             which = f"layer{'s' * (len(names) > 1)} {listed(names)} of " if names else ""
             without = "" if record.teacher else ", and learned without it"
             return f"{what} started from {which}{start.source or 'a teacher'}{without}."
-        case "config":
+        case "random" | "neighbours":
             return f"{what} started from new weights."
         case "pretrained":
             return f"{what} started from {start.source or 'a saved model'}."

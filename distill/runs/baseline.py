@@ -125,7 +125,7 @@ def settled_baseline(baseline: BaselineRun | None, config: Config) -> BaselineRu
     if baseline is None:
         return None
     layers, here = baseline.record.student.start.layers if baseline.record.student else [], config.student.layers
-    if config.student.kind == "layers" and isinstance(here, list) and layers and layers != here:
+    if config.student.init == "layers" and isinstance(here, list) and layers and layers != here:
         raise SettingError(
             f"evaluate.baseline={config.evaluate.baseline} is no baseline of this run: its "
             f"student started from layers {layers}, "
@@ -150,7 +150,7 @@ def _pair(name: str, before: Any, now: Any) -> str:
 
 def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In what the two students, or the weights that they start from, differ."""
-    if "student.kind" not in before:
+    if "student.init" not in before:
         return []
     names = [name for name in sorted({*before, *now}) if name.startswith("student.")]
     names = [name for name in names if name not in ("student.digest", "student.config")]  # the latter stands for {}
@@ -171,7 +171,7 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _start_digest(identity: dict[str, Any]) -> Any:
     """The digest of what a student starts from; None where that is the seed alone."""
-    if identity.get("student.kind") != "layers":
+    if identity.get("student.init") != "layers":
         return identity.get("student.digest")
     members = identity.get("teacher.members") or []
     return identity.get(f"teacher.members.{members[0]}.digest" if members else "teacher.digest")

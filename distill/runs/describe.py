@@ -116,14 +116,14 @@ def call_of(make: Component, length: int) -> str:
 def _start(config: Config, pair: Pair) -> facts.Start:
     """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
     settings = config.student
-    if settings.kind != "layers":
-        return facts.Start(kind=settings.kind, source=settings.path)
+    if settings.init != "layers":
+        return facts.Start(init=settings.init, source=settings.path)
     first, layers, search = pair.teachers[0], list[Any](), None
     if settings.layers != AUTO:  # else nobody knows any more
         layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)
     if pair.built.search:
         search = from_json(facts.LayerSearch, to_json(pair.built.search))
-    return facts.Start(kind=settings.kind, source=first.title, layers=layers, search=search)
+    return facts.Start(init=settings.init, source=first.title, layers=layers, search=search)
 
 
 def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:

@@ -50,13 +50,13 @@ def divide_models(
     return skeleton
 
 
-def new_weights(ranks: Ranks, kind: str) -> AbstractContextManager[None]:
+def new_weights(ranks: Ranks, init: str) -> AbstractContextManager[None]:
     """Where a new student is to be divided its weights lie in a temporary file until then, and not in the memory.
 
     Args:
-        kind: of the student, as `student.kind` names it; of some kinds they lie in files already.
+        init: of the student, `student.init`; saved weights and those of a teacher lie in files already.
     """
-    new = "student" in ranks.divides and kind in ("config", "custom")
+    new = "student" in ranks.divides and init in ("random", "neighbours", "custom")
     return parameters_in_file() if new else nullcontext()
 
 

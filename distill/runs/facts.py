@@ -124,10 +124,15 @@ class LayerSearch:
 class Start:
     """What the student was before its first step."""
 
-    kind: str | None = None
+    init: str | None = field(default=None, metadata=stored(earlier="kind"))
     source: str | None = field(default=None, metadata=stored("from"))
     layers: list[Any] = field(default_factory=list, metadata=stored(sparse=True))
     search: LayerSearch | None = field(default=None, metadata=stored(sparse=True))
+
+    def __post_init__(self) -> None:
+        """Earlier releases called new weights after the configuration that they are made from."""
+        if self.init == "config":
+            self.init = "random"
 
 
 @dataclass

@@ -103,7 +103,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
 
     Also a student whose layers are to be found is built once, to refuse what does not fit; none of it is kept.
     """
-    teacher_kind = task.teacher_kind(config.student.kind)
+    teacher_kind = task.teacher_kind(config.student.init)
     teachers, shared = load_members(config, teacher_kind, ranks.device, "teacher" in ranks.divides)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
@@ -116,7 +116,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         with errors_of(member.name):
             check_vocabulary(member.model, None, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
-    waits = config.student.kind == "layers" and config.student.layers == AUTO
+    waits = config.student.init == "layers" and config.student.layers == AUTO
     built = None if waits else BuiltStudent(student, None, divided(config, teachers, student, task, ranks))
     if task.kind.causal and config.corpus.tokens.cross_documents:
         for member in teachers:
@@ -134,13 +134,13 @@ def new_student(
     """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
     torch.manual_seed(config.seed)
     length, mapped = config.corpus.tokens.sequence_length, "student" in ranks.divides
-    with new_weights(ranks, config.student.kind):
+    with new_weights(ranks, config.student.init):
         return make_student(config.student, teacher, tokenizer, length, task.kind, mapped)
 
 
 def divided(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
     """Divide what the backend divides; gives the student's skeleton, where it is one of them."""
-    kinds = {"teacher": task.teacher_kind(config.student.kind), "student": task.kind}
+    kinds = {"teacher": task.teacher_kind(config.student.init), "student": task.kind}
     return divide_models(ranks, teachers, student, kinds, config.corpus.tokens.sequence_length)
 
 
@@ -177,7 +177,7 @@ def find_start(
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
     """The tokenizer that a run of these settings makes its rows with; no model is loaded for it."""
-    kind = task.teacher_kind(config.student.kind)
+    kind = task.teacher_kind(config.student.init)
     teachers = list(settings_by_member(config).items())[:1]  # several share one tokenizer
     for name, own in teachers:
         with errors_of(name):
@@ -198,7 +198,7 @@ def _digests(
             if own.kind == "custom"
             else saved_digest(teacher_path(own), member.model, shared, config.corpus.cache.cache)
         )
-    if config.student.kind in ("pretrained", "custom"):
+    if config.student.init in ("pretrained", "custom"):
         digests["student"] = model_digest(student)
     return digests
 
@@ -224,9 +224,9 @@ def _check_across_tokenizers(
     named = "tokenizer" if config.student.tokenizer is not None else "path"
     own_setting = f"student.{named}={getattr(config.student, named)}"
     differ = f"{own_setting} has another vocabulary ({len(own)} tokens) than the teacher ({len(teachers)})"
-    if config.student.kind == "layers":
+    if config.student.init == "layers":
         raise SettingError(
-            f"student.kind=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
+            f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
         )
     for name, term in terms.items():
         if term.needs_teacher and not term.across_tokenizers:
@@ -241,7 +241,7 @@ def _check_across_tokenizers(
 def load_baseline(config: Config, pair: Pair) -> Any:
     """The student of the run that `evaluate.baseline` names; of a callable of the user's it is of this run's class."""
     path = config.evaluate.baseline or ""
-    if config.student.kind != "custom":
+    if config.student.init != "custom":
         return load_pretrained("evaluate.baseline", path, pair.kind)
     skeleton = pair.built.skeleton
     baseline = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)

@@ -54,7 +54,7 @@ class Task(ABC):
         return cls()
 
     def teacher_kind(self, student: str) -> ModelKind:
-        """The models that it takes for teachers, for a student of this kind (`student.kind`)."""
+        """The models that it takes for teachers, for a student that starts so (`student.init`)."""
         return self.kind
 
     def read(self, config: Config, training: bool = True) -> Self:

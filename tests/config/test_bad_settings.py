@@ -71,16 +71,17 @@ student.dropout=nan
 student.layers=5
 student.layers=[]
 student.layers=evry_second
-student.kind=layrs
-student.kind=null
+student.init=layrs
+student.init=null
 student.path=
 student=bert ;; student.layers=[0,1]
 student.num_layers=0
 student=layers ;; student.num_layers=0
 student.tokenizer=/no/such
-student.start=neighbors
-student.start=fitted -> choose
-student.start=neighbours ;; student.frozen=[] -> student.start
+student.init=neighbors
+student.init=fitted -> choose
+student.init=config -> choose
+student=layers ;; student.init=neighbours -> student.architecture
 student.frozen=[head]
 student.frozen=[1.5]
 student.frozen=[-1]

@@ -20,7 +20,7 @@ def make() -> Config:
     return Config(
         corpus=tiny.corpus_config(kind="text", path="."),
         teacher=TeacherConfig(kind="pretrained", path="x"),
-        student=StudentConfig(kind="layers"),
+        student=StudentConfig(init="layers"),
         objective=tiny.objective_config(),
     )
 
@@ -105,14 +105,13 @@ BAD = [
     ("corpus.heldout", 1.0),
     ("teacher.kind", "borrowed"),
     ("student.path", "my_student"),
-    ("student.start", "neighbours"),
     ("teacher.cache.top_k", 0),
     ("teacher.cache.sampled", 0),
     ("teacher.cache.exponent", 0.0),
     ("teacher.cache.exponent", 1.5),
     ("teacher.cache.seed", -1),
     ("teacher.cache.gigabytes", 0.0),
-    ("student.kind", "grown"),
+    ("student.init", "grown"),
     ("tracker.kind", "pigeon"),
 ]
 
@@ -210,7 +209,7 @@ def test_an_objective_without_terms_is_refused() -> None:
 def test_no_teacher_but_terms_that_ask_one() -> None:
     config = make()
     config = change(config, "teacher.kind", "none")
-    config = change(config, "student", StudentConfig(kind="config", architecture="bert"))
+    config = change(config, "student", StudentConfig(init="random", architecture="bert"))
     assert "teacher.kind=none" in refused(config)
     config = change(config, "objective.soft.weight", 0.0)
     config = change(config, "objective.cosine.weight", 0.0)

@@ -23,6 +23,9 @@ OLD = {
     "evaluate.pseudo_perplexity.share=1": "evaluate.pseudo_perplexity.fraction",
     "evaluate.curve.rows=3": "evaluate.curve.sequences",
     "evaluate.twin=runs/x": "evaluate.baseline",
+    "student.kind=config": "student.init (config is random now)",
+    "student={kind: layers}": "student.init (",
+    "student.start=neighbours": "student.init (random and neighbours are values of it",
 }
 
 
@@ -50,3 +53,21 @@ def test_the_identity_of_an_earlier_run_is_read_by_the_names_of_today() -> None:
         "seed": 0,
     }
     assert new_name("train.steps") is None
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"student.kind": "config", "student.start": "neighbours"}, "neighbours"),
+        ({"student.kind": "config", "student.start": "random"}, "random"),
+        ({"student.kind": "config"}, "random"),  # of before there was that setting
+        ({"student.kind": "layers", "student.start": "random"}, "layers"),
+        ({"student.kind": "pretrained", "student.start": "random"}, "pretrained"),
+    ],
+)
+def test_where_the_weights_came_from_is_one_setting_now(before: dict[str, str], now: str) -> None:
+    assert renamed({"seed": 0, **before}) == {"seed": 0, "student.init": now}
+
+
+def test_a_student_of_a_callable_began_with_no_setting_of_ours() -> None:
+    assert renamed({"student._target_": "mine.make", "student.start": "random"}) == {"student._target_": "mine.make"}

@@ -218,12 +218,13 @@ from distill.data.sources import find_source, read
 import numpy, pyarrow.parquet
 from pathlib import Path
 from distill.data import byte_bpe
+from distill.data.new_tokenizer import write_tokenizer
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 settings = SourceConfig(kind=sys.argv[1], path=sys.argv[2])
 source = find_source(settings, "corpus", CacheConfig())
 texts = (document.text for shard in source.shards() for document in read(source, shard))
 if sys.argv[3] == "train":
-    byte_bpe.train(texts, 400, Path(sys.argv[2] + ".json"))
+    write_tokenizer(byte_bpe.train, texts, 400, Path(sys.argv[2] + ".json"))
 else:
     print(sum(map(len, texts)), file=sys.stderr)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)

@@ -12,7 +12,7 @@ from distributed import run_ranks
 from families import without_dropout
 from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config, plain_sgd, weights_of
 
-from distill.config.settings import BackendConfig, MaskingConfig, OptimizerConfig, TrainConfig
+from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
 from distill.distributed import fsdp, join_ranks
 from distill.distributed.shard import sharded_modules, whole
 from distill.optim.optimizers.lamb import Lamb
@@ -22,7 +22,7 @@ FAMILIES = ("bert", "distilbert", "roberta", "albert", "modernbert", "gpt2", "ll
 # Everything that a term can read: logits, inner hidden states, queries and keys, vectors of whole rows.
 EVERYTHING = objective_config(
     hidden_mse={"weight": 0.5}, relations={"weight": 0.1, "relation_heads": 4}, pooled={"weight": 0.3},
-    masking=MaskingConfig(mlm_probability=0.3),
+    masking={"mlm_probability": 0.3},
 )  # fmt: skip
 # The student is narrower than the teacher: there are projections, which are trained and not divided.
 NARROW = {"hidden_size": 16, "intermediate_size": 24}

@@ -1,17 +1,17 @@
-"""The set-up of Horovod: what is missing is said in one line; a second call is quick."""
+"""The set-up of Horovod: what is missing is said in one line; a second call is quick; a built wheel is kept."""
 
 import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from distill.distributed.install_horovod import CannotBuild, _build_settings, _cmake, _cuda_settings, _has_mpi
+from distill.distributed import install_horovod
+from distill.distributed.install_horovod import CannotBuild, _build_settings, _cmake, _cuda_settings, _has_mpi, main
 
 
 def folder_with(folder: Path, **programs: str) -> str:
@@ -52,11 +52,9 @@ def test_compiler_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "C++20" in refusal()
 
 
-@pytest.mark.skipif(
-    Path(sysconfig.get_paths()["scripts"], "cmake").exists(), reason="pip has installed CMake beside this Python"
-)
 def test_missing_cmake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", folder_with(tmp_path / "bin"))
+    monkeypatch.setattr(install_horovod, "_pip", no_pip)
     with pytest.raises(CannotBuild, match=r"CMake >= 3\.15: pip install cmake"):
         _cmake()
 
@@ -67,13 +65,16 @@ def test_cmake_of_the_machine_is_taken_when_new_enough(tmp_path: Path, monkeypat
     assert _cmake() == f"{path}/cmake"
 
 
-def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
-    """The whole command, on a machine without compiler and with an empty cache."""
-    if importlib.util.find_spec("horovod") is not None:
-        pytest.skip("Horovod is installed: nothing is built")
-    environment = {**os.environ, "PATH": folder_with(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path)}
-    done = install({**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
-    assert done.returncode == 1 and "C++ compiler" in done.stderr and len(done.stderr.splitlines()) == 1
+def test_the_command_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command, on a machine without Horovod and compiler, and with an empty cache."""
+    monkeypatch.setattr(install_horovod, "_problem", lambda gpu: "it is not installed")
+    monkeypatch.setenv("PATH", folder_with(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main() == 1
+    error = capsys.readouterr().err
+    assert "C++ compiler" in error and len(error.splitlines()) == 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
@@ -106,3 +107,105 @@ def test_gpus_that_are_not_here_can_be_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "80,90")
     assert _cuda_settings()["HOROVOD_BUILD_CUDA_CC_LIST"] == "80,90"
+
+
+def no_pip(*arguments: str, environment: dict[str, str] | None = None) -> None:
+    raise CannotBuild(f"pip {arguments[0]} failed")
+
+
+class Machine:
+    """A machine whose pip builds and installs a wheel of a few bytes, which works as long as these are `good`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache = folder / "distill" / "horovod"
+        self.builds = "good"  # the bytes of what pip builds here
+        self.built = 0
+        self.installed = b""
+
+    def pip(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        if arguments[0] == "wheel":
+            assert environment is not None and Path(environment["CMAKE_TOOLCHAIN_FILE"]).is_file()
+            self.built += 1
+            Path(arguments[arguments.index("--wheel-dir") + 1], "horovod-0.28.1-linux.whl").write_text(self.builds)
+        elif (wheel := Path(arguments[-1])).suffix == ".whl":
+            self.installed = wheel.read_bytes()
+            if self.installed == b"cut":
+                raise CannotBuild("pip install failed; its output is in a file")
+
+    def problem(self, gpu: bool) -> str | None:
+        return None if self.installed == b"good" else "undefined symbol: _ZN3c10"
+
+    def new_environment(self) -> None:
+        self.installed = b""
+
+    @property
+    def kept(self) -> list[Path]:
+        return [path for path in self.cache.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path)
+    monkeypatch.setattr(install_horovod, "_pip", made.pip)
+    monkeypatch.setattr(install_horovod, "_problem", made.problem)
+    monkeypatch.setattr(install_horovod, "_build_settings", lambda gpu: {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return made
+
+
+def test_the_wheel_is_kept_for_the_next_environment(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0 and "building Horovod" in capsys.readouterr().out
+    assert [path.read_text() for path in machine.kept] == ["good"]
+    machine.new_environment()
+    assert main() == 0 and machine.built == 1 and machine.installed == b"good"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"installing Horovod from the kept wheel {machine.kept[0]} ..." and len(lines) == 2
+
+
+@pytest.mark.parametrize("content", ["cut", "of another torch"])
+def test_a_kept_wheel_that_does_not_work_is_built_again(
+    machine: Machine, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether pip refuses it or it does not import."""
+    assert main() == 0
+    machine.kept[0].write_text(content)
+    machine.new_environment()
+    assert main() == 0 and machine.built == 2
+    assert "it is thrown away, and Horovod is built again" in capsys.readouterr().out
+    assert [path.read_text() for path in machine.kept] == ["good"]
+
+
+def test_a_wheel_that_never_worked_is_not_kept(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.builds = "bad"
+    assert main() == 1 and machine.kept == []
+    assert capsys.readouterr().err == (
+        "Horovod was built but does not work (undefined symbol: _ZN3c10): mend that, and try again\n"
+    )
+
+
+def test_a_build_that_fails_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install_horovod, "_pip", no_pip)
+    assert main() == 1 and machine.kept == []
+
+
+def test_wheels_are_kept_by_what_they_were_built_with(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def changed(what: str) -> int:
+        """How often Horovod has been built, once there is a new environment."""
+        machine.new_environment()
+        assert main() == 0, what
+        return machine.built
+
+    assert changed("nothing") == 1 and changed("nothing") == 1
+    monkeypatch.setattr(torch, "__version__", "3.0")
+    assert changed("torch") == 2
+    monkeypatch.setattr(sys, "version", "3.99")
+    assert changed("python") == 3
+    monkeypatch.setenv("CXX", str(Path(folder_with(tmp_path / "bin", g__="echo g++ 99.1"), "g++")))
+    assert changed("compiler") == 4
+    monkeypatch.setattr(install_horovod, "STANDARD", "set(x)")
+    assert changed("patch") == 5 and changed("nothing") == 5
+    assert len(machine.kept) == 5

@@ -30,10 +30,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def student(family: str, fields: dict[str, Any], start: str = "random") -> Any:
+def student(family: str, fields: dict[str, Any], init: str = "random") -> Any:
     torch.manual_seed(5)
     kind = CAUSAL if family in ("gpt2", "llama") else MASKED
-    settings = StudentConfig(kind="config", architecture=family, config=fields, start=start)
+    settings = StudentConfig(init=init, architecture=family, config=fields)
     return make_student(settings, None, make_tokenizer(), 16, kind, mapped=True)
 
 
@@ -51,9 +51,9 @@ def test_the_numbers_are_those_of_a_student_in_memory(family: str) -> None:
 
 
 def test_a_start_that_changes_weights_in_place() -> None:
-    plain = student("bert", SMALL, start="neighbours")
+    plain = student("bert", SMALL, init="neighbours")
     with parameters_in_file():
-        made = student("bert", SMALL, start="neighbours")
+        made = student("bert", SMALL, init="neighbours")
     for one, other in zip(plain.parameters(), made.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -79,7 +79,7 @@ def on_a_rank() -> dict[str, Any]:
     student("bert", SMALL)  # imports
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = {kind: resident(kind) for kind in ("RssAnon", "VmHWM")}
-    with new_weights(ranks, "config"):
+    with new_weights(ranks, "random"):
         made = student("bert", LARGE)
     found: dict[str, Any] = {kind: resident(kind) - value for kind, value in before.items()}
     found["size"] = sum(parameter.nbytes for parameter in made.parameters()) / MB

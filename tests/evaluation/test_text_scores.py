@@ -82,13 +82,10 @@ def test_causal_models(causal: LoadedModel, bos: bool) -> None:
             assert_alike(each, naive_causal(causal, text, bos) if text else [])
 
 
-def test_bases_and_reductions(masked: LoadedModel) -> None:
+def test_bases_and_sums(masked: LoadedModel) -> None:
     nats, bits = score("the cat", masked), score("the cat", masked, base=2)
     assert bits.total == pytest.approx(nats.total / math.log(2)) and bits.perplexity == pytest.approx(nats.perplexity)
     assert nats.mean == pytest.approx(nats.total / len(nats.tokens)) == pytest.approx(-math.log(nats.perplexity))
-    assert score("the cat", masked, reduction="sum") == pytest.approx(nats.total)
-    assert score(["the cat"] * 2, masked, reduction="mean") == pytest.approx([nats.mean] * 2)
-    assert score(["the cat"], masked, reduction=min) == pytest.approx([min(nats.log_probs)])
     assert score([], masked) == [] and math.isnan(score("", masked).mean) and score("", masked).total == 0
 
 
@@ -107,7 +104,6 @@ def test_a_model_in_training_mode_is_scored_without_dropout_and_left_as_it_was(m
         ({"method": "l2r"}, r"^method=l2r is not known: choose original or within_word_l2r"),
         ({"bos": False}, r"^bos=False is for causal models"),
         ({"base": 1}, r"^base=1 is no base"),
-        ({"reduction": "max"}, r"^reduction=max is not known: choose sum, mean"),
         ({"batch_size": 0}, r"^batch_size=0"),
     ],
 )

@@ -54,7 +54,7 @@ def test_its_lower_layers_are_where_a_student_starts_best(kind: str, count: int)
     ids = tokenizer(" ".join(topics.values())[:60_000], add_special_tokens=False)["input_ids"]
     rows = np.array(ids[: 64 * 32]).reshape(64, 32).astype(np.uint16)
     masks = masked_lm(MaskingConfig(smoothing=0.0), tokenizer, np.ones(len(tokenizer), np.int64))
-    settings = StudentConfig(kind="layers", architecture="distilbert", layers="auto", num_layers=count)
+    settings = StudentConfig(init="layers", architecture="distilbert", layers="auto", num_layers=count)
     with Single(BackendConfig(device="cpu"), alone=True) as ranks:
         batches = make_batches(rows, masks, batch_size=16, accumulate=1, seed=0)
         prediction = Prediction(MASKED, "mlm", len(tokenizer), "fp32")

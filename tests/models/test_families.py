@@ -69,7 +69,7 @@ def kind_of(case: str) -> kind.ModelKind:
 
 
 def student_of(case: str, layers: Any, **settings: Any) -> Any:
-    wanted = StudentConfig(kind="layers", layers=layers, dropout=0.0, **settings)
+    wanted = StudentConfig(init="layers", layers=layers, dropout=0.0, **settings)
     return make_student(wanted, _made(case), None, 12, kind_of(case))  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ def test_every_head_of_the_first_layer_attends_to_its_offset(family: str) -> Non
     config = {"dim": 128, "n_heads": 4} if family == "distilbert" else {"hidden_size": 128, "num_attention_heads": 4}
     if family == "albert":
         config |= {"embedding_size": 64, "num_hidden_layers": 2, "intermediate_size": 256}
-    settings = StudentConfig(kind="config", architecture=family, start="neighbours", dropout=0.0, config=config)
+    settings = StudentConfig(init="neighbours", architecture=family, dropout=0.0, config=config)
     model = make_student(settings, None, tiny.make_tokenizer(), 48).eval()
     model.set_attn_implementation("eager")
     ids = torch.randint(5, model.config.vocab_size, (4, 48))
@@ -29,5 +29,5 @@ def test_every_head_of_the_first_layer_attends_to_its_offset(family: str) -> Non
 
 
 def test_a_family_without_learned_positions_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"student\.start=neighbours"):
+    with pytest.raises(SettingError, match=r"student\.init=neighbours"):
         attend_to_neighbours(tiny.make_model("modernbert", 2))

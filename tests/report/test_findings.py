@@ -114,18 +114,18 @@ def test_several_teachers_are_compared_as_they_are_together(results: dict[str, A
     ("start", "teacher", "expected"),
     [
         (
-            {"kind": "layers", "from": "runs/big", "layers": [0, 2, 5]},
+            {"init": "layers", "from": "runs/big", "layers": [0, 2, 5]},
             True,
             "student started from layers 0, 2 and 5 of",
         ),
         (
-            {"kind": "layers", "from": "runs/big", "layers": [0]},
+            {"init": "layers", "from": "runs/big", "layers": [0]},
             False,
             "model started from layer 0 of runs/big, and le",
         ),
-        ({"kind": "pretrained", "from": "runs/small"}, False, "The model started from runs/small."),
-        ({"kind": "config", "from": None}, True, "The student started from new weights."),
-        ({"kind": "custom", "from": None}, False, ""),
+        ({"init": "pretrained", "from": "runs/small"}, False, "The model started from runs/small."),
+        ({"init": "random", "from": None}, True, "The student started from new weights."),
+        ({"init": "custom", "from": None}, False, ""),
     ],
 )
 def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teacher: bool, expected: str) -> None:

@@ -34,13 +34,13 @@ def run(name: str, teacher: str | None = None, start: dict[str, Any] | None = No
     return {
         "recipe": "mine",
         "corpus": {"name": corpus, "sequence_length": 128},
-        "student": {"name": name, "start": start or {"kind": "config", "from": None}},
+        "student": {"name": name, "start": start or {"init": "random", "from": None}},
         "teacher": {"name": teacher} if teacher else None,
     }
 
 
-LAYERS = {"kind": "layers", "from": "/home/me/runs/big/student", "layers": [0, 2]}
-SAVED = {"kind": "pretrained", "from": "runs/albert_pretrain"}
+LAYERS = {"init": "layers", "from": "/home/me/runs/big/student", "layers": [0, 2]}
+SAVED = {"init": "pretrained", "from": "runs/albert_pretrain"}
 
 
 @pytest.mark.parametrize(

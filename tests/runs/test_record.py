@@ -15,7 +15,7 @@ from distill.runs.results_file import read_results, read_run, write_results
 from distill.runtime.errors import Damaged, SettingError
 
 EARLIER_KEYS = {"twin": "baseline", "milestones": "snapshots", "rows": "sequences", "bad": "invalid"}
-EARLIER_KEYS |= {"rows_per_step": "sequences_per_step", "first_bad": "first_invalid"}
+EARLIER_KEYS |= {"rows_per_step": "sequences_per_step", "first_bad": "first_invalid", "kind": "init"}
 EARLIER = Path(__file__).parent / "results_without_version.json"  # as a run has left it before records had versions
 
 

@@ -17,7 +17,7 @@ from distill.models.language_model import LanguageModel, OutputSpec
 from distill.teacher.retokenized import RetokenizedTeacher
 
 SPEC = OutputSpec(pooled=("mean",))
-BPE = ["student=bert", "student.start=random", "student.layers=null"]
+BPE = ["student=bert", "student.init=random", "student.layers=null"]
 TINY = "student.config={hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32}"
 POOLED = ["objective.soft.weight=0", "objective.cosine.weight=0", "+objective.pooled.weight=1"]
 
@@ -89,7 +89,7 @@ def test_a_run_across_tokenizers(done_pooled: Path, shelf: Shelf) -> None:
     ("arguments", "words"),
     [
         ([*BPE, TINY], ("objective.soft pairs tokens", "objective.pooled.weight=1")),
-        ([*POOLED], ("student.kind=layers", "student.tokenizer=null")),
+        ([*POOLED], ("student.init=layers", "student.tokenizer=null")),
     ],
 )
 def test_what_needs_pairs_of_tokens_is_refused(

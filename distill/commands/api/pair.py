@@ -243,9 +243,9 @@ def load_pair(
     assert tokenizer is not None
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        student = StudentConfig(kind="layers", layers=chosen, num_layers=num_layers)
+        student = StudentConfig(init="layers", layers=chosen, num_layers=num_layers)
     elif not isinstance(student, StudentConfig):
-        student = StudentConfig(kind="pretrained", path=str(student))
+        student = StudentConfig(init="pretrained", path=str(student))
     if student.layers == AUTO:
         raise SettingError("layers=auto looks at the rows of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)

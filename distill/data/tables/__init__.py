@@ -71,14 +71,14 @@ class LabelledTexts:
         return f"{len(self):,} examples of {self.name}{counted(self.left_out, 'left out')}"
 
 
-class Split(ABC):
-    """One split of labelled examples, as settings name it: a file of this package by `kind`."""
+@dataclass
+class Split(TableConfig, ABC):
+    """One split of labelled examples: a file of this package by `kind`, whose fields are its settings."""
 
-    def __init__(
-        self, path: str | None = None, hub: str | None = None, subset: str | None = None, split: str = "train"
-    ) -> None:
-        """As in TableConfig."""
-        self.where = TableConfig(path, hub, subset, split)
+    @property
+    def where(self) -> TableConfig:
+        """Where the examples lie."""
+        return TableConfig(self.path, self.hub, self.subset, self.split)
 
     @abstractmethod
     def read(self, setting: str, training: bool, like: Any | None = None) -> Any:

@@ -85,27 +85,13 @@ class Questions:
         return f"{len(self):,} questions of {self.name} (v{self.version}){end}"
 
 
+@dataclass
 class Squad(Split):
     """Questions of either version, and how their contexts are cut into windows."""
 
-    def __init__(
-        self,
-        path: str | None = None,
-        hub: str | None = None,
-        subset: str | None = None,
-        split: str = "train",
-        version: str = "1.1",
-        stride: int = 128,
-        max_query: int = 64,
-    ) -> None:
-        """
-        Args:
-            version: 1.1, or 2.0 with questions that the context does not answer.
-            stride: tokens from the beginning of one window of a context to that of the next.
-            max_query: tokens of a question; the rest is cut off.
-        """
-        super().__init__(path, hub, subset, split)
-        self.version, self.stride, self.max_query = version, stride, max_query
+    version: str = "1.1"  # or 2.0 with questions that the context does not answer
+    stride: int = 128  # tokens from the beginning of one window of a context to that of the next
+    max_query: int = 64  # tokens of a question; the rest is cut off
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> Questions:
         return read(self.where, self.version, setting, training)

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,35 +24,20 @@ class ColumnsConfig:
     quotes: bool | None = None  # whether fields may stand in quotation marks; null: in CSV files, not in TSV files
 
 
-class Table(Split):
+@dataclass
+class Table(ColumnsConfig, Split):
     """One split of a table of the user's."""
 
-    measures: tuple[str, ...] = ()  # those for classes, or for values
-
-    def __init__(
-        self,
-        path: str | None = None,
-        hub: str | None = None,
-        subset: str | None = None,
-        split: str = "train",
-        text: str = "text",
-        second: str | None = None,
-        label: str = "label",
-        regression: bool = False,
-        quotes: bool | None = None,
-    ) -> None:
-        """As in ColumnsConfig."""
-        super().__init__(path, hub, subset, split)
-        self.columns = ColumnsConfig(text, second, label, regression, quotes)
+    measures: ClassVar[tuple[str, ...]] = ()  # those for classes, or for values
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
         classes = None if like is None else like.classes or None
-        return read(self.columns, self.where, setting, setting, training, classes)
+        return read(self, self.where, setting, setting, training, classes)
 
     def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
-        columns = Columns(self.columns.text, self.columns.second, None, "corpus")
+        columns = Columns(self.text, self.second, None, "corpus")
         files = find_unlabelled(path, setting, TEXT_SUFFIXES)
-        return unlabelled_texts(files, setting, columns, quotes=self.columns.quotes)
+        return unlabelled_texts(files, setting, columns, quotes=self.quotes)
 
 
 def read(

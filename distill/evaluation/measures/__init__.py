@@ -63,6 +63,17 @@ class KeptRows:
 
 
 @dataclass(frozen=True)
+class Byproducts:
+    """What a pass hands over besides its values, where somebody wants it."""
+
+    row_losses: "Metric | None" = None  # a `RowLossSums`, which gets the loss of every token
+    head_rows: KeptRows | None = None  # gets what the head is given
+
+
+NO_BYPRODUCTS = Byproducts()
+
+
+@dataclass(frozen=True)
 class Scoring:
     """What all passes share: how rows become batches, and the ranks that share the work."""
 
@@ -153,20 +164,15 @@ class Pass(ABC):
 
     @abstractmethod
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: "Metric | None" = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         """Values by measure, for a model in evaluation mode; all ranks call it and get the same.
 
         A model that lacks what is measured, such as a head for the order of segments, has no value.
 
         Args:
-            row_losses: a `RowLossSums`, which gets the loss of every token, where the pass is one `by_row`.
-            keep: gets the head rows, where the pass `keeps` them.
+            done: gets how much of the set was scored since its last call, in `unit`.
+            more: `row_losses` of a pass that is `by_row`, `head_rows` of one that `keeps` them.
         """
 
 

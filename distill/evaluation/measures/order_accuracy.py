@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
-from distill.evaluation.measures import KeptRows, Measure, Pass, ProgressCallback, Scoring
+from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec, has_head
@@ -52,12 +52,7 @@ class OrderPass(Pass):
         self.metric = OrderAccuracy(**summed(scoring.ranks)).to(scoring.ranks.device)
 
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: Metric | None = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         if not has_head(model, "sop"):
             return {}

@@ -14,7 +14,8 @@ from torchmetrics import Metric
 
 from distill.config.component import Component
 from distill.evaluation.measures import (
-    KeptRows,
+    NO_BYPRODUCTS,
+    Byproducts,
     Measure,
     Pass,
     ProgressCallback,
@@ -110,22 +111,17 @@ class TokenPass(Pass):
         """This rank's tokens."""
 
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: Metric | None = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         self.metric.reset()
         self.users.reset()
         for part in self.parts(model, data, done):
             losses = self._losses(model, part)
             self.metric.update(losses, part.targets)
-            if row_losses is not None:
-                row_losses.update(losses, part.rows)
-            if keep is not None:
-                keep.add(data.name, part.head_rows)
+            if more.row_losses is not None:
+                more.row_losses.update(losses, part.rows)
+            if more.head_rows is not None:
+                more.head_rows.add(data.name, part.head_rows)
         return {**computed(self.metric), **self.users.compute()}
 
     def _losses(self, model: LanguageModel, part: Part) -> Tensor:

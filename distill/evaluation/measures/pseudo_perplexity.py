@@ -9,11 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torchmetrics import Metric
 
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
-from distill.evaluation.measures import KeptRows, Measure, ProgressCallback, Scoring, Trial
+from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, ProgressCallback, Scoring, Trial
 from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures.over_ranks import summed
 from distill.evaluation.measures.perplexity import Part, Perplexity, TokenPass
@@ -64,16 +63,11 @@ class SinglePass(TokenPass):
         return maskable[drawn]
 
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: Metric | None = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         # One context around all: autocast then casts a trained weight once, not in each forward.
         with autocast(model.precision, self.scoring.ranks.device):
-            return super().score(model, data, done, row_losses, keep)
+            return super().score(model, data, done, more)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
         for copies, targets, rows in self._copies(data, done):

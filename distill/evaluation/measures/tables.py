@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from distill.evaluation.measures import KeptRows, Measure, Pass, ProgressCallback, Scoring
+from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
 from distill.evaluation.measures.classes import ClassSet
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.measures.squad import SquadSet
@@ -71,12 +71,7 @@ class TablePass(Pass):
         self.user_measures = self.users.measures
 
     def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        done: ProgressCallback,
-        row_losses: Metric | None = None,
-        keep: KeptRows | None = None,
+        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
     ) -> dict[str, float]:
         assert isinstance(data, ClassSet | SquadSet)
         ranks = self.scoring.ranks
