@@ -39,7 +39,7 @@ from distill.optim.schedules.linear import Linear
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.history import Points
 from distill.runs.metrics import Metrics
-from distill.runs.part_checkpoint import PartCheckpoints
+from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
@@ -335,7 +335,7 @@ class Fit:
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
         )
         self.state = State()
-        make = partial(PartCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
+        make = partial(ShardedCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
         self.checkpoints = make(self.folder, self.settings.keep, self.identity)
         masks, steps, ranks = dict(self.objective.masking), self.settings, self.ranks
         shape = {"rank": ranks.rank, "size": ranks.size, "total": steps.sequences_per_step}

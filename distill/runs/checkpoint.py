@@ -15,7 +15,6 @@ from distill.distributed.shard import is_sharded
 from distill.objective.running_mean import RunningMean
 from distill.optim.loss_scale import LossScale
 from distill.optim.optimizer_state import check_slots, optimizer_state, restore_optimizer
-from distill.runs.checkpoint_parts import read_parts
 from distill.runs.checkpoint_record import (
     FORMAT,
     IN_PARTS,
@@ -28,6 +27,7 @@ from distill.runs.checkpoint_record import (
     check_weights,
     layout,
     load_tensors,
+    read_parts,
     read_record,
 )
 from distill.runs.divergence import LossLevel, weights_are_finite

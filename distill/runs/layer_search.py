@@ -149,12 +149,12 @@ def find_layers(
 
 
 def on_device(teacher: Any, ranks: Ranks) -> Any:
-    """The whole teacher on this rank's device; one that is yet to be divided stays where it is, and this is a copy.
+    """The whole teacher on this rank's device; one that is yet to be sharded stays where it is, and this is a copy.
 
     Raises:
         SettingError: the device has no room for it.
     """
-    if not ranks.divides:
+    if not ranks.shards:
         return teacher.to(ranks.device)
     try:
         memo = {id(each): nn.Parameter(each.detach().to(ranks.device), False) for each in teacher.parameters()}

@@ -23,9 +23,9 @@ from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path, teacher_tokenizer
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
-from distill.runs.divide import divide_models, new_weights
 from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
+from distill.runs.setup import shard_models, weights_on_disk
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
 from distill.teacher.members import Member, errors_of, load_members, settings_by_member
@@ -39,7 +39,7 @@ class BuiltStudent:
 
     model: Any
     search: dict[str, Any] | None = None  # of student.layers=auto, as `find_layers` gives it
-    skeleton: Any | None = None  # the model without its weights, where these are divided between ranks
+    skeleton: Any | None = None  # the model without its weights, where these are sharded over ranks
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Pair:
         return self.teachers if self.comparable else []
 
     def whole_student(self, ranks: Ranks) -> Any | None:
-        """The student as one model, on rank 0 alone where it is divided between ranks; all ranks call it."""
+        """The student as one model, on rank 0 alone where it is sharded over ranks; all ranks call it."""
         if self.built.skeleton is None:
             return self.student
         return put_together(self.student, self.built.skeleton, ranks.rank == 0)
@@ -104,7 +104,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     Also a student whose layers are to be found is built once, to refuse what does not fit; none of it is kept.
     """
     teacher_kind = task.teacher_kind(config.student.init)
-    teachers, shared = load_members(config, teacher_kind, ranks.device, "teacher" in ranks.divides)
+    teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
     other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
@@ -117,7 +117,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
             check_vocabulary(member.model, None, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
     waits = config.student.init == "layers" and config.student.layers == AUTO
-    built = None if waits else BuiltStudent(student, None, divided(config, teachers, student, task, ranks))
+    built = None if waits else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
     if task.kind.causal and config.corpus.tokens.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
@@ -133,15 +133,15 @@ def new_student(
 ) -> Any:
     """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
     torch.manual_seed(config.seed)
-    length, mapped = config.corpus.tokens.sequence_length, "student" in ranks.divides
-    with new_weights(ranks, config.student.init):
-        return make_student(config.student, teacher, tokenizer, length, task.kind, mapped)
+    length = config.corpus.tokens.sequence_length
+    with weights_on_disk(ranks, config.student.init):
+        return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student)
 
 
-def divided(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
-    """Divide what the backend divides; gives the student's skeleton, where it is one of them."""
+def sharded(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
+    """Shard what the ranks shard; gives the student's skeleton, where it is one of these models."""
     kinds = {"teacher": task.teacher_kind(config.student.init), "student": task.kind}
-    return divide_models(ranks, teachers, student, kinds, config.corpus.tokens.sequence_length)
+    return shard_models(ranks, teachers, student, kinds, config.corpus.tokens.sequence_length)
 
 
 def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder) -> tuple[Config, Pair]:
@@ -150,8 +150,8 @@ def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, fo
     if built is None:
         config, search = find_start(config, loaded, task, batches, folder)
         student = new_student(config, loaded.teachers[0].model, loaded.tokenizer, task, folder.ranks)
-        # Layers are found by whole models: only now are they divided.
-        built = BuiltStudent(student, search, divided(config, loaded.teachers, student, task, folder.ranks))
+        # Whole models are needed to choose layers: only now are they sharded.
+        built = BuiltStudent(student, search, sharded(config, loaded.teachers, student, task, folder.ranks))
     return config, Pair(loaded.teachers, built, loaded.tokenizer, loaded.teacher_tokenizer, loaded.kind)
 
 
@@ -188,7 +188,7 @@ def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
 def _digests(
     config: Config, teachers: list[Member], shared: PreTrainedTokenizerBase | None, student: Any
 ) -> dict[str, str | None]:
-    """Of each teacher, and of the student where it starts from a model of the user's; before any is divided."""
+    """Of each teacher, and of the student where it starts from a model of the user's; before any is sharded."""
     digests: dict[str, str | None] = {"teacher": None, "student": None}
     settings = settings_by_member(config)
     for member in teachers:

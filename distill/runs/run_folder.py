@@ -21,9 +21,9 @@ from distill.objective.running_mean import RunningMean
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import STEP, read_record
 from distill.runs.identity import refuse_other_settings
-from distill.runs.part_checkpoint import PartCheckpoints
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results, student_digests, write_results
+from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, remove, set_aside
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
@@ -49,7 +49,7 @@ class RunFolder:
         """`identity`: what the trained student depends on."""
         self.path, self.resume, self.identity, self.ranks = path, resume, identity, ranks
         self.writes = ranks.rank == 0
-        make = partial(PartCheckpoints, ranks) if "student" in ranks.divides else Checkpoints
+        make = partial(ShardedCheckpoints, ranks) if ranks.shards_student else Checkpoints
         self.checkpoints = make(path / "checkpoints", keep, identity)
         self._start: list[Path | None] = []  # one entry, once it is chosen
 

@@ -1,5 +1,6 @@
 """What is built for each teacher of a run: its cache, its kernels, and what the loop reads all of them from."""
 
+import logging
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,12 +12,15 @@ from distill.models.check import longest_row
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.runs.setup import setup_teacher
-from distill.teacher.cache import Cache
-from distill.teacher.make import find_cache, make_teacher
+from distill.teacher import build_cache
+from distill.teacher.cache import Cache, CachedTeacher, Positions, find
+from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
 from distill.teacher.members import Member, errors_of, setting_of, settings_by_member, shares
 from distill.teacher.output import NoTeacher, Teacher
 from distill.teacher.retokenized import RetokenizedTeacher
+
+logger = logging.getLogger(__name__)
 
 
 def find_caches(
@@ -81,3 +85,39 @@ def make_teachers(
         return NoTeacher()
     weights = shares(config)
     return made[0] if len(made) == 1 else MeanTeacher(made, [weights[name] for name in frozen])
+
+
+def find_cache(config: Config, origin: dict[str, object], batches: Batches, positions: Positions) -> Cache | None:
+    """The cache that the settings want, checked or still to be made; None where the teacher is to run live.
+
+    Raises:
+        SettingError: as `cache.find`.
+    """
+    if not config.teacher.cache.wanted:
+        return None
+    return find(config.teacher.cache, origin, batches, positions, config.corpus.cache.cache)
+
+
+def make_teacher(
+    model: LanguageModel | None,
+    cache: Cache | None,
+    batches: Batches,
+    positions: Positions,
+    temperature: float | None,
+    config: Config,
+    ranks: Ranks,
+) -> Teacher:
+    """The teacher that the loop reads from; all ranks call this.
+
+    Args:
+        model: None where no loss term needs a teacher.
+        temperature: of the cached probabilities, `Objective.top_k_temperature`.
+    """
+    if model is None:
+        return NoTeacher()
+    if cache is None:
+        return LiveTeacher(model, config.teacher.micro_batches)
+    assert temperature is not None, "`checks` refuses a cache that no term reads"
+    build_cache.build(cache, model, batches, positions, temperature, ranks)
+    logger.info(f"  the teacher is read from {cache.folder}, which other runs and machines can use")
+    return CachedTeacher(cache)

@@ -18,11 +18,11 @@ from distill.models.identity import model_digest
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.runs.teachers import find_cache
 from distill.teacher import build_cache
 from distill.teacher.cache import CachedTeacher
 from distill.teacher.distributions import Mixture
 from distill.teacher.live import LiveTeacher
-from distill.teacher.make import find_cache
 from distill.teacher.mean import MeanTeacher
 from distill.teacher.output import Teacher, TeacherOutput, Wanted
 

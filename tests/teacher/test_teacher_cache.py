@@ -25,14 +25,13 @@ from distill.models.kernels.packed_linear import pack_teacher
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.runs.teachers import arithmetic
+from distill.runs.teachers import arithmetic, find_cache
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
 from distill.teacher.cache import Cache, CachedTeacher
 from distill.teacher.distributions import TopK
 from distill.teacher.live import LiveTeacher
-from distill.teacher.make import find_cache
 from distill.teacher.output import Teacher
 
 ROWS = make_rows(40, shortest=5)

@@ -41,12 +41,12 @@ class PackedLinear(nn.Module):
 def pack_teacher(teacher: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of `teacher`, which is in evaluation mode, for training's forward passes under `precision.teacher`.
 
-    Families that are not known are given back as they are; int8 takes any family.
+    A sharded model and families that are not known are given back as they are; int8 takes any family.
     """
     dtype = dtype_of(precision.teacher)
     # Inductor lays out what it compiles itself.
     packs = device.type == "cpu" and not precision.compile and precision.kernels != "plain" and can_pack(dtype)
-    if precision.teacher != "int8" and family_of(teacher) not in FAMILIES:
+    if is_sharded(teacher) or (precision.teacher != "int8" and family_of(teacher) not in FAMILIES):
         return teacher
     frozen = int8.quantize(teacher) if precision.teacher == "int8" else _share(teacher)
     if precision.kernels != "plain" and not precision.compile:
@@ -58,7 +58,7 @@ def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.de
     """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
 
     It is the latter on a GPU, which lays out nothing, in fp16, where torch.compile has laid out what it wants, with
-    `precision.kernels=plain`, for families that are not known, and where it is divided between ranks.
+    `precision.kernels=plain`, for families that are not known, and where it is sharded over ranks.
     """
     dtype = dtype_of(precision.evaluate)
     if device.type != "cpu" or precision.kernels == "plain" or precision.compile or is_sharded(model):

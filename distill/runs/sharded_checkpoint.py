@@ -19,7 +19,7 @@ from distill.runtime.manifest import digests, write_manifest
 from distill.runtime.storage import storage_failure
 
 
-class PartCheckpoints(Checkpoints):
+class ShardedCheckpoints(Checkpoints):
     """The folder `checkpoints/`, on storage that all ranks see.
 
     A checkpoint appears whole or not at all, as that of one process does; it can be read by any number of ranks, and by
