@@ -17,7 +17,7 @@ from distill.data.batches import Batches
 from distill.distributed import GradientSync, Ranks
 from distill.models.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
-from distill.objective.running_mean import TOKENS, RunningMean
+from distill.objective.running_mean import TOKENS
 from distill.objective.trainable import Trainable
 from distill.optim.schedule import Limits, Schedule, share
 from distill.optim.updates import bound_of_rank, clip, peak_lr, set_learning_rate
@@ -254,7 +254,7 @@ def reach_point(run: Training, objective: Objective, history: History) -> None:
     """A point of the history, where the means of the losses begin anew."""
     state = run.state
     history.at_point(state, state.step / run.batches.steps_per_epoch, state.tally.means(objective.names))
-    state.tally = RunningMean()
+    state.begin_interval()
 
 
 def save(run: Training) -> bool:

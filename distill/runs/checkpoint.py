@@ -59,6 +59,14 @@ class State:
         self.seconds += seconds
         self.syncs += exchanges
 
+    def begin_interval(self) -> None:
+        """Forget the losses up to a point of the history, which has reported them."""
+        self.tally = RunningMean()
+
+    def begin_start(self) -> None:
+        """Count skipped steps in a row anew: a run that has diverged gets as many tries again when it is resumed."""
+        self.skipped_in_a_row = 0
+
     def count_outcome(self, finite: bool, overflow: bool) -> None:
         """Count a step that was skipped; where the loss scale falls to its level that is no sign of divergence."""
         self.overflows += overflow

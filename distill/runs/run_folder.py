@@ -17,7 +17,6 @@ from torch import nn
 from distill.distributed import Ranks
 from distill.distributed.rank import may_follow_another
 from distill.distributed.rank_identity import refuse_differing_ranks
-from distill.objective.running_mean import RunningMean
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import STEP, read_record
 from distill.runs.identity import refuse_other_settings
@@ -156,7 +155,7 @@ class RunFolder:
         """
         start = self.start()
         state = self.checkpoints.load(start, model, optimizer) if start else State()
-        state.skipped_in_a_row = 0  # a run that diverged gets as many tries again
+        state.begin_start()
         if self.writes:
             if start is None:
                 self._keep_what_a_lost_start_left()
@@ -169,7 +168,7 @@ class RunFolder:
                 log.drop_after(state.step)
             self.checkpoints.drop_after(state.step)
             if any(line["step"] == state.step for line in self.history_lines()):
-                state.tally = RunningMean()  # these losses are reported already
+                state.begin_interval()
             if self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
                 for later in self.snapshots_path.glob("step-*"):
                     if (named := STEP.fullmatch(later.name)) and int(named[1]) > state.step:

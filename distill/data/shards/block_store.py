@@ -151,7 +151,7 @@ class BlockStore(ShardRows):
             if coming is self._waited:
                 self._failures += 1
                 if isinstance(error, StorageFailed):
-                    self.blocks.given_up = error
+                    self.blocks.give_up(error)
                 for future in [*self._waited.values(), *self._expected.values()]:
                     future.cancel()
                 self._waited.clear()
