@@ -13,20 +13,20 @@ from distill.runtime.version import __version__
 __path__.append(f"{__path__[0]}/commands/doors")
 
 if TYPE_CHECKING:
-    from distill.commands.api.evaluate import evaluate as evaluate
     from distill.commands.api.pair import Pair as Pair
     from distill.commands.api.pair import load_pair as load_pair
     from distill.commands.api.run import open_run as open_run
     from distill.commands.api.run import run as run
     from distill.commands.api.run_results import RunResults as RunResults
     from distill.commands.prediction.predict import predict as predict
-    from distill.commands.scoring.scores import Scores as Scores
+    from distill.commands.scoring.score import evaluate as evaluate
     from distill.evaluation.text_scores import TextScore as TextScore
     from distill.evaluation.text_scores import score as score
     from distill.models.loaded import LoadedModel as LoadedModel
     from distill.models.loaded import load_model as load_model
     from distill.report.comparison.from_python import ComparedRuns as ComparedRuns
     from distill.report.comparison.from_python import compare_runs
+    from distill.report.scores import Scores as Scores
     from distill.runtime.errors import Diverged as Diverged
     from distill.runtime.errors import Interrupted as Interrupted
     from distill.runtime.errors import RankLost as RankLost
@@ -46,13 +46,13 @@ _PUBLIC = {
     "Pair": "distill.commands.api.pair",
     "RankLost": "distill.runtime.errors",
     "RunResults": "distill.commands.api.run_results",
-    "Scores": "distill.commands.scoring.scores",
+    "Scores": "distill.report.scores",
     "SettingError": "distill.runtime.errors",
     "StageFailed": "distill.runtime.errors",
     "StorageFailed": "distill.runtime.errors",
     "TextScore": "distill.evaluation.text_scores",
     "compare": "distill.report.comparison.from_python:compare_runs",
-    "evaluate": "distill.commands.api.evaluate",
+    "evaluate": "distill.commands.scoring.score",
     "load_model": "distill.models.loaded",
     "load_pair": "distill.commands.api.pair",
     "open_run": "distill.commands.api.run",

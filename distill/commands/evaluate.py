@@ -33,7 +33,7 @@ class EvaluateArguments:
 
 def run(arguments: list[str]) -> None:
     """Score what the command line names, and print the table."""
-    from distill.commands.scoring import evaluate_models
+    from distill.commands.scoring.score import evaluate_models
 
     options, settings = split(EvaluateArguments, arguments, "evaluate")
     print(evaluate_models(options.model, settings, options.output))

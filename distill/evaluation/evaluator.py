@@ -20,7 +20,7 @@ from distill.evaluation.measures import (
 )
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.readers import Readers
-from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.sets import EvaluationSet, SetContents
 from distill.evaluation.significance import RowLosses
 from distill.models.language_model import LanguageModel, idle_forward
 from distill.runtime.progress import Progress
@@ -86,7 +86,7 @@ class Evaluator:
                     scores[data.name] = self._agreement(one, other, data, done)
         return scores
 
-    def describe(self, data: EvaluationSet) -> dict[str, Any]:
+    def describe(self, data: EvaluationSet) -> SetContents:
         """What the set holds and how many of its positions are scored, on all ranks."""
         single = [run for run in self.passes if run.measures and run.measures[0].name == "pseudo_perplexity"]
         return {

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -44,6 +45,18 @@ class EvaluationSet:
     @property
     def num_rows(self) -> int:
         return len(self.rows)
+
+
+class SetContents(TypedDict):
+    """What a set holds and how much of it is scored, on all ranks, as results.json has it."""
+
+    name: str
+    description: str
+    documents: int
+    sequences: int
+    tokens: int  # without padding
+    positions: int  # that the first measure scores
+    pseudo_positions: int  # that are masked one by one; 0 where that is not measured
 
 
 def load_sets(

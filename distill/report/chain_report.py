@@ -1,4 +1,4 @@
-"""What a chain ends with: a table of its models (size, speed, every score), and their scores by snapshot."""
+"""The report of a chain: a table of its models (size, speed, every score), and their scores by snapshot."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from distill.report.words import NONE, is_number, number, short
 from distill.runs.record import Record
 from distill.runtime.files import atomic
 
-NOTE = "Of several seeds the median with the lowest and the highest; in per cent, the share of the first line's."
+NOTE = "Of several seeds the median with the lowest and the highest; in per cent, the fraction of the first line's."
 Column = tuple[str, str]  # title of a measure, name of an evaluation set
 Runs = list[Record]  # the records of a stage, one for each seed
 Curves = dict[Column, dict[int, list[float]]]  # by title: the values at each step
@@ -33,7 +33,7 @@ class SnapshotRuns:
 
 
 def write(path: Path, results: dict[str, list[Runs]], snapshots: dict[str, SnapshotRuns], anchors: list[str]) -> str:
-    """Write chain.md, chain.json and the figures into the folder, and give the text of the first.
+    """Write chain.md, chain.json and the figures into the folder; return the text of chain.md.
 
     Args:
         results: of the stages that score each model; the first model is what the others are compared with.
@@ -56,7 +56,7 @@ def write(path: Path, results: dict[str, list[Runs]], snapshots: dict[str, Snaps
 
 
 def blocks(results: dict[str, list[Runs]], anchors: list[str]) -> list[Block]:
-    """The same for an HTML page, which says where the scores by snapshot are."""
+    """The same for an HTML page, with a pointer to the scores by snapshot."""
     table: list[Block] = []
     if results:
         table.append(_table(results, {model: _scores(stages) for model, stages in results.items()}))
@@ -92,7 +92,7 @@ def scores_of(runs: Runs) -> dict[Column, list[float]]:
 
 
 def data_label(record: Record, name: str) -> str:
-    """The set, or what it holds where its name would not tell stages apart, such as `dev` of SQuAD and of GLUE."""
+    """The set's name, or what it holds where stages share the name, such as `dev` of SQuAD and of GLUE."""
     description = (record.evaluation[name].description if name in record.evaluation else "") or ""
     return description.partition(" of ")[2].partition(";")[0] or name if name == "dev" else name
 
@@ -141,7 +141,7 @@ def section(path: Path, stage: str, runs: SnapshotRuns, curves: Curves) -> str:
     note = f"Snapshots of {stage}, by step. Of several seeds the median with the lowest and the highest."
     scored = {step for (name, _), values in curves.items() if name == stage for step in values}
     if missing := [f"{step:,}" for step in steps if step not in scored]:
-        note += f" {stage} was not evaluated after step {', '.join(missing)}: evaluate.every_steps says when it is."
+        note += f" {stage} was not evaluated after step {', '.join(missing)}: see evaluate.every_steps."
     parts = [table_markdown(Table(head, rows, note))]
     if curves:
         panels = panels_by_step(curves)
@@ -165,6 +165,6 @@ def panels_by_step(curves: Curves) -> list[Panel]:
         x = sorted(values)
         spread = [(min(values[step]), max(values[step])) for step in x]
         line = Line(list(x), [median(values[step]) for step in x], colours[title[0]], marker="o", spread=spread)
-        name = "\n".join(part for words in title for part in wrap(words, 34))
+        name = "\n".join(part for part_of_title in title for part in wrap(part_of_title, 34))
         panels.append(Panel(name, "step", [line], whole=True, ends=ends))
     return panels

@@ -51,10 +51,10 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it takes the page's fonts and can be searched
     "svg.hashsalt": "distill",
 }
-MOST_POINTS = 600  # of one curve; more would be drawn over each other
-MOST_MARKED = 30  # points of a curve that are marked each
-MOST_TICKS = 6  # values of a setting that stand on its axis
-CROWDED = 20  # a largest value beyond so many medians, or smallest ones, asks for a logarithmic axis
+MAX_POINTS = 600  # of one curve; more would be drawn over each other
+MAX_MARKED = 30  # points of a curve that are marked each
+MAX_TICKS = 6  # values of a setting that stand on its axis
+CROWDED = 20  # a largest value beyond so many medians, or smallest ones, makes the axis logarithmic
 WIDTH, HEIGHT = 360, 198  # of a panel of SVG alone
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 36, 34  # its margins
 
@@ -208,8 +208,8 @@ def _line(axes: Any, line: Line) -> None:
     if line.level is not None:
         axes.axhline(line.level, color=line.colour, linestyle="--", linewidth=1.2, label=line.label)
         return
-    stride = math.ceil(len(line.x) / MOST_POINTS) or 1
-    alone = "o" if len(line.x) == 1 and not line.marker else line.marker if len(line.x) <= MOST_MARKED else ""
+    stride = math.ceil(len(line.x) / MAX_POINTS) or 1
+    alone = "o" if len(line.x) == 1 and not line.marker else line.marker if len(line.x) <= MAX_MARKED else ""
     look: dict[str, Any] = {"color": line.colour, "marker": alone or None, "markersize": 4, "label": line.label or None}
     y = line.y
     if line.smooth:
@@ -229,7 +229,7 @@ def _stretch(axes: Any, values: list[float], texts: dict[float, str]) -> None:
     """Texts at the values of a setting where they are few; a logarithmic axis for those of very different sizes."""
     if min(values) > 0 and max(values) / min(values) > CROWDED:
         axes.set_xscale("log")
-    if len(texts) <= MOST_TICKS:
+    if len(texts) <= MAX_TICKS:
         axes.set_xticks(sorted(texts), [texts[value] for value in sorted(texts)])
         axes.set_xticks([], minor=True)
     axes.margins(x=0.06, y=0.12)

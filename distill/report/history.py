@@ -5,7 +5,7 @@ from distill.report.words import NONE, number, short, time_of
 from distill.runs.facts import HistoryPoint
 from distill.runs.record import Record, term_titles
 
-MOST_LINES = 40  # of a history in a table; the figures show all
+MAX_LINES = 40  # of a history in a table; the figures show all
 Points = dict[str, HistoryPoint]  # by step or epoch, as it is shown
 
 
@@ -29,7 +29,7 @@ def _point(point: HistoryPoint, axis: str) -> str:
 
 def _some(points: Points) -> Points:
     """The points themselves, or every n-th from the last one back where a table of all would be too long."""
-    stride = -(-len(points) // MOST_LINES)
+    stride = -(-len(points) // MAX_LINES)
     return {key: of for at, (key, of) in enumerate(points.items(), 1) if (len(points) - at) % max(stride, 1) == 0}
 
 

@@ -26,14 +26,14 @@ from distill.runtime.redaction import redact
 from distill.runtime.storage import storage_failure
 
 EVERY = 15.0  # seconds between two pages
-MOST_SCORES = 4  # of a job, in the table
+MAX_SCORES = 4  # of a job, in the table
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One line of the page; without a folder it is not known yet what will run, and `note` says so."""
+    """One line of the page; without a folder the run is not decided yet, and `note` is the reason."""
 
     name: str
     folder: Path | None = None
@@ -41,13 +41,13 @@ class Job:
 
 
 class JobsPage:
-    """Keeps `folder`/report.html up to date while jobs run; a context, which says what has ended them where that fails.
+    """Keeps `folder`/report.html up to date while jobs run; a context manager, which writes the error that ends them.
 
-    A thread writes it, which neither delays the jobs nor ends them.
+    A thread writes the page; it neither delays the jobs nor ends them.
     """
 
     def __init__(self, folder: Path, title: str, jobs: Callable[[], list[Job]], every: float = EVERY) -> None:
-        """`jobs`: what there is to run, as far as it is known; looked up for each page."""
+        """`jobs`: returns the jobs that are decided so far; called for each page."""
         self.path, self.title, self.jobs, self.every = folder / PAGE, title, jobs, every
         self.current: Path | None = None  # the folder of the job that runs now
         self._blocks: list[Block] = []
@@ -87,21 +87,21 @@ class JobsPage:
                 return
 
     def _write(self, state: str, ended: bool = False, resting: bool = False) -> None:
-        """Write the page; what goes wrong is said the first time."""
+        """Write the page; log only the first failure."""
         try:
             current = None if ended else self.current
-            found = sections(self.jobs(), self.path.parent, state, current)
-            found += [Section("What came of it", self._blocks)] if self._blocks and ended else []
+            parts = sections(self.jobs(), self.path.parent, state, current)
+            parts += [Section("Results", self._blocks)] if self._blocks and ended else []
             if ended and not resting:
                 with atomic(self.path) as new:
-                    new.write_text(page.html(self.title, found), encoding="utf-8")
+                    new.write_text(page.html(self.title, parts), encoding="utf-8")
             else:
                 seconds = live.RESTING if resting else self.every
-                live.write(self.path, self.title, found, seconds, watched=not resting)
+                live.write(self.path, self.title, parts, seconds, watched=not resting)
         except Exception as error:
             if not self._failed:
                 reason = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
-                logger.warning(f"the page {self.path} cannot be written now, and the jobs go on without it: {reason}")
+                logger.warning(f"cannot write {self.path} ({reason}); the jobs continue without it")
             self._failed = True
 
 
@@ -125,8 +125,8 @@ def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
         training = record.training
         took = " in ".join(filter(None, [f"{number(training.steps)} steps", time_of(training.seconds)]))
         return [name, "finished", took, scores_of(record)]
-    found = read_json(job.folder / STATE)
-    live_state = found if is_number(found.get("written")) and is_number(found.get("every")) else {}
+    written = read_json(job.folder / STATE)
+    live_state = written if is_number(written.get("written")) and is_number(written.get("every")) else {}
     if runs and live_state.get("state") == "stopped":  # of the start before this one
         live_state = {}
     if live_state and (runs or live_state.get("state") == "stopped" or not _is_old(live_state)):
@@ -139,15 +139,15 @@ def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
 
 
 def progress_of(state: dict[str, Any]) -> str:
-    """How far a job is, by what its progress.json says."""
+    """How far a job is, by its progress.json."""
     steps = f" of {number(state['steps'])}" if is_number(state.get("steps")) else ""
     parts = [
         percent(state["share"]) if is_number(state.get("share")) else None,
         f"step {number(state['step'])}{steps}" if state.get("step") else None,
         f"{duration(state['seconds_left'])} left" if is_number(state.get("seconds_left")) else None,
     ]
-    known = ", ".join(filter(None, parts))
-    return ": ".join(filter(None, [known, str(state.get("message") or "")])) or str(state.get("doing") or NONE)
+    amounts = ", ".join(filter(None, parts))
+    return ": ".join(filter(None, [amounts, str(state.get("message") or "")])) or str(state.get("doing") or NONE)
 
 
 def _record(folder: Path) -> Record:
@@ -158,14 +158,14 @@ def _record(folder: Path) -> Record:
 
 
 def scores_of(record: Record) -> str:
-    """The first scores of the student, in words."""
-    found = [
+    """The first scores of the student, as text."""
+    scores = [
         f"{measure.title.lower()} {record.label_of(key)} {number(value)}"
         for name, measure in record.measures.items()
         for key, value in (record.student.scores.get(name, {}) if record.student else {}).items()
         if is_number(value)
     ]
-    return ", ".join(found[:MOST_SCORES]) + (", ..." if len(found) > MOST_SCORES else "") or NONE
+    return ", ".join(scores[:MAX_SCORES]) + (", ..." if len(scores) > MAX_SCORES else "") or NONE
 
 
 def newest_step(path: Path) -> int:

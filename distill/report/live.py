@@ -1,4 +1,4 @@
-"""A page that renews itself while what it shows goes on, and how it is written in one step."""
+"""A page that reloads itself while its run is under way, written in one step."""
 
 import time
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def write(
     """Write the page `path` in one step.
 
     Args:
-        seconds, watched: how it renews itself (`Renewal`).
-        wanted: whether the page is to take its name after all, once it is written: storage may have taken long.
+        seconds, watched: how it reloads itself (`Renewal`).
+        wanted: asked once the page is written, before it takes its name: storage may have taken long.
 
     Raises:
         OSError: storage that fails; what stood there before stays.

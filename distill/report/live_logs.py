@@ -1,4 +1,4 @@
-"""What a run under way has logged, in bounded memory: numbers for curves, and the last lines of every rank's log."""
+"""A run under way in bounded memory: numbers for curves, and the last lines of every rank's log."""
 
 import json
 import os
@@ -13,17 +13,17 @@ from distill.report.words import is_number
 from distill.runtime.errors import printable
 from distill.runtime.redaction import redact
 
-MOST = 500  # points of a curve; no screen shows more
+MAX_POINTS = 500  # points of a curve; no screen shows more
 LINES = 30  # of each log
 BYTES = 16_384  # of each log that are read
 LONGEST = 2000  # characters of a line that is shown
-MOST_RANKS = 32  # those whose logs were written to last, where there are more
+MAX_RANKS = 32  # those whose logs were written to last, where there are more
 NAME = re.compile(r"rank(\d+)\.log")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of terminals: colours, and how a progress line is drawn anew
 
 
 class Series:
-    """Lines of numbers by name, in their order; neighbours become their mean, so that fewer than `MOST` are kept.
+    """Lines of numbers by name, in their order; neighbours become their mean, so that fewer than `MAX_POINTS` are kept.
 
     One thread may add to it while another one reads.
     """
@@ -41,7 +41,7 @@ class Series:
                 return
             self._points.append(_mean(self._pending))
             self._pending = []
-            if len(self._points) >= MOST:
+            if len(self._points) >= MAX_POINTS:
                 self._points = list(_halved(self._points))
                 self.merged *= 2
 
@@ -52,19 +52,19 @@ class Series:
 
 
 def thinned(points: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    """At most `MOST` points, by means of neighbours."""
+    """At most `MAX_POINTS` points, by means of neighbours."""
     kept = list(points)
-    while len(kept) > MOST:
+    while len(kept) > MAX_POINTS:
         kept = list(_halved(kept))
     return kept
 
 
 def earlier_lines(path: Path, step: int) -> list[dict[str, Any]]:
-    """Lines of a log up to a step, which an earlier start of a run has left: about `MOST`, evenly spread, at most."""
+    """Lines of a log up to a step, that earlier starts of a run wrote: about `MAX_POINTS`, evenly spread, at most."""
     if step <= 0 or not path.is_file():
         return []
     content = path.read_bytes().splitlines()
-    return list(_up_to(content[:: max(1, len(content) // MOST)], step))
+    return list(_up_to(content[:: max(1, len(content) // MAX_POINTS)], step))
 
 
 def read_json(source: Path | bytes) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _mean(lines: list[dict[str, Any]]) -> dict[str, float]:
 def tails(folder: Path) -> tuple[dict[int, list[str]], int]:
     """The last lines by rank of the logs in a run's folder `logs`, and how many logs there are in all."""
     logs = [(int(match[1]), path) for path in folder.glob("*.log") if (match := NAME.fullmatch(path.name))]
-    newest = sorted(logs, key=lambda log: _changed(log[1]), reverse=True)[:MOST_RANKS]
+    newest = sorted(logs, key=lambda log: _changed(log[1]), reverse=True)[:MAX_RANKS]
     return {rank: last_lines(path) for rank, path in sorted(newest)}, len(logs)
 
 
@@ -116,13 +116,13 @@ def last_lines(path: Path) -> list[str]:
 
 def cleaned(lines: Iterable[str]) -> list[str]:
     """The last ones of these lines that are not empty, fit to be shown; of one that was drawn anew its last state."""
-    kept = [line for each in lines if (line := ESCAPES.sub("", each.rstrip("\r").rpartition("\r")[2]).rstrip())]
+    kept = [line for text in lines if (line := ESCAPES.sub("", text.rstrip("\r").rpartition("\r")[2]).rstrip())]
     return [_shown(line) for line in kept[-LINES:]]
 
 
-@lru_cache(maxsize=4096)  # most lines stand in the next page again, and looking for secrets takes its time
+@lru_cache(maxsize=4096)  # the next page shows the same lines again, and the search for secrets is slow
 def _shown(line: str) -> str:
-    if len(line) > LONGEST:  # not cut, because a part of a secret would not be known as one
+    if len(line) > LONGEST:  # not cut, because half a secret would not be recognised
         return f"(a line of {len(line):,} characters)"
     return printable(redact(line))
 

@@ -34,18 +34,18 @@ logger = logging.getLogger(__name__)
 
 
 class Ranks(Protocol):
-    """What the page has to know of the processes that train."""
+    """The part of the ranks that the page reads."""
 
     rank: int
     size: int
     device: Any
-    traffic: Any  # whose `exchange_seconds` this rank has waited for the others
+    traffic: Any  # `exchange_seconds`: how long this rank has waited for the others
 
 
 class RunPage:
-    """The page of a run from its first minute on; a context, which says how the run has stopped where it fails.
+    """The page of a run from its first minute on; a context manager that writes the error where the run fails.
 
-    Rank 0 alone writes, every `report.every` seconds. What goes wrong with that is said once. Nothing is written into a
+    Rank 0 alone writes, every `report.every` seconds. Only the first failure is logged. Nothing is written into a
     folder that holds a finished run, or where another process is at work, before `begin`.
     """
 
@@ -66,7 +66,7 @@ class RunPage:
         self._series, self._latest = Series(), dict[str, Any]()
         self._earlier: list[dict[str, Any]] | None = None  # lines of earlier starts, once they are read
         self._exchanged, self._until = 0.0, 0.0
-        self._said: deque[str] = deque(maxlen=LINES)
+        self._logged: deque[str] = deque(maxlen=LINES)
         self._sampler: Sampler | None = None
         self._held, self._stopped = ExitStack(), threading.Event()
         self._may_write = self._begun = self._wrote = self._failed = False
@@ -75,17 +75,17 @@ class RunPage:
 
     def __enter__(self) -> Self:
         if self.on:
-            self._held.enter_context(keeping(self._said))
+            self._held.enter_context(keeping(self._logged))
             self._may_write = is_free(self.path)
             self._thread.start()
         return self
 
     def describe(self, record: Record) -> None:
-        """What the run is."""
+        """Set the facts on the run that the page shows."""
         self._record = record.redacted()
 
     def begin(self, first_step: int, seconds: float, steps: int | None) -> None:
-        """The folder is this run's.
+        """Start to write into the folder, which is this run's from now on.
 
         Args:
             first_step, seconds: where it starts, and the training time until there.
@@ -111,7 +111,7 @@ class RunPage:
     def stop(self) -> None:
         """Write no more: what comes next is the report itself, or the end.
 
-        The thread may still hang in storage then. It is left there, and writes nothing once it comes back.
+        The thread may still hang in storage then; it writes nothing once it returns.
         """
         self._held.close()
         self._stopped.set()
@@ -147,7 +147,7 @@ class RunPage:
             self._refresh()
 
     def _refresh(self, ending: Ending | None = None) -> None:
-        """Sample the machine and write the page; what goes wrong is said the first time."""
+        """Sample the machine and write the page; log only the first failure."""
         if not (self.on and self._may_write):
             return
         try:
@@ -165,7 +165,7 @@ class RunPage:
         except Exception as error:
             if not self._failed:
                 reason = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
-                logger.warning(f"the page of this run cannot be written now, and the run goes on without it: {reason}")
+                logger.warning(f"cannot write report.html ({reason}); the run continues without it")
             self._failed = True
 
     def _sample(self) -> None:
@@ -176,20 +176,20 @@ class RunPage:
             self._sampler.sample()
 
     def _earlier_lines(self) -> list[dict[str, Any]]:
-        """The metrics of the steps before this start of the run; read anew once it is known which those are."""
-        begun, found = self._begun, self._earlier
-        if found is None:
-            found = earlier_lines(self.path / "metrics.jsonl", self._first_step if begun else sys.maxsize)
+        """The metrics of the steps before this start of the run; read anew once the run has begun."""
+        begun, lines = self._begun, self._earlier
+        if lines is None:
+            lines = earlier_lines(self.path / "metrics.jsonl", self._first_step if begun else sys.maxsize)
             if begun is self._begun:  # the run may have begun meanwhile, and some of these lines will be written again
-                self._earlier = found
-        return found
+                self._earlier = lines
+        return lines
 
     def _view(self, ending: Ending | None) -> RunView:
         earlier = self._earlier_lines()
         latest = self._latest or (earlier[-1] if earlier else {})
-        logs, count = tails(self.path / "logs") if self.ranks.size > 1 else ({0: cleaned(list(self._said))}, 1)
+        logs, count = tails(self.path / "logs") if self.ranks.size > 1 else ({0: cleaned(list(self._logged))}, 1)
         step = int(latest.get("step") or self._first_step)
-        share, left = self._progress(step, latest.get("seconds"))
+        fraction, left = self._progress(step, latest.get("seconds"))
         history = read_lines(self.path / "history.jsonl", is_history, only_good=True)
         return RunView(
             folder=str(self.path),
@@ -199,8 +199,8 @@ class RunPage:
             step=step,
             steps=self._steps,
             left=None if ending else left,
-            share=share,
-            activities=[] if ending else [_in_words(each) for each in under_way()],
+            fraction=fraction,
+            activities=[] if ending else [_described(work) for work in under_way()],
             latest=latest,
             points=thinned([*earlier, *self._series.points()]),
             machine=self._sampler.series() if self._sampler else {},
@@ -213,18 +213,18 @@ class RunPage:
         """How much of the run is done, and the seconds that are left; by steps or by the clock, whichever ends it."""
         if not self._begun:
             return None, None
-        training = next((each for each in under_way() if each.label == "training"), None)
-        shares = [step / self._steps] if self._steps else []
+        training = next((work for work in under_way() if work.label == "training"), None)
+        fractions = [step / self._steps] if self._steps else []
         lefts = [training.seconds_left] if training is not None else []
         if self.minutes is not None and is_number(seconds):
-            shares.append(seconds / (60 * self.minutes))
+            fractions.append(seconds / (60 * self.minutes))
             lefts.append(max(60 * self.minutes - seconds, 0.0))
-        known = [left for left in lefts if left is not None]
-        return (min(max(shares), 1.0) if shares else None), (min(known) if known else None)
+        estimates = [left for left in lefts if left is not None]
+        return (min(max(fractions), 1.0) if fractions else None), (min(estimates) if estimates else None)
 
 
 def is_free(path: Path) -> bool:
-    """Whether a run that is about to begin may write its page into the folder: nobody's work is there to be lost."""
+    """Whether a run that is about to begin may write into the folder: without results and without a live process."""
     if not path.is_dir() or (path / "results.json").exists() or (path / PAGE).is_dir() or (path / STATE).is_dir():
         return False
     try:
@@ -239,19 +239,19 @@ def is_free(path: Path) -> bool:
 
 def ending_of(error: BaseException) -> Ending:
     """How a run that has met this error stops."""
-    known: Any = error
+    cause: Any = error
     if not isinstance(getattr(error, "status", None), int) and isinstance(error, Exception):
-        known = storage_failure(error) or memory_failure(error) or error
-    status = getattr(known, "status", None)
+        cause = storage_failure(error) or memory_failure(error) or error
+    status = getattr(cause, "status", None)
     if isinstance(status, int):
-        return Ending(status, redact(" ".join(str(known).split())))
+        return Ending(status, redact(" ".join(str(cause).split())))
     if isinstance(error, KeyboardInterrupt):
         return Ending(130, "stopped by SIGINT")
     trace = redact("".join(traceback.format_exception(error)))
     return Ending(1, redact(f"{type(error).__name__}: {first_line(error)}"), trace)
 
 
-def _in_words(work: Progress) -> str:
+def _described(work: Progress) -> str:
     line, note = work.line(), work.note
     parts = [line.removesuffix(note) if note else line, note]
     return redact(", ".join(filter(None, (" ".join(part.split()) for part in parts))))
@@ -265,7 +265,7 @@ def state_of(run: RunView) -> dict[str, Any]:
         "every": run.every,
         "step": run.step,
         "steps": run.steps,
-        "share": run.share,
+        "share": run.fraction,
         "seconds_left": run.left,
         "doing": run.activities[-1] if run.activities else "",
         "status": run.ending.status if run.ending else None,

@@ -4,19 +4,19 @@ from dataclasses import dataclass, field, replace
 
 from distill.report.figures import SERIES, Line, Panel, svg_picture
 from distill.report.history import history_blocks
-from distill.report.live_logs import MOST
+from distill.report.live_logs import MAX_POINTS
 from distill.report.page import Block, Code, Section, Table, Tiles
 from distill.report.run_figures import loss_panels, machine_panels, optimizer_panels, points_of, throughput
 from distill.report.words import NONE, number, percent, short, time_of
 from distill.runs.record import Record
 
-AGAIN = "The same command, in the same folder, goes on from the newest checkpoint."
-# What becomes of a run by its exit status, when the same command is given again; of signals, 128 + number, as of 4.
+AGAIN = "The same command, in the same folder, resumes from the newest checkpoint."
+# What the same command does when it is given again, by exit status; every other status: the text in `_ending`.
 AFTER = {
     1: f"This is a bug, of Distill or of code that a setting names. {AGAIN}",
-    2: "Nothing is lost. Once what the message names is cured, the same command goes on.",
-    3: "Nothing was published. The same command goes on from the newest good checkpoint.",
-    74: f"Nothing that was whole before is lost. When there is room: {AGAIN[0].lower()}{AGAIN[1:]}",
+    2: "Nothing is lost. Correct what the message names and give the same command: it resumes.",
+    3: "Nothing was published. The same command resumes from the newest good checkpoint.",
+    74: f"No finished file is lost. Make room or repair the storage. {AGAIN}",
 }
 
 
@@ -34,17 +34,17 @@ class RunView:
     """A run at one moment.
 
     Attributes:
-        written: the moment, in words.
+        written: the moment, as text.
         every: seconds until the next page.
-        record: what the run is, as far as it is known, with the history so far.
+        record: the facts on the run and its history, so far.
         step, steps: done, and after which the run ends (None: the clock ends it).
-        left: seconds until it ends, where that is known.
-        share: how much of the run is done, from 0 to 1, where that is known.
+        left: estimated seconds until it ends; None: no estimate yet.
+        fraction: how much of the run is done, from 0 to 1; None before its first step.
         activities: the progress of what is being done now, the innermost last.
         latest: the newest line of metrics.jsonl.
         points: those lines, averaged, with `exchange_wait` beside them.
         machine: samples of the host of rank 0, by name (`distill.runs.profile.sampler`).
-        logs: the last lines of each rank's log; of a run of one process what it has said.
+        logs: the last lines of each rank's log; of a run of one process its own log.
         num_logs: ranks that have one.
     """
 
@@ -55,7 +55,7 @@ class RunView:
     step: int = 0
     steps: int | None = None
     left: float | None = None
-    share: float | None = None
+    fraction: float | None = None
     activities: list[str] = field(default_factory=list)
     latest: dict[str, float] = field(default_factory=dict)
     points: list[dict[str, float]] = field(default_factory=list)
@@ -70,29 +70,27 @@ def title_of(run: RunView) -> str:
     recipe = run.record.recipe
     if run.ending is not None:
         return f"{recipe}: finished, without a report" if run.ending.status == 0 else f"{recipe}: stopped"
-    return f"{recipe}: under way" if run.share is None else f"{percent(run.share)} of {recipe}"
+    return f"{recipe}: under way" if run.fraction is None else f"{percent(run.fraction)} of {recipe}"
 
 
 def sections(run: RunView) -> list[Section]:
-    """The page of a run; parts of which nothing is known yet are left out."""
+    """The page of a run; sections without content yet are left out."""
     axis = run.record.history_by
     parts = [
         Section("", _ending(run, run.ending) if run.ending else _headline(run)),
         Section("Curves so far", _curves(run)),
         Section(f"{axis.capitalize()} by {axis}, so far", history_blocks(run.record, {})),
-        Section("What it waits for, and what the machine does", _machine(run)),
-        Section("The last lines of every rank" if run.num_logs > 1 else "What it said last", _logs(run)),
+        Section("Waiting and the machine", _machine(run)),
+        Section("The last lines of every rank" if run.num_logs > 1 else "The last lines of its log", _logs(run)),
         Section("This run", _facts(run)),
     ]
     return [part for part in parts if part.blocks]
 
 
 def _headline(run: RunView) -> list[Block]:
-    idle = "between two pieces of work" if run.record.corpus.name else "preparing models and text"
+    idle = "between two phases" if run.record.corpus.name else "preparing models and text"
     now = "; ".join(run.activities) or idle
-    renewed = (
-        f"Written {run.written}; renews itself every {time_of(run.every)}, and becomes the report when the run ends."
-    )
+    renewed = f"Written {run.written}; reloads every {time_of(run.every)}, and becomes the report when the run ends."
     return [f"Under way: {now}.", *_tiles(run), renewed]
 
 
@@ -113,8 +111,8 @@ def _ending(run: RunView, ending: Ending) -> list[Block]:
 def _tiles(run: RunView) -> list[Block]:
     latest = run.latest
     of_all = f"step {number(run.step)}" + (f" of {number(run.steps)}" if run.steps else "")
-    known = [
-        (percent(run.share), of_all),
+    candidates = [
+        (percent(run.fraction), of_all),
         (time_of(run.left) or NONE, "left, at this rate" if run.ending is None else ""),
         (number(latest.get("loss/total")), "loss of the newest steps"),
         (number(latest.get("tokens_per_second")), "tokens a second"),
@@ -122,9 +120,9 @@ def _tiles(run: RunView) -> list[Block]:
         (percent(latest.get("exchange_wait"), 1), "of the time in exchanges between ranks"),
         (number(latest.get("skipped")), "steps skipped, not finite") if latest.get("skipped") else (NONE, ""),
     ]
-    if run.share is None and run.step:
-        known[0] = (number(run.step), "steps")
-    shown = [(value, text) for value, text in known if value != NONE and text]
+    if run.fraction is None and run.step:
+        candidates[0] = (number(run.step), "steps")
+    shown = [(value, text) for value, text in candidates if value != NONE and text]
     return [Tiles(shown)] if shown else []
 
 
@@ -133,7 +131,7 @@ def _curves(run: RunView) -> list[Block]:
     panels = [*losses, *optimizer_panels(run.points), *([speed] if speed else [])]
     if not panels:
         return []
-    caption = f"What was logged faintly, its moving average on top; of long runs up to {MOST} means."
+    caption = f"What was logged faintly, its moving average on top; of long runs up to {MAX_POINTS} means."
     marked = " Dotted lines: steps that were skipped." if losses and losses[0].marks else ""
     return [svg_picture(panels, caption + marked)]
 
@@ -146,7 +144,7 @@ def _machine(run: RunView) -> list[Block]:
     percents = [replace(line, y=[100 * value for value in line.y]) for line in waits if line.x]
     panels = [Panel("Waiting, % of the time", "step", percents, from_zero=True)] if percents else []
     seconds = run.machine.get("seconds") or []
-    stride = -(-len(seconds) // MOST) or 1
+    stride = -(-len(seconds) // MAX_POINTS) or 1
     samples = {name: values[::stride] for name, values in run.machine.items()}
     minutes = [value / 60 for value in seconds[::stride]]
     panels += machine_panels(samples, minutes, "minutes of this start") if minutes else []
@@ -178,9 +176,9 @@ def _facts(run: RunView) -> list[Block]:
     ]
     rows = [
         ("Corpus", record.corpus.name),
-        ("Rows", _amount(record.corpus.sequences)),
+        ("Sequences", _amount(record.corpus.sequences)),
         ("Models", "; ".join(models)),
-        ("Rows per step", _amount(record.backend.sequences_per_step)),
+        ("Sequences per step", _amount(record.backend.sequences_per_step)),
         ("Backend", record.backend.name),
         ("Ranks", _amount(record.backend.ranks)),
         ("Device", record.environment.device),

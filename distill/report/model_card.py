@@ -1,4 +1,4 @@
-"""The student's model card: what it is, how it is loaded, published and exported, its scores, and where it ends."""
+"""The student's model card: what it is, how it is loaded, published and exported, its scores, and its limits."""
 
 import json
 import re
@@ -27,7 +27,7 @@ METRICS = {
     "spearman": "spearmanr",
 }
 KINDS = {"layers": "baseline", "pretrained": "continued", "random": "pre-trained", "neighbours": "pre-trained"}
-UNSAID = "Before it is published, say under which licence and for which languages, as license and language at its top."
+METADATA = "Before you publish it, add its licence and languages to the front matter of this card (license, language)."
 AS_IT_STANDS = "In this folder, with this card:"
 FROM_PYTHON = "Or from Python after the lines under Use, without this card:"
 ONNX = "As ONNX files in fp32 and int8, with the size and the speed of each:"
@@ -51,7 +51,7 @@ def model_card(record: Record) -> str:
     ]
     return render(
         "card.md",
-        library="pytorch" if use.own_code else "transformers",
+        library="pytorch" if use.custom_code else "transformers",
         use=use,
         tags=dict.fromkeys(["distill", use.task, "distillation" if record.teacher else use.training]),
         metrics=dict.fromkeys(METRICS[name] for name in scored),
@@ -103,7 +103,7 @@ def _shown(name: str | None) -> str:
     """What a card calls a model: of a path the run or the folder alone, which means something elsewhere too."""
     text = name or ""
     if not text.startswith(("/", ".", "~")) and text.count("/") < 2:
-        return text  # words, or OWNER/NAME of the Hub
+        return text  # a description, or OWNER/NAME of the Hub
     parts = [part for part in PurePath(text).parts if part not in ("student", "snapshots", "/")]
     if len(parts) > 1 and (step := parts[-1].removeprefix("step-")).isdecimal():
         return f"{parts[-2]} after step {number(int(step))}"
@@ -128,7 +128,7 @@ def _facts(record: Record) -> list[tuple[str, Any]]:
         ("Teacher", record.teacher.name if record.teacher else None),
         ("Steps", number(record.training.steps)),
         ("Tokens", number(record.training.tokens)),
-        ("Rows per step", sequences_of_step(record.backend)),
+        ("Sequences per step", sequences_of_step(record.backend)),
         ("Sequence length", number(record.corpus.sequence_length)),
         ("Software", ", ".join(f"{name} {version}" for name, version in software.items() if version)),
         ("Revision", environment.git_revision),
@@ -140,16 +140,16 @@ def _limits(record: Record, use: Use) -> list[str]:
     expected = (
         "Expect lower scores on other kinds of text."
         if kind_of_run(record) == "fine-tuned"
-        else "Expect higher perplexity on other kinds of text, and the corpus's views and words in what it predicts."
+        else "Expect higher perplexity on other kinds of text, and predictions that repeat the corpus's views."
     )
     limits = [
-        f"This run showed it {record.corpus.name or 'one corpus'} and nothing else. {expected}",
-        f"{use.does} It has been tested on nothing but what the table above shows.",
+        f"This run trained it on {record.corpus.name or 'one corpus'} alone. {expected}",
+        f"{use.does} It was evaluated only on the sets of the table above.",
     ]
     if length is not None:
-        limits.append(f"It was trained on rows of {length} tokens; longer inputs were not tested.")
+        limits.append(f"It was trained on sequences of {length} tokens; longer inputs were not tested.")
     if record.teacher:
-        limits.append("It has learnt the teacher's mistakes too, and the teacher's licence applies to it.")
+        limits.append("It imitates the teacher, mistakes included, and the teacher's licence applies to it.")
     start = _shown(record.student.start.source if record.student else None)
     if start and start != _shown(record.teacher.name if record.teacher else None):
         limits.append(f"It began with weights of {start}, whose licence applies to it.")
@@ -160,9 +160,9 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
     """How the student is published on the Hub, and how it becomes ONNX where that is possible."""
     recipe = record.recipe or ""
     target = f"YOUR_NAME/{recipe if HUB_NAME.fullmatch(recipe) else 'MODEL'}"
-    blocks: list[Block] = [UNSAID, AS_IT_STANDS, Code(f"hf auth login\nhf upload {target} .", language="bash")]
+    blocks: list[Block] = [METADATA, AS_IT_STANDS, Code(f"hf auth login\nhf upload {target} .", language="bash")]
     origin = record.student.origin if record.student else None
-    if not use.own_code or (origin is not None and origin.has_config):
+    if not use.custom_code or (origin is not None and origin.has_config):
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
     if use in (MASKED, CAUSAL):

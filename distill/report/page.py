@@ -27,7 +27,7 @@ class Table:
     """Rows of cells under `head`; a row of one cell is a heading inside the table.
 
     `groups` are headings above those of `head`, each with the number of columns it spans; with `text` all columns are
-    words, otherwise all but the first are numbers.
+    text, otherwise all but the first are numbers.
     """
 
     kind: ClassVar = "table"
@@ -63,7 +63,7 @@ class Code:
     text: str
     title: str = ""
     language: str = ""
-    wrap: bool = False  # long lines go on in the next one, instead of beyond the edge
+    wrap: bool = False  # long lines wrap instead of running beyond the edge
 
     @property
     def fence(self) -> str:
@@ -94,11 +94,11 @@ class Renewal:
     """A page that a process writes anew every so many seconds, and that loads itself again, also from a file.
 
     It stays where the reader has scrolled, keeps open what was opened, and waits while text is selected or the page is
-    not to be seen. When nothing new has come for three times as long and half a minute, it says so.
+    not to be seen. After three times as long and half a minute without news it shows a notice.
     """
 
     def __init__(self, seconds: float, watched: bool = True) -> None:
-        """`watched`: whether something new is to be expected; otherwise nothing is said about its absence."""
+        """`watched`: whether the page shows a notice when no news comes."""
         self.seconds = max(1, round(seconds))
         self.every, self.written = round(1000 * seconds), round(1000 * time.time())
         self.limit = round(1000 * (3 * seconds + 30)) if watched else 0
@@ -146,6 +146,6 @@ def escaped(text: str) -> str:
 
 
 def facts_table(title: str, facts: list[tuple[str, Any]]) -> list[Block]:
-    """A table of labels and values, without those that are not known; nothing where none is left."""
+    """A table of labels and values, without the missing ones; nothing where none is left."""
     rows = [[label, str(value)] for label, value in facts if value not in (None, "", NONE)]
     return [Table(["", ""], rows, title=title, text=True)] if rows else []

@@ -16,7 +16,7 @@ FILES = (
 
 
 def profile_blocks(folder: Path, profile: Profile) -> list[Block]:
-    """What the profile of a run says. The figure goes into `folder`/plots."""
+    """The profile of a run. The figure goes into `folder`/plots."""
     drawn = utilisation(folder, profile.samples)
     blocks: list[Block] = [profile.conclusion, _findings(profile), _phases(profile), *([drawn] if drawn else []), FILES]
     return [block for block in blocks if block]
@@ -46,7 +46,7 @@ def _phases(profile: Profile) -> Block:
             f" Of {number(times.steps)} steps one by one, without the first ones and those that were traced: median "
             f"{median}, 95 % below {p95}, longest {longest}."
         )
-    return Table(["Phase", "Seconds", "Share", "ms a step"], rows, note, "Phases of a step")
+    return Table(["Phase", "Seconds", "Fraction", "ms a step"], rows, note, "Phases of a step")
 
 
 def utilisation(folder: Path, samples: dict[str, list[float]]) -> Picture | None:

@@ -19,7 +19,7 @@ from distill.runtime.storage import storage_failure
 logger = logging.getLogger(__name__)
 
 
-def make_snapshots(run: Run, known: Record) -> Snapshots:
+def make_snapshots(run: Run, so_far: Record) -> Snapshots:
     """What keeps the student after the steps that the settings name, with a model card of the run so far.
 
     Args:
@@ -29,11 +29,11 @@ def make_snapshots(run: Run, known: Record) -> Snapshots:
     folder, ranks, settings = run.folder, run.ranks, run.config.train
 
     def write(path: Path, state: State) -> None:
-        note = f"This is the student after step {state.step}; the run went on, and its report has the scores."
+        note = f"This is the student after step {state.step}. The run continued; its report has the scores."
         record = replace(
-            known,
+            so_far,
             snapshot=state.step,
-            notes=[note, *known.notes],
+            notes=[note, *so_far.notes],
             training=training_facts(state, run.data.batches, []),
             backend=backend_facts(ranks, run.config, run.data.batches, state.syncs),
         )

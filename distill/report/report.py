@@ -1,4 +1,4 @@
-"""Writes what a run did for people to read: report.html and report.md, the same as Markdown."""
+"""Writes the report of a run: report.html, and the same as Markdown in report.md."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ from distill.runs.record import Record, term_titles
 from distill.runtime.files import atomic
 
 FEW_POSITIONS = 1000  # of pseudo-perplexity
-MOST_NAMED = 5  # left-out files that are listed by name
+MAX_NAMED = 5  # skipped files that are listed by name
 
 
 def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> None:
@@ -37,8 +37,8 @@ def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> N
         Section("Layers to start from", _layers(record)),
         Section("How training went", _training(record, pictures)),
         Section("Where the time goes", profile_blocks(folder, record.profile) if record.profile else []),
-        Section("What it was trained and tested on", _data(record)),
-        Section("To run it again", _again(record, config_yaml)),
+        Section("Data", _data(record)),
+        Section("Reproduce", _again(record, config_yaml)),
     ]
     sections = [section for section in sections if section.blocks]
     title = f"{record.recipe or 'Run'}: " + ("distillation report" if record.teacher else "report")
@@ -77,7 +77,7 @@ def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
 
 
 def _few_positions(record: Record) -> str:
-    """A sentence where a set has so few positions for pseudo-perplexity that its value says little by itself."""
+    """A sentence where a set has so few positions for pseudo-perplexity that its value is rough."""
     counts = {name: data.pseudo_positions for name, data in record.evaluation.items()}
     few = [f"{count:,} on {name}" for name, count in counts.items() if is_number(count) and 0 < count < FEW_POSITIONS]
     if not few:
@@ -105,7 +105,7 @@ def _layers(record: Record) -> list[Block]:
         rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])
     how = "All subsets were scored." if search.all_subsets else "One layer after another was taken away."
     note = (
-        f"Of the untrained student on {number(search.sequences)} training rows; {number(search.tried)} "
+        f"Of the untrained student on {number(search.sequences)} training sequences; {number(search.tried)} "
         f"choices. {how} A plus sign joins layers whose weights are averaged."
     )
     head = ["Layers", "Rule", "Perplexity" if search.perplexity else "Loss"]
@@ -133,12 +133,12 @@ def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:
         ("Final loss", ", ".join(losses)),
         ("Snapshots", f"snapshots/step-N for N = {', '.join(map(str, snapshots))}" if snapshots else None),
         ("Skipped steps", _skipped(training.skipped_steps)),
-        ("Left out for the loss scale", _left_out(training.overflow_steps)),
+        ("Skipped for the loss scale", _left_out(training.overflow_steps)),
         ("Backend", ", ".join(filter(None, [backend.name, with_unit(backend.ranks, "rank(s)")]))),
         ("Collective", backend.collective),
-        ("Rows per step", sequences_of_step(backend)),
+        ("Sequences per step", sequences_of_step(backend)),
         ("Gradient syncs", number(backend.syncs)),
-        ("Rings", f"{rings.asked} asked for, {number(rings.in_force)} in force" if rings.asked else None),
+        ("Rings", f"{rings.asked} requested, {number(rings.in_force)} in use" if rings.asked else None),
     ]
     drawn: list[Block] = [pictures[name] for name in ("loss", "optimizer", "throughput") if name in pictures]
     return drawn + facts_table("Training", facts)
@@ -159,7 +159,7 @@ def _evaluation(training: Training) -> str | None:
 def _skipped(count: int | None) -> str | None:
     if count is None:
         return None
-    return f"{number(count)}: loss or gradient not finite, weights left as they were" if count else "none"
+    return f"{number(count)}: loss or gradient not finite, no update" if count else "none"
 
 
 def _left_out(count: int | None) -> str | None:
@@ -168,17 +168,17 @@ def _left_out(count: int | None) -> str | None:
 
 def _data(record: Record) -> list[Block]:
     corpus = record.corpus
-    more = f" and {len(corpus.skipped) - MOST_NAMED} more" if len(corpus.skipped) > MOST_NAMED else ""
-    skipped = f"{len(corpus.skipped)}: {', '.join(corpus.skipped[:MOST_NAMED])}{more}"
+    more = f" and {len(corpus.skipped) - MAX_NAMED} more" if len(corpus.skipped) > MAX_NAMED else ""
+    skipped = f"{len(corpus.skipped)}: {', '.join(corpus.skipped[:MAX_NAMED])}{more}"
     prepared = [time_of(corpus.preparation.seconds), with_unit(corpus.preparation.tokens_per_second, "tokens/s")]
     facts = [
         ("Name", corpus.name),
         ("Documents", number(corpus.documents)),
         ("Tokens", number(corpus.tokens)),
-        ("Rows", with_unit(corpus.sequences, f"of {number(corpus.sequence_length)} tokens")),
+        ("Sequences", with_unit(corpus.sequences, f"of {number(corpus.sequence_length)} tokens")),
         ("Preparation", ", ".join(filter(None, prepared))),
-        ("Left out", skipped if corpus.skipped else None),
-        ("Bad records left out", f"{number(corpus.invalid)} of {number(corpus.records)}" if corpus.invalid else None),
+        ("Files skipped", skipped if corpus.skipped else None),
+        ("Invalid records", f"{number(corpus.invalid)} of {number(corpus.records)}" if corpus.invalid else None),
         ("Duplicates", described(corpus.duplicates) if corpus.duplicates else None),
     ]
     return [*facts_table("Corpus", facts), *_sources(record), *_sets(record)]
@@ -186,8 +186,8 @@ def _data(record: Record) -> list[Block]:
 
 def _sets(record: Record) -> list[Block]:
     """The evaluation sets and how much of each was scored."""
-    head = ["", "Documents", "Rows", "Tokens", "Scored"]
-    note = "The last column counts what is scored: next tokens of a causal model, rows of labelled examples."
+    head = ["", "Documents", "Sequences", "Tokens", "Scored"]
+    note = "The last column counts what is scored: next tokens of a causal model, labelled examples."
     pseudo = "pseudo_perplexity" in record.measures
     if pseudo:
         head = [*head[:-1], "Masked", "Masked singly"]
@@ -207,8 +207,8 @@ def _sources(record: Record) -> list[Block]:
         passes = f"{fed.passes:.2f}" if fed.passes is not None else NONE
         counts = map(number, (source.documents, source.sequences, fed.sequences, fed.tokens))
         rows.append([name, source.name or NONE, percent(source.weight, 1), *counts, passes])
-    head = ["", "Text", "Share of rows", "Documents", "Rows", "Rows fed", "Tokens fed", "Passes"]
-    note = "Tokens fed are the rows fed times the mean of the source, which is exact after whole passes."
+    head = ["", "Text", "Fraction of sequences", "Documents", "Sequences", "Sequences used", "Tokens used", "Passes"]
+    note = "Tokens used are the sequences used times the mean length of the source, which is exact after whole passes."
     return [Table(head, rows, note, "Sources")] if rows else []
 
 

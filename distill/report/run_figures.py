@@ -20,10 +20,10 @@ TITLES = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping", 
 # Panels of a machine: their titles, and by label the name of a sample with what it is multiplied by.
 MACHINE: dict[str, dict[str, tuple[str, float]]] = {
     "Cores in use": {"rank 0": ("process_cpu", 1)},
-    "Processors, share of the host": {"busy": ("machine_cpu", 1)},
+    "CPU, fraction of the host": {"busy": ("machine_cpu", 1)},
     "Memory, GiB": {"rank 0": ("process_memory", 1 / GIB), "free": ("memory_free", 1 / GIB)},
     "Network, MB/s": {"sent": ("network_sent", 1e-6), "received": ("network_received", 1e-6)},
-    "GPU, share of the time": {"busy": ("gpu_busy", 1)},
+    "GPU, fraction of the time": {"busy": ("gpu_busy", 1)},
     "GPU memory, GiB": {"used": ("gpu_memory", 1 / GIB)},
 }
 
@@ -187,7 +187,7 @@ def _place(point: HistoryPoint, axis: str) -> float | None:
 
 
 def _with_curve(record: Record) -> tuple[Record, str]:
-    """The record with the scores on a few rows as its history, and a remark, where a run has these."""
+    """The record with the scores on a few sequences as its history, and a remark, where a run has these."""
     curve = record.curve
     if curve is None or len(curve.student) < 2:
         return record, ""
@@ -202,7 +202,7 @@ def _with_curve(record: Record) -> tuple[Record, str]:
     baseline = record.baseline and replace(record.baseline, history=history(other if same else None))
     teacher = Teacher(scores={measure: {key: curve.teacher}})
     shown = replace(record, history=history(curve), teacher=teacher, baseline=baseline)
-    return shown, f"; on {curve.sequences} rows, so that scoring takes no time"
+    return shown, f"; on {curve.sequences} sequences, so that scoring is cheap"
 
 
 def machine_panels(samples: dict[str, list[float]], seconds: list[float], axis: str) -> list[Panel]:

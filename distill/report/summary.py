@@ -45,7 +45,7 @@ def setting(record: Record) -> str:
 
 
 def _start(record: Record) -> str:
-    """What the student was before its first step, where the record says so."""
+    """What the student was before its first step; empty where the record has no start."""
     if record.student is None:
         return ""
     start = record.student.start
@@ -188,10 +188,10 @@ def _quality(record: Record) -> str:
 
 
 def against_baseline(record: Record) -> str:
-    """The first measure against the baseline's, and what that says of the teacher, where nothing else differs.
+    """The first measure against the baseline's, with a verdict on the teacher where nothing else differs.
 
     Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1:
-    other text of its kind might say the opposite. With other steps, or settings of its own (`remarks`), a baseline
+    other text of its kind might give the opposite. With other steps, or settings of its own (`remarks`), a baseline
     shows numbers and no verdict.
     """
     measure, described = _first_measure(record)
@@ -219,7 +219,7 @@ def against_baseline(record: Record) -> str:
 
 
 def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
-    """Whether a baseline took as many steps, and how many in words."""
+    """Whether a baseline took as many steps, and a phrase with the number."""
     same = is_number(steps) and steps == baseline.steps
     if is_number(steps) and is_number(baseline.steps) and not same:
         return False, f" for {number(baseline.steps)} steps instead of {number(steps)}"
@@ -235,7 +235,7 @@ def _is_unclear(baseline: Baseline, measure: str, key: str) -> bool:
 def _verdict(
     pairs: list[tuple[float, float]], ratios: list[float | None], unclear: list[bool], lower_is_better: bool
 ) -> str:
-    """What the pairs of scores of student and baseline say of the teacher."""
+    """A verdict on the teacher from the pairs of scores of student and baseline."""
     alike = [change is not None and _change(change) == SAME for change in ratios]
     if all(alike):
         return "Learning from the teacher made no difference"
@@ -308,7 +308,7 @@ def _signed(change: float) -> str:
 
 
 def sequences_of_step(backend: Backend) -> str | None:
-    """How many sequences a step has, and how they are made up; None where that is not known."""
+    """How many sequences a step has, and how they are made up; None where the record does not have it."""
     size, accumulate, ranks = backend.batch_size, backend.accumulate, backend.ranks
     if size is None or accumulate is None or ranks is None:
         return None

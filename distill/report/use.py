@@ -1,4 +1,4 @@
-"""How a student is loaded and asked elsewhere, by the name of its class: the lines that its model card shows."""
+"""How a student is loaded and used elsewhere, by the name of its class: the lines that its model card shows."""
 
 from typing import NamedTuple
 
@@ -14,19 +14,19 @@ FOLDER = "."  # the card lies in the model's folder
 
 
 class Use(NamedTuple):
-    """What a model card says of one kind of model."""
+    """The part of a model card that depends on the kind of model."""
 
     task: str  # of a pipeline, and the Hub's name of what the model is for
     training: str  # the Hub's name of training without a teacher
     does: str
     auto_class: str
     example: str
-    own_code: str = ""  # instead, for a class that is not one of transformers
+    custom_code: str = ""  # instead, for a class that is not one of transformers
 
     @property
     def code(self) -> str:
-        if self.own_code:
-            return self.own_code
+        if self.custom_code:
+            return self.custom_code
         return f"""
 from transformers import {self.auto_class}, AutoTokenizer{", pipeline" if "pipeline(" in self.example else ""}
 
@@ -40,7 +40,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 MASKED = Use(
     "fill-mask",
     "masked-language-modeling",
-    "It fills in masked words.",
+    "It predicts masked tokens.",
     "AutoModelForMaskedLM",
     """fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
 print(fill(f"It was a long {tokenizer.mask_token} before they spoke again."))""",
@@ -50,8 +50,8 @@ CAUSAL = Use(
     "causal-language-modeling",
     "It continues a text.",
     "AutoModelForCausalLM",
-    """go_on = pipeline("text-generation", model=model, tokenizer=tokenizer)
-print(go_on("It was a long time before", max_new_tokens=20))""",
+    """generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
+print(generate("It was a long time before", max_new_tokens=20))""",
 )
 SPANS = Use(
     "question-answering",
@@ -66,7 +66,7 @@ print(tokenizer.decode(inputs.input_ids[0, start : end + 1]))""",
 CLASSES = Use(
     "text-classification",
     "text-classification",
-    "It says which class a text is of, or gives a value for it.",
+    "It predicts the class of a text, or a value for it.",
     "AutoModelForSequenceClassification",
     """classify = pipeline("text-classification", model=model, tokenizer=tokenizer)
 print(classify("A text to be classified."))""",
@@ -98,7 +98,7 @@ def use_of_student(origin: Origin | None, name: str) -> Use:
         made = f"model = {attribute}({'...' if origin.call is None else origin.call})"
         lines.append(made + ("  # with the settings of the run, see below" if "..." in made else ""))
         lines.append(f'load_model(model, "{FOLDER}/model.safetensors")')
-    return use._replace(own_code="\n".join([*imports, *lines]))
+    return use._replace(custom_code="\n".join([*imports, *lines]))
 
 
 def use_of(model_class: str) -> Use:

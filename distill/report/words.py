@@ -1,4 +1,4 @@
-"""Numbers, spans of time and lists in words, as reports show them."""
+"""Numbers, spans of time and lists as text, as reports show them."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def number(value: Any) -> str:
-    """A number with about four digits that mean something, thousands set apart; a dash for no number."""
+    """A number with about four significant digits and commas between thousands; a dash for no number."""
     if value is None or isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         return NONE
     if math.isinf(value):
@@ -46,7 +46,7 @@ def short(value: Any, unit: str = "") -> str:
 
 
 def time_of(seconds: Any) -> str | None:
-    """A span of time in words; None where it is not known."""
+    """A span of time as text; None for no number."""
     return duration(seconds) if is_number(seconds) else None
 
 

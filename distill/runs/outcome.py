@@ -15,7 +15,6 @@ from distill.runs.divergence import ruined_scores, weights_are_finite
 from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
 from distill.runs.history import Examination, StudentHistory
 from distill.runs.pair import load_baseline
-from distill.runs.parts import from_json
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
 from distill.runtime.errors import Diverged
@@ -91,7 +90,7 @@ def score_models(
         student=filled["student"],
         baseline=scored_baseline,
         agreement=None if agreement is None else {name: Agreement(**each) for name, each in agreement.items()},
-        evaluation={data.name: from_json(EvaluationSet, evaluator.describe(data)) for data in sets},
+        evaluation={data.name: EvaluationSet(**evaluator.describe(data)) for data in sets},
     )
 
 

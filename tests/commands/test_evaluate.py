@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import BloomConfig, BloomForCausalLM
 from vocabularies import vocabulary_of
 
 from distill.commands.cli import main
-from distill.commands.scoring import evaluate_models
+from distill.commands.scoring.score import evaluate_models
 from distill.runtime.errors import SettingError
 
 
@@ -48,7 +49,7 @@ def test_the_scores_of_a_run_are_found_again(done: Path, shelf: Shelf) -> None:
     assert student.agreement == content["agreement"] and teacher.agreement is None
     assert student.parameters == content["student"]["parameters"]
     (vocabulary,) = scores.vocabularies
-    assert vocabulary.sets == content["evaluation"]
+    assert {name: asdict(data) for name, data in vocabulary.sets.items()} == content["evaluation"]
 
 
 def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,9 +85,9 @@ def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
     shares = ["evaluate.by_set.mine.pseudo_perplexity.fraction=1", "evaluate.by_set.mine.max_sequences=3"]
     scores = evaluate_models([done], [*own_text(tmp_path), "evaluate.sets=[mine,heldout]", *shares])
     sets = scores.vocabularies[0].sets
-    assert list(sets) == ["mine", "heldout"] and (sets["mine"]["sequences"], sets["heldout"]["sequences"]) == (3, 8)
-    assert sets["mine"]["pseudo_positions"] == sets["mine"]["tokens"] - 2 * 3, "all but [CLS] and [SEP]"
-    assert 0 < sets["heldout"]["pseudo_positions"] < 0.3 * sets["heldout"]["tokens"]
+    assert list(sets) == ["mine", "heldout"] and (sets["mine"].sequences, sets["heldout"].sequences) == (3, 8)
+    assert sets["mine"].pseudo_positions == sets["mine"].tokens - 2 * 3, "all but [CLS] and [SEP]"
+    assert 0 < sets["heldout"].pseudo_positions < 0.3 * sets["heldout"].tokens
 
 
 def test_causal_models_of_two_vocabularies(shelf: Shelf, tmp_path: Path) -> None:

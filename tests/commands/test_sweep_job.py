@@ -105,7 +105,7 @@ def test_a_wrong_name_ends_a_run_before_its_training(
 ) -> None:
     assert shelf.run(tmp_path / "run", *SMALL, "optimize=heldout.perplexty") == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distill: ")]
-    assert "optimize=heldout.perplexty is no number" in line and "did you mean heldout.perplexity" in line
+    assert "optimize=heldout.perplexty is not a number" in line and "did you mean heldout.perplexity" in line
     assert metrics(tmp_path / "run") == []
 
 

@@ -62,7 +62,7 @@ def test_sources_are_counted_and_scored_one_by_one(alone: Path) -> None:
     last = metrics(alone)[-1]
     assert (last["sequences/notes"], last["sequences/books"]) == tuple(2 * share for share in shares)
     page = (alone / "report.html").read_text()
-    assert "Share of rows" in page and "heldout_notes" in page
+    assert "Fraction of sequences" in page and "heldout_notes" in page
 
 
 def test_it_goes_on_with_two_ranks_from_the_one_integer_of_a_checkpoint(

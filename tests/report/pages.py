@@ -31,7 +31,7 @@ def under_way() -> RunView:
         step=100,
         steps=123,
         left=754.0,
-        share=100 / 123,
+        fraction=100 / 123,
         activities=["training 81% 100/123 steps, 0.57 steps/s", "student on heldout 40%"],
         latest=sample_metrics()[99] | {"exchange_wait": 0.123},
         points=series.points(),

@@ -159,7 +159,7 @@ def test_ordered_by_a_number(tmp_path: Path) -> None:
     comparison = laid_out(tmp_path, first="heldout.perplexity")
     assert [row[0] for row in rows_of(comparison)] == ["2", "3", "1", "teacher"]
     assert [column.data for column in comparison.columns] == ["heldout", "wikitext2"]
-    with pytest.raises(SettingError, match=r"by=perplexty is no number .*did you mean perplexity"):
+    with pytest.raises(SettingError, match=r"by=perplexty is not a number .*did you mean perplexity"):
         laid_out(tmp_path, first="perplexty")
 
 
@@ -218,7 +218,7 @@ def test_from_python(tmp_path: Path) -> None:
     assert "objective.pairs" in str(compared) and "4.000" in compared._repr_html_()
     assert compared.write(tmp_path / "out").read_text().startswith("<!DOCTYPE html>")
     assert repr(compared) == str(compared)
-    with pytest.raises(SettingError, match=r"^by=perplexty is no number .*did you mean perplexity"):
+    with pytest.raises(SettingError, match=r"^by=perplexty is not a number .*did you mean perplexity"):
         compare_runs(tmp_path / "run0", by="perplexty")
 
 
@@ -239,7 +239,7 @@ def test_the_command_ends_in_one_line(
 ) -> None:
     make_run(tmp_path / "run", settings_of(0), results_of({"heldout": 3.0}))
     assert main([f"run={tmp_path / 'run'}", "by=perplexty"]) == 2
-    assert capsys.readouterr().err.startswith("distill: by=perplexty is no number")
+    assert capsys.readouterr().err.startswith("distill: by=perplexty is not a number")
     monkeypatch.setattr(command, "find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
     assert main([f"run={tmp_path / 'run'}"]) == 143
     (line,) = capsys.readouterr().err.splitlines()
@@ -254,7 +254,7 @@ def test_a_sweep_is_compared_in_its_own_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "argument, says", [("nowhere", "nowhere is no folder"), ("empty", "empty holds no run"), ("no*", "matches none")]
+    "argument, says", [("nowhere", "nowhere is not a folder"), ("empty", "empty holds no run"), ("no*", "matches none")]
 )
 def test_refusals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argument: str, says: str

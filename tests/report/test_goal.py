@@ -51,7 +51,7 @@ def test_names_are_checked_before_the_training() -> None:
     for name, says in [
         ("heldout.acuracy", "did you mean heldout.accuracy"),
         ("imdb.perplexity", "choose one of perplexity, accuracy"),
-        ("nothing", "no number of this run"),
+        ("nothing", "not a number of this run"),
     ]:
         with pytest.raises(SettingError, match=rf"optimize={name} .*{says}"):
             Goal(name).check(MEASURES, ["heldout"], ["soft"], compares=True)

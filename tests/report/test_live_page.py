@@ -12,7 +12,7 @@ from pages import LOGS, under_way
 
 from distill.report import live
 from distill.report.figures import INK, Line, Panel, svg_panel, ticks
-from distill.report.live_logs import LINES, MOST, Series, cleaned, earlier_lines, tails, thinned
+from distill.report.live_logs import LINES, MAX_POINTS, Series, cleaned, earlier_lines, tails, thinned
 from distill.report.live_run import ending_of
 from distill.report.live_sections import Ending, RunView, sections, title_of
 from distill.report.page import Renewal, html
@@ -34,7 +34,7 @@ def test_it_shows_progress_losses_scores_waits_machine_and_every_rank(tmp_path: 
         "Under way: training 81% 100/123 steps", "student on heldout 40%", "12:34 min", "step 100 of 123", "3.0%of the",
         "12.3%of the time in exchanges", "1,732", "Loss: Soft targets", "Learning rate", "Gradient norm", "71.19",
         "Waiting, % of the time", "Cores in use", "epoch 1, step 41: loss total 8.1", "rank 1", "nothing yet",
-        "Written 2026-01-02 03:04:05 UTC; renews itself every 15 s", "Project Gutenberg", "runs/distilbert_gutenberg",
+        "Written 2026-01-02 03:04:05 UTC; reloads every 15 s", "Project Gutenberg", "runs/distilbert_gutenberg",
     ):  # fmt: skip
         assert part in text, part
     assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in page and title_of(under_way()) == "81% of distilbert_gutenberg"
@@ -59,8 +59,8 @@ def test_a_run_that_has_just_begun_has_a_page_too(tmp_path: Path) -> None:
     ("error", "status", "says"),
     [
         (Diverged("loss was not finite"), 3, "newest good checkpoint"),
-        (Interrupted("stopped by SIGTERM at step 7", 15), 143, "goes on from the newest checkpoint"),
-        (OSError(28, "No space left on device", "/disk/x"), 74, "When there is room"),
+        (Interrupted("stopped by SIGTERM at step 7", 15), 143, "resumes from the newest checkpoint"),
+        (OSError(28, "No space left on device", "/disk/x"), 74, "Make room"),
         (KeyError("a bug"), 1, "This is a bug"),
     ],
 )
@@ -83,19 +83,20 @@ def test_a_finished_run_without_its_report_names_the_command_for_it(tmp_path: Pa
     assert "distill report run=/home/someone/runs/distilbert_gutenberg" in text and "status" not in text
 
 
-@pytest.mark.parametrize("count", [1, MOST - 1, MOST, 10_000])
+@pytest.mark.parametrize("count", [1, MAX_POINTS - 1, MAX_POINTS, 10_000])
 def test_a_series_is_bounded_and_holds_the_means_of_neighbours(count: int) -> None:
     series, values = Series(), np.random.default_rng(0).normal(size=count)
     for step, value in enumerate(values, 1):
         series.add({"step": step, "loss": float(value), "odd": None if step % 2 else math.nan})
     points, span = series.points(), series.merged
-    assert len(points) <= MOST and (count < MOST or len(points) >= MOST // 2) and "odd" not in points[0]
+    assert len(points) <= MAX_POINTS and (count < MAX_POINTS or len(points) >= MAX_POINTS // 2)
+    assert "odd" not in points[0]
     whole = count // span
     expected = values[: whole * span].reshape(whole, span).mean(1)
     np.testing.assert_allclose([point["loss"] for point in points[:whole]], expected, rtol=0, atol=1e-12)
     if count % span:
         assert points[-1]["loss"] == pytest.approx(values[whole * span :].mean(), abs=1e-12)
-    assert len(thinned(points + points)) <= MOST
+    assert len(thinned(points + points)) <= MAX_POINTS
 
 
 def test_lines_of_an_earlier_start_end_with_the_step_that_the_run_goes_on_from(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_lines_of_an_earlier_start_end_with_the_step_that_the_run_goes_on_from(t
     log.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5001)) + '{"step": 50')
     assert earlier_lines(log, 0) == []
     steps = [line["step"] for line in earlier_lines(log, 4000)]
-    assert steps[0] == 1 and 3900 < steps[-1] <= 4000 and len(steps) <= MOST and steps == sorted(steps)
+    assert steps[0] == 1 and 3900 < steps[-1] <= 4000 and len(steps) <= MAX_POINTS and steps == sorted(steps)
 
 
 def test_curves_lie_where_their_numbers_say() -> None:

@@ -117,7 +117,7 @@ def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(
         assert shelf.run(folder, OFTEN) == 0
     assert_same(folder, done)
     said = capfd.readouterr().err
-    assert said.count("the page of this run cannot be written now") == 1 and "No space left on device" in said
+    assert said.count("cannot write report.html") == 1 and "No space left on device" in said
     assert "Size, speed and quality" in (folder / "report.html").read_text()
 
 

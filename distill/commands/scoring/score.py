@@ -1,52 +1,35 @@
-"""Loads models one after the other and scores them on evaluation sets, by the measures of the task they are for."""
+"""Scores models on evaluation sets without training, by the measures of the task they are for."""
 
-import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill.commands.scoring.located import SETTING, Located, locate
-from distill.commands.scoring.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
+from distill.commands.api.process import process_as_before, raise_expected
+from distill.commands.scoring.groups import TEACHER, Group, groups_of, load_models
 from distill.commands.scoring.settings import settings_of
+from distill.config.composition import hydra_as_before
 from distill.config.settings import Config
 from distill.distributed import Ranks, join_ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
-from distill.evaluation.readers import MeanModel
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import ModelLosses, compare_models
-from distill.models.check import check_packing, check_vocabulary, longest_row
-from distill.models.kind import ModelKind
-from distill.models.load import load_pretrained, load_tokenizer, size
+from distill.models.load import size
+from distill.report.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
+from distill.runs import facts
 from distill.runs.describe import environment, measure_facts
-from distill.runs.parts import to_json
+from distill.runs.located import Located, locate
 from distill.runs.setup import choose_precision
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redact
+from distill.runtime.signals import handled
 from distill.tasks import Task, find_task
 from distill.tasks.mlm_sop import MlmSop
-from distill.teacher.members import Member, errors_of, load_members, title_of
-
-TEACHER = "the teacher"  # the name of its column
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Models of one vocabulary: they are scored at the same positions, and their perplexities can be compared."""
-
-    tokenizer: PreTrainedTokenizerBase
-    models: tuple[Located, ...]
-    teacher: Any | None = None  # where it has this vocabulary
-    teacher_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,28 +38,55 @@ class GroupScores:
 
     models: tuple[ModelScores, ...]
     vocabulary: Vocabulary
-    measures: dict[str, dict[str, Any]]
+    measures: dict[str, facts.Measure]
     comparisons: tuple[Comparison, ...]
     left_out: tuple[str, ...]  # a line for each set that is not available
+
+
+def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output: str | Path | None = None) -> Scores:
+    """Score models on evaluation sets, as `distill evaluate` does; the process is as before afterwards.
+
+    Args:
+        models: run folders, students, snapshots or other model folders, names on the Hub, `bundled` or
+            `bundled_deep`.
+        settings: as on the command line of a run, of the groups corpus, evaluate, precision, teacher and backend. What
+            is not given is as in the run that made the first model; of a model from elsewhere the books, WikiText-2 and
+            IMDB under $DISTILL_DATA are scored, or, with a corpus, what is held out of it.
+        output: folder that gets scores.json and scores.md; None: nothing is written.
+
+    Raises:
+        SettingError: bad input: models that do not load or are of different tasks, settings or sets that cannot be.
+        StorageFailed: a disk or a store has failed.
+        Interrupted: a signal ended it, which is a KeyboardInterrupt.
+    """
+    for name, given, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):
+        if isinstance(given, str | Path):
+            raise SettingError(f"{name}={given} is one string: give a list, such as ['{example}']")
+    try:
+        with ExitStack() as held:
+            held.enter_context(handled(owns_process=False))
+            held.enter_context(process_as_before())
+            held.enter_context(hydra_as_before())
+            return evaluate_models(models, settings, output)
+    except Exception as error:
+        raise_expected(error, "" if output is None else str(output))
 
 
 def evaluate_models(
     models: Sequence[str | Path], settings: Sequence[str] = (), output: str | Path | None = None
 ) -> Scores:
-    """`distill.evaluate`, which describes the arguments, in a process whose logging and signals are the command's."""
+    """`evaluate` in a process whose logging and signals are the command's."""
     configure_logging(0)
     transformers_logging.disable_progress_bar()
-    located = locate([str(each) for each in models])
+    located = locate([str(model) for model in models])
     if output is not None:
         check_folder(output)  # before hours of scoring rather than after them
     config, task_name = settings_of(located, settings)
-    with ExitStack() as held:
-        ranks = held.enter_context(join_ranks(config.backend))
+    with join_ranks(config.backend) as ranks:
         config = config.changed(precision=choose_precision(config.precision, {}, ranks))
         scores = _score(config, _task(task_name, located, config), located, ranks)
-    given = [f"model={each.name}" for each in located] + ([] if output is None else [f"output={output}"])
-    command = shlex.join(["distill", "evaluate", *given, *map(redact, settings)])
-    scores = replace(scores, command=command)
+    named = [f"model={model.name}" for model in located] + ([] if output is None else [f"output={output}"])
+    scores = replace(scores, command=shlex.join(["distill", "evaluate", *named, *map(redact, settings)]))
     if output is not None:
         scores.write(Path(output).expanduser())
     return scores
@@ -88,7 +98,7 @@ def _task(name: str, models: Sequence[Located], config: Config) -> Task:
 
 
 def _score(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) -> Scores:
-    groups = _groups(config, task, models, ranks)
+    groups = groups_of(config, task.kind, models, ranks)
     scored = [_score_group(config, task, group, number, ranks) for number, group in enumerate(groups)]
     measures = {name: described for each in scored for name, described in each.measures.items()}
     notes = [*dict.fromkeys(line for each in scored for line in each.left_out), *_notes(scored, measures, config)]
@@ -100,60 +110,8 @@ def _score(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) 
         measures,
         tuple(comparison for each in scored for comparison in each.comparisons),
         tuple(notes),
-        environment=to_json(environment(ranks.device)),
+        environment=environment(ranks.device),
     )
-
-
-def _groups(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) -> list[Group]:
-    """The models by their vocabularies; the teacher, where there is one, belongs to the group with its own."""
-    groups: list[Group] = []
-    for model in models:
-        tokenizer = load_tokenizer(SETTING, model.path, task.kind)
-        number = _same_vocabulary(groups, tokenizer)
-        if number is None:
-            groups.append(Group(tokenizer, (model,)))
-        else:
-            groups[number] = replace(groups[number], models=(*groups[number].models, model))
-    if config.teacher.kind == "none":
-        return groups
-    members, shared = load_members(config, task.kind, ranks.device)
-    assert shared is not None
-    _check_members(config, task.kind, members, shared)
-    frozen = [member.model.to(ranks.device) for member in members]
-    teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
-    number = _same_vocabulary(groups, shared)
-    if number is None:
-        return [*groups, Group(shared, (), teacher, title_of(members))]
-    groups[number] = replace(groups[number], teacher=teacher, teacher_name=title_of(members))
-    return groups
-
-
-def _same_vocabulary(groups: Sequence[Group], tokenizer: PreTrainedTokenizerBase) -> int | None:
-    vocabulary = tokenizer.get_vocab()
-    return next((n for n, group in enumerate(groups) if group.tokenizer.get_vocab() == vocabulary), None)
-
-
-def _check_members(
-    config: Config, kind: ModelKind, members: Sequence[Member], tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Refuse teachers as a run does: they have to know the vocabulary, and to take and keep apart what a row holds."""
-    for member in members:
-        with errors_of(member.name):
-            check_vocabulary(member.model, None, tokenizer)
-        _check_rows(config, kind, member.model, member.setting)
-
-
-def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> None:
-    """Refuse a model that is too short for the rows, or mixes up documents that share one.
-
-    Raises:
-        SettingError: so it is; it names `setting`.
-    """
-    length = config.corpus.tokens.sequence_length
-    if (limit := longest_row(model)) is not None and length > limit:
-        raise SettingError(f"corpus.sequence_length={length} exceeds the {limit} positions of {setting}: lower it")
-    if kind.causal and config.corpus.tokens.cross_documents:
-        check_packing(model, setting)
 
 
 def _score_group(config: Config, task: Task, group: Group, number: int, ranks: Ranks) -> GroupScores:
@@ -168,7 +126,7 @@ def _score_group(config: Config, task: Task, group: Group, number: int, ranks: R
     evaluator = task.evaluator(config, group.tokenizer, sets, ranks)
     models: list[ModelScores] = []
     losses: dict[str, ModelLosses] = {}
-    for name, model in _loaded(config, task.kind, group, ranks):
+    for name, model in load_models(config, task.kind, group, ranks):
         check_memory(evaluator, [model], sets)
         is_teacher = model is group.teacher
         scores, losses[name] = evaluator.score_by_row(model, name, sets, "teacher" if is_teacher else "student")
@@ -178,37 +136,14 @@ def _score_group(config: Config, task: Task, group: Group, number: int, ranks: R
         title = group.teacher_name if is_teacher else type(model).__name__
         models.append(ModelScores(name, title, *size(model), number, scores, agreement))
         del model  # before the next one is loaded
-    described = {data.name: evaluator.describe(data) for data in sets}
+    described = {data.name: facts.EvaluationSet(**evaluator.describe(data)) for data in sets}
     return GroupScores(
         tuple(models),
         Vocabulary(len(group.tokenizer), tuple(each.name for each in models), described),
-        to_json(measure_facts(evaluator.measures)),
+        measure_facts(evaluator.measures),
         tuple(_compare(group, losses, evaluator, sets)),
         tuple(left_out),
     )
-
-
-def _loaded(config: Config, kind: ModelKind, group: Group, ranks: Ranks) -> Iterator[tuple[str, Any]]:
-    """Name and model, the teacher first.
-
-    Raises:
-        SettingError: one does not load, does not know all tokens of its tokenizer, takes no rows of this length, or
-            does not keep the documents of a row apart.
-    """
-    if group.teacher is not None:
-        yield TEACHER, group.teacher
-    for located in group.models:
-        model = load_pretrained(SETTING, located.path, kind).requires_grad_(False).eval()
-        known = model.get_input_embeddings().weight.shape[0]
-        if known < len(group.tokenizer):
-            raise SettingError(
-                f"model={located.name} knows {known:,} tokens, but its tokenizer has {len(group.tokenizer):,}: save "
-                "the tokenizer that it was trained with beside it"
-            )
-        _check_rows(config, kind, model, f"{SETTING}={located.name}")
-        logger.info(f"model={located.name}: {type(model).__name__}, {size(model)[0]:,} parameters")
-        yield located.name, model.to(ranks.device)
-        del model
 
 
 def _compare(
@@ -223,7 +158,7 @@ def _compare(
                 yield Comparison(other, first, measure, name, bootstrap)
 
 
-def _notes(scored: Sequence[GroupScores], measures: dict[str, Any], config: Config) -> list[str]:
+def _notes(scored: Sequence[GroupScores], measures: Mapping[str, facts.Measure], config: Config) -> list[str]:
     """What a reader has to know where vocabularies differ."""
     if len(scored) < 2 or "perplexity" not in measures:
         return []

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from distill.commands.scoring.located import Located, formats_of_run, settings_of_run
 from distill.config.compose import add_recipe
 from distill.config.composition import composed
 from distill.config.paths import check_paths
 from distill.config.rules import check_corpus, check_evaluation, check_unread
 from distill.config.settings import CONF, Config
 from distill.evaluation.measures.users import check_measures
+from distill.runs.located import Located, formats_of_run, settings_of_run
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.redaction import redact

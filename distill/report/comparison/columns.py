@@ -121,5 +121,5 @@ def column_named(name: str, columns: list[Column], setting: str) -> Column:
         names = [*dict.fromkeys(column.measure for column in columns if column.measure)]
         names += [column.name for column in columns]
         nearest = did_you_mean(name, names)
-        raise SettingError(f"{setting}={name} is no number of this run{nearest}: choose one of {', '.join(names)}")
+        raise SettingError(f"{setting}={name} is not a number of this run{nearest}: choose one of {', '.join(names)}")
     return by_name[name]

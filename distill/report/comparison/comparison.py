@@ -65,7 +65,7 @@ class Comparison:
         return sorted(ranked, key=lambda pair: fmean(pair[1]), reverse=not column.lower_is_better)
 
 
-def compare(runs: Sequence[Run], first: str | None = None, setting: str = "--by") -> Comparison:
+def compare(runs: Sequence[Run], first: str | None = None, setting: str = "by") -> Comparison:
     """Lay runs side by side.
 
     Args:
@@ -97,7 +97,7 @@ def compare(runs: Sequence[Run], first: str | None = None, setting: str = "--by"
 
 
 def _mark(comparison: Comparison, column: Column) -> None:
-    """Give marks to the runs whose number of this column was measured on something else than most runs' was."""
+    """Mark the runs whose number of this column was measured on something else than in the majority of runs."""
     bases = {
         str(run.folder): basis_of(run.record, run.vocabulary, column)
         for run in comparison.finished
@@ -121,18 +121,18 @@ def basis_of(record: Record, vocabulary: str | None, column: Column) -> tuple[st
     Args:
         vocabulary: a digest of the student's.
     """
-    of_words = column.measure in (*OF_VOCABULARY, *AGREEMENT)
+    of_vocabulary = column.measure in (*OF_VOCABULARY, *AGREEMENT)
     teacher = str(record.identity.get("teacher.digest")) if column.measure in AGREEMENT else ""
-    return str(vocabulary) if of_words else "", repr(_scored(record, column, of_words)), teacher
+    return str(vocabulary) if of_vocabulary else "", repr(_scored(record, column, of_vocabulary)), teacher
 
 
-def _scored(record: Record, column: Column, of_words: bool) -> list[Any]:
-    """What is known of the evaluation set; its tokens are those of one vocabulary."""
+def _scored(record: Record, column: Column, of_vocabulary: bool) -> list[Any]:
+    """The facts on the evaluation set that two numbers must share; tokens are those of one vocabulary."""
     data, corpus = record.evaluation.get(column.data) or EvaluationSet(), record.corpus
     facts: list[Any] = [data.description, data.documents]
-    if of_words:
+    if of_vocabulary:
         pseudo = column.measure == "pseudo_perplexity"
         facts += [data.sequences, data.tokens, data.pseudo_positions if pseudo else data.positions]
     if column.data == "heldout":  # documents of the corpus
-        facts += [corpus.name, corpus.documents, *[corpus.tokens] * of_words]
+        facts += [corpus.name, corpus.documents, *[corpus.tokens] * of_vocabulary]
     return facts

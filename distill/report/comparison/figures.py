@@ -11,16 +11,16 @@ from distill.report.comparison.groups import Group, is_number, shown
 from distill.report.figures import MODELS, SERIES, DotPanel, Line, Panel, Sheet, picture
 from distill.report.page import Picture
 
-MOST_SERIES = 6  # lines in a panel
-MOST_PANELS = 9
-MOST_RANKED = 24  # groups in a figure by rank
+MAX_SERIES = 6  # lines in a panel
+MAX_PANELS = 9
+MAX_RANKED = 24  # groups in a figure by rank
 FEWEST_DRAWN = 6  # groups of a search
 NAME = "compare"
 
 
 def draw(folder: Path, comparison: Comparison) -> list[Picture]:
     """Draw into `folder`/plots what there are numbers for; nothing where fewer than two groups have any."""
-    columns = [column for column in comparison.columns if len(comparison.best(column)) > 1][:MOST_PANELS]
+    columns = [column for column in comparison.columns if len(comparison.best(column)) > 1][:MAX_PANELS]
     if not columns:
         return []
     if (axis := axis_of(comparison)) is not None:
@@ -28,7 +28,7 @@ def draw(folder: Path, comparison: Comparison) -> list[Picture]:
         caption = f"Scores by {axis}{_spread(comparison)}."
         return [picture(folder, NAME, Sheet(panels, caption, min(3, len(panels)), 2.4, "below"))]
     if scattered := scattered_settings(comparison):
-        panels = _scattered(comparison, columns[0], scattered[:MOST_PANELS])
+        panels = _scattered(comparison, columns[0], scattered[:MAX_PANELS])
         caption = f"{columns[0].title} of each run by the settings that differ; the diamond is the best."
         return [picture(folder, NAME, Sheet(panels, caption, min(3, len(panels)), 2.2))]
     ranked = _ranked(comparison, columns[:3])
@@ -44,7 +44,7 @@ def axis_of(comparison: Comparison) -> str | None:
     for name in numeric:
         series = {_series(group, name) for group in groups}
         values = {group.values[name] for group in groups}
-        if len(series) <= MOST_SERIES and len(values) * len(series) <= 2 * len(groups):
+        if len(series) <= MAX_SERIES and len(values) * len(series) <= 2 * len(groups):
             fitting.append((len(values), name))
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
@@ -118,7 +118,7 @@ def _texts(groups: list[Group], setting: str) -> dict[float, str]:
 
 def _ranked(comparison: Comparison, columns: list[Column]) -> list[DotPanel]:
     """A panel for each score, with a row for each group, best first."""
-    order = [group for group, _ in comparison.best(columns[0])][:MOST_RANKED]
+    order = [group for group, _ in comparison.best(columns[0])][:MAX_RANKED]
     rows = [shorten(group.label, 60, placeholder=" …") for group in order]
     panels = []
     for column in columns:

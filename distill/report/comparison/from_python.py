@@ -48,4 +48,4 @@ def compare_runs(*runs: str | Path, by: str | None = None) -> ComparedRuns:
     Raises:
         SettingError: there are no such runs, or no number has that name.
     """
-    return ComparedRuns(find_runs([str(each) for each in runs]), by)
+    return ComparedRuns(find_runs([str(run) for run in runs]), by)

@@ -1,4 +1,4 @@
-"""`optimize=NAME`: the number of a run's results that a sweep or a search looks at."""
+"""`optimize=NAME`: the number of a run's results that a sweep reports or a search optimizes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from distill.runtime.errors import SettingError
 
 @dataclass(frozen=True)
 class Goal:
-    """A number by its name, and what a search does with it: `minimize`, `maximize`, or nothing is known of it."""
+    """A number by its name, and what a search does with it: `minimize`, `maximize`, or None without a search."""
 
     name: str
     direction: str | None = None
@@ -30,7 +30,7 @@ class Goal:
         if optimize is None or isinstance(optimize, cls):
             return optimize
         if not isinstance(optimize, str) or not optimize:
-            raise SettingError(f"optimize={optimize} is no name of a number: give one, such as optimize=perplexity")
+            raise SettingError(f"optimize={optimize} is not the name of a number: give one, for example perplexity")
         if isinstance(direction, list | tuple):
             raise SettingError(
                 f"hydra.sweeper.direction={list(direction)}, but optimize={optimize} is one number: give minimize or "

@@ -6,7 +6,7 @@ from typing import Any
 
 from distill.report.comparison.runs import Run, natural
 
-# Settings, or groups of them, that leave the student as it is and say nothing of a run.
+# Settings, or groups of them, that do not change the student.
 OF_TRAIN = ("workers", "log_every", "keep", "save_every", "on_usr1")
 OF_CORPUS = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes", "compression")
 IGNORED = ["resume", "optimize", "tracker", "profile", "report", "trust", "evaluate.baseline"]
@@ -33,7 +33,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """What tells it from the others."""
+        """The settings that distinguish it from the other groups."""
         return ", ".join(f"{name}={shown(value)}" for name, value in self.values.items()) or self.runs[0].name
 
 
@@ -47,11 +47,11 @@ def shown(value: Any) -> str:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The runs whose settings are known by those settings, ordered by the values of those that differ."""
-    known = [run for run in runs if run.settings]
-    names = differing(known)
+    """The runs that have a config.yaml, grouped by their settings, ordered by the values of those that differ."""
+    configured = [run for run in runs if run.settings]
+    names = differing(configured)
     by_values: dict[tuple[str, ...], Group] = {}
-    for run in known:
+    for run in configured:
         values = {name: value_of(run, name) for name in names}
         key = tuple(map(repr, values.values()))
         by_values.setdefault(key, Group([], values)).runs.append(run)
@@ -63,27 +63,27 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def differing(runs: Sequence[Run]) -> list[str]:
     """The names of the settings that are not the same in all these runs, besides the seed.
 
-    A setting that takes its value from another of the same name, as objective.soft.temperature does, is none of them,
-    and a digest only where it tells runs apart that no setting does.
+    A setting that takes its value from another of the same name, as objective.soft.temperature does, is left out,
+    and a digest counts only where it distinguishes runs that no setting does.
     """
-    names = dict.fromkeys(name for run in runs for name in run.settings if name != SEED and not _is_ignored(name))
-    found = [name for name in names if len({repr(value_of(run, name)) for run in runs}) > 1]
-    found = [name for name in found if not any(_follows(name, other, runs) for other in found)]
+    present = dict.fromkeys(name for run in runs for name in run.settings if name != SEED and not _is_ignored(name))
+    names = [name for name in present if len({repr(value_of(run, name)) for run in runs}) > 1]
+    names = [name for name in names if not any(_follows(name, other, runs) for other in names)]
     finished = [run for run in runs if run.record is not None]
     for digest in DIGESTS:
         by_settings: dict[tuple[str, ...], set[str]] = {}
         for run in finished:
-            key = tuple(repr(value_of(run, name)) for name in found)
+            key = tuple(repr(value_of(run, name)) for name in names)
             by_settings.setdefault(key, set()).add(repr(value_of(run, digest)))
         if any(len(digests) > 1 for digests in by_settings.values()):
-            found.append(digest)
-    return found
+            names.append(digest)
+    return names
 
 
 def _follows(name: str, other: str, runs: Sequence[Run]) -> bool:
     """Whether a setting has the value of another one further up that is called the same, in every run."""
-    (*within, own), (*above, same) = name.split("."), other.split(".")
-    if own != same or len(above) >= len(within):
+    (*within, last), (*above, same) = name.split("."), other.split(".")
+    if last != same or len(above) >= len(within):
         return False
     return all(repr(value_of(run, name)) == repr(value_of(run, other)) for run in runs)
 

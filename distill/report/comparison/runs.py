@@ -1,4 +1,4 @@
-"""Finds the runs that a command names, and reads of each what there is: settings, results, and how far it came."""
+"""Finds the runs that a command names, and reads their settings, results and progress."""
 
 import glob
 import hashlib
@@ -31,7 +31,7 @@ class Run:
         status: `finished`, or what it is instead.
         settings: by their dotted names, as config.yaml has them; none of a run that did not begin.
         record: None where the run is not finished.
-        vocabulary: a digest of what its student's tokenizer does; None where that is not known.
+        vocabulary: a digest of what its student's tokenizer does; None where there is no tokenizer file.
     """
 
     folder: Path
@@ -50,24 +50,24 @@ def find_runs(arguments: list[str]) -> list[Run]:
     """The runs in these folders: of runs, of sweeps and chains, or any that hold runs; globs stand for what they match.
 
     Raises:
-        SettingError: one of them is no folder, or none of its folders is a run.
+        SettingError: one of them does not exist, or holds no run.
     """
     if not arguments:
         raise SettingError("run is empty: name folders of runs or of a sweep")
-    found: dict[Path, Run] = {}
+    by_folder: dict[Path, Run] = {}
     for argument in arguments:
         paths = [Path(argument).expanduser()]
         if not paths[0].exists():
-            paths = [Path(each) for each in sorted(glob.glob(os.path.expanduser(argument)), key=natural)]
+            paths = [Path(path) for path in sorted(glob.glob(os.path.expanduser(argument)), key=natural)]
         if not paths:
-            raise SettingError(f"run={argument} is no folder, and matches none: correct the path")
+            raise SettingError(f"run={argument} is not a folder and matches none: correct the path")
         runs = [run for path in paths for run in _runs_below(path)]
         if not runs:
-            raise SettingError(f"run={argument} holds no run: name a run folder, one of a sweep, or a glob of them")
+            raise SettingError(f"run={argument} holds no run: name a run, a sweep, or a glob of them")
         for run in runs:
-            found.setdefault(run.folder.resolve(), run)
-    above = Path(os.path.commonpath([path.parent for path in found]))
-    return [replace(run, name=str(path.relative_to(above))) for path, run in found.items()]
+            by_folder.setdefault(run.folder.resolve(), run)
+    above = Path(os.path.commonpath([path.parent for path in by_folder]))
+    return [replace(run, name=str(path.relative_to(above))) for path, run in by_folder.items()]
 
 
 def natural(name: Any) -> list[Any]:
@@ -84,17 +84,17 @@ def _runs_below(path: Path) -> list[Run]:
     if is_run(path):
         return [read_run(path, entries.get(path.name, {}))]
     entries = _entries(path)
-    found: list[Run] = []
+    runs: list[Run] = []
     for folder, below, _ in os.walk(path):
         here = Path(folder)
         if is_run(here):
             entry = entries.get(os.path.relpath(here, path)) or _entries(here.parent).get(here.name, {})
-            found.append(read_run(here, entry))
+            runs.append(read_run(here, entry))
             below.clear()
         below[:] = sorted((name for name in below if not name.startswith(".")), key=natural)
-    known = {run.folder for run in found}
-    found += [read_run(path / name, entry) for name, entry in entries.items() if path / name not in known]
-    return found
+    with_files = {run.folder for run in runs}
+    runs += [read_run(path / name, entry) for name, entry in entries.items() if path / name not in with_files]
+    return runs
 
 
 def is_run(folder: Path) -> bool:
@@ -105,7 +105,7 @@ def is_run(folder: Path) -> bool:
 
 
 def _entries(folder: Path) -> dict[str, dict[str, Any]]:
-    """The index of a sweep, as far as it can be read: the runs themselves say the rest."""
+    """The index of a sweep; empty where it is damaged, because the runs themselves have the rest."""
     try:
         return SweepIndex(folder).read()
     except Damaged:
@@ -142,7 +142,7 @@ def _progress(folder: Path, entry: dict[str, Any]) -> str:
 
 
 def is_at_work(folder: Path) -> bool:
-    """Whether a process of this machine holds the lock of a run, which is only looked at."""
+    """Whether a process of this machine holds the lock of a run; the lock is not taken."""
     lock, table = folder / ".lock", Path("/proc/locks")
     if not lock.is_file() or not table.is_file():
         return False

@@ -14,8 +14,8 @@ from distill.report.words import NONE
 from distill.runs.facts import Model
 from distill.runs.record import Record
 
-MOST_SETTINGS = 5  # that are columns of the tables; more have a table of their own
-MOST_BEST = 8  # sentences on who is best
+MAX_SETTINGS = 5  # that are columns of the tables; more have a table of their own
+MAX_BEST = 8  # sentences on the best groups
 
 
 def summary(comparison: Comparison) -> str:
@@ -32,14 +32,14 @@ def summary(comparison: Comparison) -> str:
     return " ".join(sentences)
 
 
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"
 
 
 def best_lines(comparison: Comparison) -> list[str]:
-    """For each score who is best, and whether the spread of the seeds leaves that open."""
+    """For each score the best group, and whether the ranges of the seeds overlap."""
     lines = []
-    for column in comparison.columns[:MOST_BEST]:
+    for column in comparison.columns[:MAX_BEST]:
         ranked = comparison.best(column)
         if len(ranked) < 2:
             continue
@@ -93,7 +93,7 @@ def settings_table(comparison: Comparison) -> Table:
     """The settings that differ, one a line, where they are too many for columns; else a table without rows."""
     names = _names(comparison)
     groups = comparison.groups
-    if len(names) <= MOST_SETTINGS:
+    if len(names) <= MAX_SETTINGS:
         return Table([])
     head = ["", *(group.runs[0].name for group in groups)]
     rows = [[name, *(shown(group.values[name]) for group in groups)] for name in names]
@@ -101,7 +101,7 @@ def settings_table(comparison: Comparison) -> Table:
 
 
 def runs_table(comparison: Comparison) -> Table:
-    """Every run with its seed and what became of it."""
+    """Every run with its seed and its status."""
     rows = [[run.name, shown(run.seed) if run.settings else NONE, run.status] for run in comparison.runs]
     return Table(["Run", "Seed", "Status"], rows, text=True)
 
@@ -112,7 +112,7 @@ def _names(comparison: Comparison) -> list[str]:
 
 def _table(comparison: Comparison, columns: list[Column]) -> Table:
     names = _names(comparison)
-    of_settings = names if 0 < len(names) <= MOST_SETTINGS else []
+    of_settings = names if 0 < len(names) <= MAX_SETTINGS else []
     head = [*(of_settings or ["Run"]), "Seeds", *(column.label or column.group for column in columns)]
     groups: list[tuple[str, int]] = []
     if any(column.label for column in columns):

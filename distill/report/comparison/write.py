@@ -24,11 +24,11 @@ HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
 
 
 def write(folder: Path, runs: list[Run], title: str, first: str | None = None, renew: int | None = None) -> Comparison:
-    """Write the comparison of these runs into `folder`.
+    """Write compare.html, compare.md, compare.csv and plots/ for these runs into `folder`.
 
     Args:
         first: name of the number that comes first and orders the lines, best first.
-        renew: seconds after which a browser loads the page again, while runs go on.
+        renew: seconds after which a browser loads the page again, while runs are under way.
 
     Raises:
         SettingError: no number has the name `first`.
@@ -36,7 +36,7 @@ def write(folder: Path, runs: list[Run], title: str, first: str | None = None, r
     folder.mkdir(parents=True, exist_ok=True)
     comparison = compare(runs, first)
     sections = sections_of(comparison, folder)
-    # Nothing new comes while a run goes on, so the page says nothing about its absence.
+    # The page changes only when a run ends, so it shows no notice of missing news.
     html = page.html(title, sections, None if renew is None else Renewal(renew, watched=False))
     for name, text in ((HTML, html), (MARKDOWN, page.markdown(title, sections))):
         with atomic(folder / name) as new:
@@ -81,11 +81,11 @@ def aligned(table: Table) -> str:
 
 
 def _headings(groups: list[tuple[str, int]], widths: list[int]) -> str:
-    found, at = [], 0
+    headings, at = [], 0
     for group, span in groups:
-        found.append(group.rjust(sum(widths[at : at + span]) + 2 * (span - 1)))
+        headings.append(group.rjust(sum(widths[at : at + span]) + 2 * (span - 1)))
         at += span
-    return "  ".join(found).rstrip()
+    return "  ".join(headings).rstrip()
 
 
 def _line(cells: list[str], widths: list[int]) -> str:
@@ -112,9 +112,9 @@ def records_of(comparison: Comparison) -> list[list[Any]]:
     records = []
     for run in comparison.runs:
         values, record = settings.get(str(run.folder), {}), run.record
-        found = {column.name: column.value(record) for column in columns_of(record)} if record else {}
+        numbers_of_run = {column.name: column.value(record) for column in columns_of(record)} if record else {}
         about = [run.name, run.status, run.seed, *(values.get(name) for name in names)]
-        records.append([*about, *(found.get(name) for name in numbers)])
+        records.append([*about, *(numbers_of_run.get(name) for name in numbers)])
     return records
 
 

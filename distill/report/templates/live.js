@@ -30,8 +30,8 @@
   function look() {
     var now = Date.now(), notice = document.getElementById("overdue");
     if (limit > 0) { if (now - since > limit) { if (notice) { if (notice.hidden) {
-      notice.textContent = "No news since " + new Date(since).toLocaleString() + ": the run may have ended without a " +
-        "word, as by a kill or a lost machine. If it has, the same command goes on.";
+      notice.textContent = "No news since " + new Date(since).toLocaleString() + ": the run may have been killed, or its machine " +
+        "lost. If so, the same command resumes it.";
       notice.hidden = false;
     } } } }
     if (now - began >= every) {

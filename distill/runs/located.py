@@ -9,16 +9,15 @@ from transformers import AutoConfig
 
 from distill.config.paths import looks_local, refuse_missing
 from distill.config.teacher import BUNDLED
-from distill.models.kind import ORDERED
+from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS
 from distill.models.load import model_folder, refuse_own_class
+from distill.models.loaded import SETTING
 from distill.models.teacher import bundled_folder
-from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, use_of
 from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.nearest import did_you_mean
 
-TASKS = {MASKED.task: "mlm", CAUSAL.task: "clm", SPANS.task: "spans", CLASSES.task: "classes"}
-SETTING = "model"  # what names a model on the command line
+TASKS = ((CAUSAL, "clm"), (SPANS, "spans"), (CLASSES, "classes"))  # models of any other class predict masked tokens
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ class Located:
     def task(self) -> str:
         """What it predicts, as `objective.task` calls it: what its run says, else what models of its class are for."""
         recorded = None if self.run is None else settings_of_run(self.run).get("objective", {}).get("task")
-        return str(recorded or TASKS[use_of(self.model_class).task])
+        of_class = (task for kind, task in TASKS if self.model_class in kind.mapping.values())
+        return str(recorded or next(of_class, "mlm"))
 
 
 def locate(names: Sequence[str]) -> list[Located]:

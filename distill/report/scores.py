@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from distill.evaluation.significance import Bootstrap
 from distill.report.summary import interval
 from distill.report.words import number, percent
+from distill.runs import facts
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, set_aside
 from distill.runtime.jsonl import without_nan
@@ -37,7 +38,7 @@ class Vocabulary:
 
     tokens: int
     models: tuple[str, ...]
-    sets: dict[str, dict[str, Any]]  # by name: description, documents, rows, tokens and scored positions
+    sets: dict[str, facts.EvaluationSet]  # by name
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ class Scores:
     task: str
     models: tuple[ModelScores, ...]
     vocabularies: tuple[Vocabulary, ...]
-    measures: dict[str, dict[str, Any]]  # by name: title, explanation and direction
+    measures: dict[str, facts.Measure]  # by name
     comparisons: tuple[Comparison, ...] = ()
     notes: tuple[str, ...] = ()
     command: str = ""
-    environment: dict[str, Any] = field(default_factory=dict)
+    environment: facts.Environment = field(default_factory=facts.Environment)
 
     @property
     def sets(self) -> list[str]:
@@ -129,7 +130,7 @@ class Scores:
             for name in self.sets:
                 values = [each.scores.get(measure, {}).get(name) for each in self.models]
                 if any(value is not None for value in values):
-                    yield [f"{described['title']}, {name}", *map(number, values)]
+                    yield [f"{described.title}, {name}", *map(number, values)]
         for key, title in AGREEMENT.items():
             for name in self.sets:
                 values = [(each.agreement or {}).get(name, {}).get(key) for each in self.models]
@@ -141,7 +142,7 @@ class Scores:
         yield ["", "against", "measure and set", "ratio", "95 % interval", "better in", "drawn"]
         for each in self.comparisons:
             found = each.bootstrap
-            title = self.measures[each.measure]["title"]
+            title = self.measures[each.measure].title
             cells = [
                 f"{title}, {each.set}",
                 f"{found.ratio:.3f}",
@@ -155,8 +156,8 @@ class Scores:
         for each in self.vocabularies:
             of = f" ({number(each.tokens)} tokens)" if len(self.vocabularies) > 1 else ""
             for name, found in each.sets.items():
-                keys = ("documents", "sequences", "tokens", "positions", "pseudo_positions")
-                yield [f"{name}{of}", str(found["description"]), *(number(found[key]) for key in keys)]
+                sizes = (found.documents, found.sequences, found.tokens, found.positions, found.pseudo_positions)
+                yield [f"{name}{of}", str(found.description), *map(number, sizes)]
 
 
 def check_folder(output: str | Path) -> None:
@@ -182,10 +183,10 @@ COMPARED = (
 )
 
 
-def _explained(measures: dict[str, dict[str, Any]]) -> str:
+def _explained(measures: Mapping[str, facts.Measure]) -> str:
     return " ".join(
-        f"{each['title']} is {each['explanation']}; {'lower' if each['lower_is_better'] else 'higher'} is better."
-        for each in measures.values()
+        f"{measure.title} is {measure.explanation}; {'lower' if measure.lower_is_better else 'higher'} is better."
+        for measure in measures.values()
     )
 
 

@@ -1,0 +1,108 @@
+"""The models that are to be scored, in groups of one vocabulary, and how they are loaded one after the other."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from distill.config.settings import Config
+from distill.distributed import Ranks
+from distill.evaluation.readers import MeanModel
+from distill.models.check import check_packing, check_vocabulary, longest_row
+from distill.models.kind import ModelKind
+from distill.models.load import load_pretrained, load_tokenizer, size
+from distill.models.loaded import SETTING
+from distill.runs.located import Located
+from distill.runtime.errors import SettingError
+from distill.teacher.members import Member, errors_of, load_members, title_of
+
+TEACHER = "the teacher"  # the name of its column
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Models of one vocabulary: they are scored at the same positions, and their perplexities can be compared."""
+
+    tokenizer: PreTrainedTokenizerBase
+    models: tuple[Located, ...]
+    teacher: Any | None = None  # where it has this vocabulary
+    teacher_name: str = ""
+
+
+def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks: Ranks) -> list[Group]:
+    """The models by their vocabularies; the teacher, where there is one, belongs to the group with its own."""
+    groups: list[Group] = []
+    for model in models:
+        tokenizer = load_tokenizer(SETTING, model.path, kind)
+        number = _same_vocabulary(groups, tokenizer)
+        if number is None:
+            groups.append(Group(tokenizer, (model,)))
+        else:
+            groups[number] = replace(groups[number], models=(*groups[number].models, model))
+    if config.teacher.kind == "none":
+        return groups
+    members, shared = load_members(config, kind, ranks.device)
+    assert shared is not None
+    _check_members(config, kind, members, shared)
+    frozen = [member.model.to(ranks.device) for member in members]
+    teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
+    number = _same_vocabulary(groups, shared)
+    if number is None:
+        return [*groups, Group(shared, (), teacher, title_of(members))]
+    groups[number] = replace(groups[number], teacher=teacher, teacher_name=title_of(members))
+    return groups
+
+
+def _same_vocabulary(groups: Sequence[Group], tokenizer: PreTrainedTokenizerBase) -> int | None:
+    vocabulary = tokenizer.get_vocab()
+    return next((n for n, group in enumerate(groups) if group.tokenizer.get_vocab() == vocabulary), None)
+
+
+def _check_members(
+    config: Config, kind: ModelKind, members: Sequence[Member], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse teachers as a run does: they have to know the vocabulary, and to take and keep apart what a row holds."""
+    for member in members:
+        with errors_of(member.name):
+            check_vocabulary(member.model, None, tokenizer)
+        _check_rows(config, kind, member.model, member.setting)
+
+
+def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> None:
+    """Refuse a model that is too short for the rows, or mixes up documents that share one.
+
+    Raises:
+        SettingError: so it is; it names `setting`.
+    """
+    length = config.corpus.tokens.sequence_length
+    if (limit := longest_row(model)) is not None and length > limit:
+        raise SettingError(f"corpus.sequence_length={length} exceeds the {limit} positions of {setting}: lower it")
+    if kind.causal and config.corpus.tokens.cross_documents:
+        check_packing(model, setting)
+
+
+def load_models(config: Config, kind: ModelKind, group: Group, ranks: Ranks) -> Iterator[tuple[str, Any]]:
+    """Name and model, the teacher first.
+
+    Raises:
+        SettingError: one does not load, does not know all tokens of its tokenizer, takes no rows of this length, or
+            does not keep the documents of a row apart.
+    """
+    if group.teacher is not None:
+        yield TEACHER, group.teacher
+    for located in group.models:
+        model = load_pretrained(SETTING, located.path, kind).requires_grad_(False).eval()
+        known = model.get_input_embeddings().weight.shape[0]
+        if known < len(group.tokenizer):
+            raise SettingError(
+                f"model={located.name} knows {known:,} tokens, but its tokenizer has {len(group.tokenizer):,}: save "
+                "the tokenizer that it was trained with beside it"
+            )
+        _check_rows(config, kind, model, f"{SETTING}={located.name}")
+        logger.info(f"model={located.name}: {type(model).__name__}, {size(model)[0]:,} parameters")
+        yield located.name, model.to(ranks.device)
+        del model
