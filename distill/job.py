@@ -97,8 +97,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
         evaluator = make_evaluator(opened)
-        record = describe(config, pair, caches, data, objective, evaluator.measures, ranks)
-        record = replace(record, recipe=recipe, command=command, identity=identity, notes=notes + record.notes)
+        record = describe(opened, caches, evaluator.measures, recipe, command, notes)
         page.describe(record)
 
         checkpoints = folder.checkpoints.keeping(formats)

@@ -31,8 +31,8 @@ from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
 from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
+from distill.runs.run import Run
 from distill.runtime.version import __version__
-from distill.tasks import Prepared
 from distill.teacher.cache import Cache
 from distill.teacher.members import ONLY, title_of
 
@@ -40,27 +40,29 @@ AnyModel = TypeVar("AnyModel", bound=facts.Model)
 
 
 def describe(
-    config: Config,
-    pair: Pair,
-    caches: dict[str, Cache],
-    text: Prepared,
-    objective: Objective,
-    measures: list[Measure],
-    ranks: Ranks,
+    run: Run, caches: dict[str, Cache], measures: list[Measure], recipe: str, command: str, notes: list[str]
 ) -> Record:
-    """The record of a run that is about to train: all but its name, what it does from now on, and its scores."""
+    """The record of a run that is about to train: all but what it does from now on, and its scores.
+
+    Args:
+        notes: for the report, beside those on caches.
+    """
+    config, pair, data, objective = run.config, run.pair, run.data, run.objective
     return Record(
-        notes=[cache_note(cache_facts(cache), name) for name, cache in caches.items()],
+        recipe=recipe,
+        command=command,
+        notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
+        identity=run.folder.identity,
         scale=config.scale,
-        corpus=corpus_facts(text.tokens, text.batches),
+        corpus=corpus_facts(data.tokens, data.batches),
         teacher=teacher_facts(pair, caches) if objective.needs_teacher and pair.teachers else None,
         student=student_facts(config, pair),
         objective=objective_facts(objective),
-        optimizer=optimizer_facts(config, text.batches),
+        optimizer=optimizer_facts(config, data.batches),
         measures=measure_facts(measures),
         precision=dict(config.precision),
-        backend=backend_facts(ranks, config, text.batches),
-        environment=environment(ranks.device),
+        backend=backend_facts(run.ranks, config, data.batches),
+        environment=environment(run.ranks.device),
         history_by="epoch" if config.evaluate.every_steps is None else "step",
     )
 

@@ -156,9 +156,9 @@ def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
     student = Student(start=Start(layers=[0, 1]))
     baseline = BaselineRun(Record(student=student), [])
     assert settled_baseline(baseline, config) == baseline
-    student.start.layers = [0, 2]
+    other = BaselineRun(Record(student=Student(start=Start(layers=[0, 2]))), [])
     with pytest.raises(SettingError, match=r"evaluate.baseline=runs/x .*layers \[0, 2\].* from \[0, 1\]"):
-        settled_baseline(baseline, config)
+        settled_baseline(other, config)
 
 
 def test_what_an_older_release_did_not_record_is_said() -> None:
