@@ -118,7 +118,7 @@ def accumulate_gradients(
     return sums
 
 
-def own_gradient(run: Training, objective: Objective, window: Window) -> torch.Tensor:
+def rank_gradient(run: Training, objective: Objective, window: Window) -> torch.Tensor:
     """This rank's part of a step's gradient, times the loss scale, in the learner's bucket.
 
     Returns:
@@ -146,7 +146,7 @@ def step(
     """
     learner, ranks, limits, state = run.learner, run.ranks, run.limits, run.state
     began, num_syncs = time.monotonic(), ranks.traffic.num_syncs
-    own_sums = own_gradient(run, objective, window)
+    rank_sums = rank_gradient(run, objective, window)
     with phase(DATA):
         waiting = time.monotonic()
         upcoming = next(windows, [])
@@ -154,7 +154,7 @@ def step(
     # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, signals and rank 0's
     # clock ride along.
     clock = state.seconds + time.monotonic() - began if ranks.rank == 0 else 0.0
-    packed = StepStats.pack(own_sums.sum(0), objective.count(upcoming), signals.wishes(), clock)
+    packed = StepStats.pack(rank_sums.sum(0), objective.count(upcoming), signals.wishes(), clock)
     with phase(EXCHANGE):
         summed = learner.sync.sum(packed)
     assert summed is not None
@@ -174,7 +174,7 @@ def step(
         sums=objective.by_name(stats.sums),
         counts=objective.by_name(window.counts.tolist()),
         weights=objective.weights,
-        own_sums=own_sums,
+        rank_sums=rank_sums,
         norm=norm,
         lr=lr,
         loss_scale=state.loss_scale.value,

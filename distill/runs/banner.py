@@ -40,8 +40,8 @@ def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> 
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
     """
     lines = [PAPER] if config.scale == "bundled" and recipe in BENCHMARK else []
-    for name, own in settings_by_member(config).items() if needs_teacher else ():
-        if own.precision.teacher == "int8":
+    for name, member in settings_by_member(config).items() if needs_teacher else ():
+        if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
     skipped = tokens.unread.skipped
     if skipped:

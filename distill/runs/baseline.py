@@ -163,10 +163,10 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if before.get(name) != now.get(name)
         if name.startswith("student.config") or (name in before and name in now)
     ]
-    found = [f"{name} was {before.get(name)} and is {now.get(name)} here" for name in differing]
+    differences = [f"{name} was {before.get(name)} and is {now.get(name)} here" for name in differing]
     if (start := _start_digest(before)) is not None and start != _start_digest(now):
-        found.append("its student started from other weights")
-    return found
+        differences.append("its student started from other weights")
+    return differences
 
 
 def _start_digest(identity: dict[str, Any]) -> Any:
@@ -190,9 +190,11 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
         if name.startswith(TUNED) and name in before and before[name] != value
     ]
     labels = [name for name, term in terms.items() if not term.needs_teacher]
-    own = list(baseline.objective.terms)
-    if labels and own and sorted(labels) != sorted(own):
-        differing.append(f"it learned from {', '.join(own)}, this student besides its teacher from {', '.join(labels)}")
+    names = list(baseline.objective.terms)
+    if labels and names and sorted(labels) != sorted(names):
+        differing.append(
+            f"it learned from {', '.join(names)}, this student besides its teacher from {', '.join(labels)}"
+        )
     if differing:
         remarks.append(f"The baseline differs in more than its teacher: {'; '.join(differing)}.")
     return remarks

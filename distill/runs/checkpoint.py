@@ -91,14 +91,14 @@ class Checkpoints:
         other.formats = formats
         return other
 
-    def found(self) -> list[Path]:
+    def saved(self) -> list[Path]:
         """All that are there by their names, oldest first; those that were set aside have other names."""
         named = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
         return sorted(named, key=_step_of)
 
     def newest(self) -> Path | None:
-        found = self.found()
-        return found[-1] if found else None
+        saved = self.saved()
+        return saved[-1] if saved else None
 
     def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Write all that is trained, flush it to the disk, rename: a kill at any moment leaves the older ones whole.
@@ -156,8 +156,8 @@ class Checkpoints:
 
     def prune(self, state: State) -> None:
         """Remove the older ones, but for the newest that is known to be good."""
-        good = [path for path in self.found() if _step_of(path) < state.level.sane_step]
-        for old in self.found()[: -self.keep]:
+        good = [path for path in self.saved() if _step_of(path) < state.level.sane_step]
+        for old in self.saved()[: -self.keep]:
             if old not in good[-1:]:
                 remove(old)
 
@@ -167,7 +167,7 @@ class Checkpoints:
         Args:
             sane_step: the last step with a sane loss, which speaks for the checkpoints before it.
         """
-        ruined = [path for path in self.found() if _step_of(path) >= sane_step]
+        ruined = [path for path in self.saved() if _step_of(path) >= sane_step]
         for earlier in self.folder.glob("diverged-step-*") if ruined else []:
             remove(earlier)
         for path in ruined:
@@ -175,7 +175,7 @@ class Checkpoints:
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, when a run resumes from an earlier one."""
-        for later in self.found():
+        for later in self.saved():
             if _step_of(later) > step:
                 remove(later)
 

@@ -160,13 +160,13 @@ def check_weights(path: Path, described: dict[str, str], model: dict[str, torch.
         )
 
 
-def _different(found: dict[str, str], expected: Any) -> str:
+def _different(actual: dict[str, str], expected: Any) -> str:
     """The first tensor in which two layouts differ, in words; empty where they agree."""
     if not isinstance(expected, dict):
         return "none are listed"
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            return f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'missing')}"
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
+            return f"{name} is {actual.get(name, 'missing')} instead of {expected.get(name, 'missing')}"
     return ""
 
 

@@ -89,10 +89,10 @@ def offending_rows(parts: torch.Tensor, window: list[Batch], ranks: Ranks) -> st
     good = parts.isfinite().all(dim=1).tolist()
     ranks_with = ranks.sum(torch.tensor([float(not all(good))]))
     rows = [batch.row_ids for batch, is_good in zip(window, good, strict=True) if not is_good or not ranks_with]
-    own = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    numbers = np.concatenate(rows) if rows else np.zeros(0, np.int64)
     table = torch.zeros(ranks.size, 1 + NAMED_ROWS, dtype=torch.float64)
-    table[ranks.rank, 0] = len(own)
-    table[ranks.rank, 1 : 1 + len(own[:NAMED_ROWS])] = torch.from_numpy(own[:NAMED_ROWS].astype(np.float64))
+    table[ranks.rank, 0] = len(numbers)
+    table[ranks.rank, 1 : 1 + len(numbers[:NAMED_ROWS])] = torch.from_numpy(numbers[:NAMED_ROWS].astype(np.float64))
     named = []
     for rank, line in enumerate(ranks.sum(table).tolist()):
         count = int(line[0])

@@ -38,7 +38,7 @@ class Health:
                 logger.warning(f"step {state.step}: {warning}")
         elif not overflow:
             which = "gradient" if result.loss_is_finite else "loss"
-            rows = offending_rows(result.own_sums, batches, self.ranks)
+            rows = offending_rows(result.rank_sums, batches, self.ranks)
             logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {rows}")
         return replace(result, diverged=self._reason(state, result.over))
 

@@ -60,9 +60,9 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
     terms = config.objective.terms
     weightless = {name for name, term in terms.items() if is_zero(term.weight)}
     numbers = [
-        each for name, term in terms.items() if name not in weightless for each in (term.weight, term.temperature)
+        number for name, term in terms.items() if name not in weightless for number in (term.weight, term.temperature)
     ]
-    scheduled = any(isinstance(each, WeightSchedule) for each in numbers)
+    scheduled = any(isinstance(number, WeightSchedule) for number in numbers)
     kept = {
         name: value
         for name, value in flatten(config.compared).items()
@@ -91,23 +91,23 @@ def _teachers(config: Config) -> dict[str, Any]:
     if config.teacher.kind != "several":
         int8 = config.precision.teacher == "int8"
         return {**_cached(config, "teacher.cache"), "precision.teacher.int8": int8}
-    found: dict[str, Any] = {"teacher.members": list(config.teacher.members)}
-    for name, own in settings_by_member(config).items():
-        found |= {
+    settings: dict[str, Any] = {"teacher.members": list(config.teacher.members)}
+    for name, member in settings_by_member(config).items():
+        settings |= {
             f"teacher.members.{name}.weight": shares(config)[name],
-            **_cached(own, f"teacher.members.{name}.cache"),
-            f"teacher.members.{name}.precision.int8": own.precision.teacher == "int8",
+            **_cached(member, f"teacher.members.{name}.cache"),
+            f"teacher.members.{name}.precision.int8": member.precision.teacher == "int8",
         }
-    return found
+    return settings
 
 
 def _cached(config: Config, name: str) -> dict[str, Any]:
     """What is kept of a teacher in its cache. Draws stand there only where there are any: before them nothing did."""
     cache = config.teacher.cache
-    found: dict[str, Any] = {f"{name}.top_k": cache.top_k}
+    settings: dict[str, Any] = {f"{name}.top_k": cache.top_k}
     if cache.sampled is not None:
-        found |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}
-    return found
+        settings |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}
+    return settings
 
 
 def refuse_other_settings(

@@ -96,17 +96,17 @@ class LayerSearch:
         """A table, the best choices first."""
         how = f"all {self.tried}" if self.all_subsets else f"{self.tried}, one layer after another taken away"
         what = "perplexity" if self.perplexity else "loss"
-        found = [
+        lines = [
             f"student.layers=auto: {what} of the untrained student on {self.rows:,} training rows, of choices of "
             f"{len(self.layers)} layers ({how}; {self.seconds:.0f} s)"
         ]
-        found.append(f"  {self._shown(self.teacher)}  the whole teacher")
-        listed = {str(each.layers): each for each in [*self.best, *self.by_rule]}
-        for each in sorted(listed.values(), key=lambda each: each.loss):
-            names = f"  {', '.join(each.rules)}" if each.rules else ""
-            chosen = "  <- chosen" if each.layers == self.layers else ""
-            found.append(f"  {self._shown(each.loss)}  {each.layers}{names}{chosen}")
-        return found
+        lines.append(f"  {self._shown(self.teacher)}  the whole teacher")
+        listed = {str(choice.layers): choice for choice in [*self.best, *self.by_rule]}
+        for choice in sorted(listed.values(), key=lambda choice: choice.loss):
+            names = f"  {', '.join(choice.rules)}" if choice.rules else ""
+            chosen = "  <- chosen" if choice.layers == self.layers else ""
+            lines.append(f"  {self._shown(choice.loss)}  {choice.layers}{names}{chosen}")
+        return lines
 
     def _shown(self, loss: float) -> str:
         return f"{math.exp(min(loss, 700.0)) if self.perplexity else loss:>10,.4g}"
@@ -130,22 +130,22 @@ def find_layers(
     count = number_of_layers(settings.num_layers, available)
     if block_prefix(teacher) is None or count == available:
         return {"layers": choose_layers(AUTO, count, available)}
-    found, message = dict[str, Any](), ""
+    result, message = dict[str, Any](), ""
     if ranks.rank == 0:
         try:
             whole = on_device(teacher, ranks)
             scored = first_batches(batches, prediction, ranks.device)
             score = Losses(settings, whole, prediction, scored, ranks.device)
             searched = search(available, count, score, score.of_fewer_rows())
-            found = asdict(searched)
+            result = asdict(searched)
             for line in searched.lines():
                 logger.info(line)
         except SettingError as error:
             message = str(error)
-    found, message = ranks.broadcast((found, message))
+    result, message = ranks.broadcast((result, message))
     if message:
         raise SettingError(message)
-    return found
+    return result
 
 
 def on_device(teacher: Any, ranks: Ranks) -> Any:
@@ -157,7 +157,10 @@ def on_device(teacher: Any, ranks: Ranks) -> Any:
     if not ranks.shards:
         return teacher.to(ranks.device)
     try:
-        memo = {id(each): nn.Parameter(each.detach().to(ranks.device), False) for each in teacher.parameters()}
+        memo = {
+            id(parameter): nn.Parameter(parameter.detach().to(ranks.device), False)
+            for parameter in teacher.parameters()
+        }
         return deepcopy(teacher, dict(memo)).to(ranks.device)
     except torch.cuda.OutOfMemoryError:
         raise SettingError(
@@ -202,10 +205,10 @@ def search(available: int, count: int, score: "Losses", rough: "Losses | None" =
     for name, rule in RULES.items():
         layers = rule(available, count)
         numbers = tuple(layer for layer in layers if isinstance(layer, int))
-        found = loss(numbers) if len(numbers) == count else score(layers)
-        if math.isfinite(found):  # else they do not go into the student
-            known = by_choice.get(str(layers), Scored(layers, found))
-            by_choice[str(layers)] = replace(known, rules=(*known.rules, name))
+        mean = loss(numbers) if len(numbers) == count else score(layers)
+        if math.isfinite(mean):  # else they do not go into the student
+            scored = by_choice.get(str(layers), Scored(layers, mean))
+            by_choice[str(layers)] = replace(scored, rules=(*scored.rules, name))
     fitting = (chosen for chosen in losses if len(chosen) == count and math.isfinite(losses[chosen]))
     ranked = sorted(fitting, key=losses.__getitem__)
     if not ranked:

@@ -24,34 +24,34 @@ logger = logging.getLogger(__name__)
 
 
 def finished_record(
-    known: Record, run: Run, state: State, followers: Followers, baseline: BaselineRun | None
+    begun: Record, run: Run, state: State, followers: Followers, baseline: BaselineRun | None
 ) -> Record:
     """The record of a training that has ended; all ranks score.
 
     Args:
-        known: the record of the run as it began, with its profile where it has one, and what has ended it.
+        begun: the record of the run as it began, with its profile where it has one, and what has ended it.
     """
     lines, batches = followers.history.lines(), run.data.batches
     trained = training_facts(state, batches, lines)
     return replace(
-        score_models(known, run, state, followers.history, baseline),
+        score_models(begun, run, state, followers.history, baseline),
         finished=True,
         training=replace(
             trained,
             data_wait=data_wait(read_lines(run.folder.metrics_path)),
-            ended_by=known.training.ended_by,
+            ended_by=begun.training.ended_by,
             length=run.config.train.length,
             evaluation_seconds=followers.history.examination.evaluator.readers.seconds,
         ),
         backend=backend_facts(run.ranks, run.config, batches, state.syncs),
         history=[HistoryPoint.of(line) for line in lines],
         curve=followers.curve.recorded(),
-        snapshots=followers.snapshots.found(),
+        snapshots=followers.snapshots.kept(),
     )
 
 
 def score_models(
-    known: Record, run: Run, state: State, history: StudentHistory, baseline: BaselineRun | None
+    begun: Record, run: Run, state: State, history: StudentHistory, baseline: BaselineRun | None
 ) -> Record:
     """The record with the scores of teacher, student and, where `evaluate.baseline` names one, the no-teacher baseline.
 
@@ -60,20 +60,20 @@ def score_models(
     pair, evaluator, sets = run.pair, history.examination.evaluator, history.examination.sets
     # A baseline only starts from its teacher's layers, and is not compared with it; a teacher with another tokenizer
     # has no score on the student's tokens.
-    scored = pair.scored_teachers if known.teacher else []
+    scored = pair.scored_teachers if begun.teacher else []
     teacher = pair.teacher if scored else None
-    entries: dict[str, tuple[Any, Any]] = {"teacher": (known.teacher, teacher)} if known.teacher and scored else {}
+    entries: dict[str, tuple[Any, Any]] = {"teacher": (begun.teacher, teacher)} if begun.teacher and scored else {}
     for member in scored:
-        if known.teacher and member.name:
-            entries[f"teacher {member.name}"] = known.teacher.members[member.name], member.model
-    entries["student"] = known.student, pair.student
+        if begun.teacher and member.name:
+            entries[f"teacher {member.name}"] = begun.teacher.members[member.name], member.model
+    entries["student"] = begun.student, pair.student
     if baseline is not None:
         model = load_baseline(run.config, pair).to(run.ranks.device)
         entries["baseline"] = model_facts(Model, type(model).__name__, model), model
     filled, losses = score_each(entries, history)
     scores = {each.name: filled["student"].scores.get(each.name, {}) for each in evaluator.measures}
     refuse_ruined(run, state, scores)
-    whole = filled.get("teacher", known.teacher)
+    whole = filled.get("teacher", begun.teacher)
     if whole is not None and scored:
         members = {member.name: filled[f"teacher {member.name}"] for member in scored if member.name}
         whole = replace(whole, members=members)
@@ -85,7 +85,7 @@ def score_models(
             filled["baseline"], run.config.evaluate.baseline, compared(losses, history.examination)
         )
     return replace(
-        known,
+        begun,
         teacher=whole,
         student=filled["student"],
         baseline=scored_baseline,

@@ -163,25 +163,25 @@ def find_start(
     A run that resumes has the layers that it began with, which its folder keeps.
     """
     settings, teacher = config.student, loaded.teachers[0].model  # of several the first one
-    found = folder.recorded_layers()
-    if not found and folder.start() is not None:
+    search = folder.recorded_layers()
+    if not search and folder.start() is not None:
         logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
         return config, None
-    if not found:
+    if not search:
         prediction = Prediction(loaded.kind, task.labels[0], len(loaded.tokenizer), config.precision.student)
-        found = find_layers(settings, teacher, prediction, batches, folder.ranks)
-    folder.record_layers(found)
-    config = config.changed(student=settings.changed(layers=found["layers"], num_layers=None))
-    return config, found if "teacher" in found else None
+        search = find_layers(settings, teacher, prediction, batches, folder.ranks)
+    folder.record_layers(search)
+    config = config.changed(student=settings.changed(layers=search["layers"], num_layers=None))
+    return config, search if "teacher" in search else None
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
     """The tokenizer that a run of these settings makes its rows with; no model is loaded for it."""
     kind = task.teacher_kind(config.student.init)
     teachers = list(settings_by_member(config).items())[:1]  # several share one tokenizer
-    for name, own in teachers:
+    for name, member in teachers:
         with errors_of(name):
-            return _find_tokenizer(config, task, teacher_tokenizer(own.teacher, kind))
+            return _find_tokenizer(config, task, teacher_tokenizer(member.teacher, kind))
     return _find_tokenizer(config, task, None)
 
 
@@ -192,11 +192,11 @@ def _digests(
     digests: dict[str, str | None] = {"teacher": None, "student": None}
     settings = settings_by_member(config)
     for member in teachers:
-        own = settings[member.name].teacher
+        teacher = settings[member.name].teacher
         digests[member.setting] = (
             model_digest(member.model, shared)
-            if own.kind == "custom"
-            else saved_digest(teacher_path(own), member.model, shared, config.corpus.cache.cache)
+            if teacher.kind == "custom"
+            else saved_digest(teacher_path(teacher), member.model, shared, config.corpus.cache.cache)
         )
     if config.student.init in ("pretrained", "custom"):
         digests["student"] = model_digest(student)

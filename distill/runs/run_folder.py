@@ -129,21 +129,21 @@ class RunFolder:
         recorded: dict[str, Any] = self._decide(lambda: self._layers(start.parent.parent) if start else {})
         return recorded
 
-    def record_layers(self, found: dict[str, Any]) -> None:
+    def record_layers(self, layers: dict[str, Any]) -> None:
         """Keep the layers that the student starts from, and how they were found."""
         if self.writes:
             with atomic(self.path / LAYERS) as new:
-                new.write_text(json.dumps(found, indent=1), encoding="utf-8")
+                new.write_text(json.dumps(layers, indent=1), encoding="utf-8")
 
     def _layers(self, folder: Path) -> dict[str, Any]:
         try:
-            found = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
+            layers = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except ValueError:
-            found = None
-        if isinstance(found, dict) and isinstance(found.get("layers"), list):
-            return found
+            layers = None
+        if isinstance(layers, dict) and isinstance(layers.get("layers"), list):
+            return layers
         self._set_aside(Damaged(folder / LAYERS, "it does not say which layers a student began with"), "doing without")
         return {}
 
@@ -241,7 +241,7 @@ class RunFolder:
                 self.checkpoints.check(newest)
                 return newest
             except Damaged as damage:
-                before = [path.name for path in self.checkpoints.found()[:-1]]
+                before = [path.name for path in self.checkpoints.saved()[:-1]]
                 self._set_aside(damage, f"taking {before[-1]}" if before else "starting from the first step")
         return None
 

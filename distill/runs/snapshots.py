@@ -39,7 +39,7 @@ class Snapshots:
             with phase(CHECKPOINT):
                 self.write(folder, state)
 
-    def found(self) -> list[int]:
+    def kept(self) -> list[int]:
         """The steps of all that are there, in their order."""
         named = [STEP.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()]
         return sorted(int(match[1]) for match in named if match)

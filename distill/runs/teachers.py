@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 
 
 def find_caches(
-    config: Config, digests: dict[str, str | None], origin: dict[str, Any], batches: Batches, objective: Objective
+    config: Config, digests: dict[str, str | None], content: dict[str, Any], batches: Batches, objective: Objective
 ) -> dict[str, Cache]:
     """The caches that the settings want, by the name of the teacher, each checked or still to be made.
 
     Args:
         digests: of the teachers, by their settings.
-        origin: what else decides what a cache holds.
+        content: what else decides what a cache holds.
     """
-    found = {}
-    for name, own in settings_by_member(config).items():
+    caches = {}
+    for name, member in settings_by_member(config).items():
         with errors_of(name):
-            whole = {**origin, "teacher": digests[setting_of(name)], **arithmetic(own.precision.teacher)}
-            found[name] = find_cache(own, whole, batches, objective.positions)
-    return {name: cache for name, cache in found.items() if cache is not None}
+            whole = {**content, "teacher": digests[setting_of(name)], **arithmetic(member.precision.teacher)}
+            caches[name] = find_cache(member, whole, batches, objective.positions)
+    return {name: cache for name, cache in caches.items() if cache is not None}
 
 
 def arithmetic(precision: str) -> dict[str, Any]:
@@ -79,15 +79,15 @@ def make_teachers(
     positions, temperature = objective.positions, objective.top_k_temperature
     for name, model in frozen.items():
         with errors_of(name):
-            own = settings[name]
-            made.append(make_teacher(model, caches.get(name), batches, positions, temperature, own, ranks))
+            member = settings[name]
+            made.append(make_teacher(model, caches.get(name), batches, positions, temperature, member, ranks))
     if not made:
         return NoTeacher()
     weights = shares(config)
     return made[0] if len(made) == 1 else MeanTeacher(made, [weights[name] for name in frozen])
 
 
-def find_cache(config: Config, origin: dict[str, object], batches: Batches, positions: Positions) -> Cache | None:
+def find_cache(config: Config, content: dict[str, object], batches: Batches, positions: Positions) -> Cache | None:
     """The cache that the settings want, checked or still to be made; None where the teacher is to run live.
 
     Raises:
@@ -95,7 +95,7 @@ def find_cache(config: Config, origin: dict[str, object], batches: Batches, posi
     """
     if not config.teacher.cache.wanted:
         return None
-    return find(config.teacher.cache, origin, batches, positions, config.corpus.cache.cache)
+    return find(config.teacher.cache, content, batches, positions, config.corpus.cache.cache)
 
 
 def make_teacher(

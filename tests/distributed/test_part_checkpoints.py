@@ -84,7 +84,7 @@ def save_killed(ranks: Any, fit: Any) -> dict[str, list[str]]:
         except Killed:
             pass
         ranks.barrier()
-        found[moment] = [path.name for path in fit.checkpoints.found()]
+        found[moment] = [path.name for path in fit.checkpoints.saved()]
         found[f"left by {moment}"] = sorted(path.name for path in fit.folder.iterdir())
         ranks.barrier()
     return found

@@ -97,7 +97,7 @@ def destroyed(tmp_path: Path, tokenizer: Any, at: int, until: int = 99, **settin
 
 
 def steps_of(fit: Fit) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in fit.checkpoints.found()]
+    return [int(path.name.removeprefix("step-")) for path in fit.checkpoints.saved()]
 
 
 def test_the_good_checkpoint_stays_while_the_loss_is_high(tmp_path: Path, tokenizer: Any) -> None:
