@@ -70,7 +70,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
         loaded = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
-        data = task.prepare(config, loaded.tokenizer, ranks)  # training rows in their order, evaluation sets
+        data = task.prepare(config, loaded.tokenizer, ranks)  # training sequences in their order, evaluation sets
         steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
         identity = run_identity(config, {**loaded.digests, "corpus": data.tokens.digest}, data.batches, steps)
         baseline = find_baseline(config, identity, steps, terms)

@@ -125,7 +125,7 @@ def rank_gradient(run: Training, objective: Objective, window: Window) -> torch.
         The sums of the terms in each micro-batch of this rank, [M, T].
     """
     learner, ranks, state = run.learner, run.ranks, run.state
-    # Where dropout is not keyed by row, one stream per step and rank: nothing to save, the same after a resume.
+    # Where dropout is not keyed by sequence, one stream per step and rank: nothing to save, the same after a resume.
     torch.manual_seed(int(key(run.batches.seed, "dropout", state.step, ranks.rank) >> 1))
     objective.begin_step(run.limits.progress(state.step, window.clock))
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
@@ -199,7 +199,7 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
     Raises:
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
             had a loss above `train.max_loss_ratio` times that of the first step, or the run ends in one of these
-            states or without any step that was taken. The checkpoints that may be ruined are set aside.
+            states or without any step that was taken. The checkpoints that may have diverged are renamed.
         Interrupted: a signal came that stops, on this rank or another one; the message says what is saved.
     """
     state, settings, ranks, batches, limits = run.state, run.settings, run.ranks, run.batches, run.limits
@@ -281,10 +281,14 @@ def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
 
 
 def saved_or_not(saved: bool) -> str:
-    return "its checkpoint is written" if saved else "which has ruined the weights or was skipped, so it is not saved"
+    return (
+        "its checkpoint is written"
+        if saved
+        else "whose weights are not finite or which was skipped, so it is not saved"
+    )
 
 
 def interrupted(state: State, number: int, saved: bool) -> Interrupted:
     name = signal.Signals(number).name
-    message = f"stopped by {name} at step {state.step}, {saved_or_not(saved)}; the same command goes on from there"
+    message = f"stopped by {name} at step {state.step}, {saved_or_not(saved)}; the same command resumes from there"
     return Interrupted(message, number)

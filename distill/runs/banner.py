@@ -114,8 +114,8 @@ def banner(
             f"  teacher  {teacher_name or 'none'}",
             f"  scale    {config.scale}",
             f"  models   {sizes}",
-            f"  rows     {len(batches.order):,} of {length} tokens from {tokens.documents:,} documents",
-            f"  steps    {_rows_of_a_step(batches.step_shape)} = "
+            f"  data     {len(batches.order):,} sequences of {length} tokens from {tokens.documents:,} documents",
+            f"  steps    {_sequences_of_a_step(batches.step_shape)} = "
             f"{batches.sequences_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
             *_rate(config.optimizer, batches.sequences_per_step),
             *(f"  {note}" for note in notes),
@@ -123,20 +123,20 @@ def banner(
     )
 
 
-def _rows_of_a_step(shape: StepShape) -> str:
+def _sequences_of_a_step(shape: StepShape) -> str:
     """What a step consists of; with `train.sequences_per_step` its micro-batches may be uneven."""
     if shape.total is None:
-        return f"{shape.batch_size} rows x {shape.accumulate} micro-batches x {shape.size} ranks"
+        return f"{shape.batch_size} sequences x {shape.accumulate} micro-batches x {shape.size} ranks"
     return (
-        f"{shape.total:,} rows (train.sequences_per_step; train.accumulate is not read) in "
+        f"{shape.total:,} sequences (train.sequences_per_step; train.accumulate is not read) in "
         f"{shape.micro_batches} micro-batches of at most {shape.batch_size} on each of {shape.size} ranks"
     )
 
 
-def _rate(settings: OptimizerConfig, rows: int) -> list[str]:
-    """How the learning rate comes from the rows of a step, where it does."""
+def _rate(settings: OptimizerConfig, sequences: int) -> list[str]:
+    """How the learning rate comes from the sequences of a step, where it does."""
     if settings.scale_lr == "none":
         return []
-    share = f"{rows:,} / {settings.base_batch:,} rows"
-    growth = f"sqrt({share})" if settings.scale_lr == "sqrt" else share
-    return [f"  rate     {settings.lr:g} x {growth} = {peak_lr(settings, rows):g}"]
+    ratio = f"{sequences:,} / {settings.base_batch:,} sequences"
+    growth = f"sqrt({ratio})" if settings.scale_lr == "sqrt" else ratio
+    return [f"  rate     {settings.lr:g} x {growth} = {peak_lr(settings, sequences):g}"]

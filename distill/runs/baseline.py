@@ -1,7 +1,7 @@
 """The baseline of a run, which `evaluate.baseline` names: the same student, trained without a teacher.
 
-What the teacher was worth can be read off the two only where nothing else differs: rows, steps, start and seed. What
-must be the same is compared by the identities that results.json keeps (`distill/runs/identity.py`).
+What the teacher was worth can be read off the two only where sequences, steps, start and seed are the same. The
+identities that results.json keeps are compared for that (`distill/runs/identity.py`).
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from distill.runtime.errors import SettingError
 SHARED = {
     "corpus.digest": "text",
     "corpus.num_sequences": "number of sequences",
-    "corpus.order": "order of rows",
+    "corpus.order": "order of sequences",
     "train.sequences_per_step": "sequences a step",
     "seed": "seed",
     "objective.task": "task",
@@ -86,7 +86,7 @@ def check_baseline(
         terms: of this run's objective.
 
     Raises:
-        SettingError: that run had a teacher, or other rows, steps, another seed, or a student that starts otherwise.
+        SettingError: that run had a teacher, other sequences, steps or seed, or a student that starts otherwise.
     """
     before = baseline.identity
     learned_from = ", ".join(baseline.objective.terms)
@@ -139,7 +139,7 @@ def settled_baseline(baseline: BaselineRun | None, config: Config) -> BaselineRu
 
 
 def _known(name: str, before: dict[str, Any]) -> bool:
-    """Whether an identity says this; rows without an order of their own are shuffled as a whole by the seed."""
+    """Whether an identity has this; sequences without an order of their own are shuffled as a whole by the seed."""
     return name in before or (name == "corpus.order" and "corpus.digest" in before)
 
 

@@ -92,7 +92,7 @@ class Checkpoints:
         return other
 
     def saved(self) -> list[Path]:
-        """All that are there by their names, oldest first; those that were set aside have other names."""
+        """All that are there by their names, oldest first; those that were renamed have other names."""
         named = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
         return sorted(named, key=_step_of)
 
@@ -106,7 +106,7 @@ class Checkpoints:
         The newest one that a later loss has shown to be good stays, however many others follow it.
 
         Returns:
-            Whether it is there: weights that are not finite are not written, as nothing could go on from them.
+            Whether it is there: weights that are not finite are not written, as no run could resume from them.
 
         Raises:
             StorageFailed: there is no room for it.
@@ -161,16 +161,16 @@ class Checkpoints:
             if old not in good[-1:]:
                 remove(old)
 
-    def set_ruined_aside(self, sane_step: int) -> None:
-        """Rename the checkpoints that may be ruined, of a training that has diverged, to `diverged-step-N`.
+    def rename_diverged(self, sane_step: int) -> None:
+        """Rename the checkpoints of a training that may have diverged by then to `diverged-step-N`.
 
         Args:
             sane_step: the last step with a sane loss, which speaks for the checkpoints before it.
         """
-        ruined = [path for path in self.saved() if _step_of(path) >= sane_step]
-        for earlier in self.folder.glob("diverged-step-*") if ruined else []:
+        diverged = [path for path in self.saved() if _step_of(path) >= sane_step]
+        for earlier in self.folder.glob("diverged-step-*") if diverged else []:
             remove(earlier)
-        for path in ruined:
+        for path in diverged:
             set_aside(path, "diverged")
 
     def drop_after(self, step: int) -> None:

@@ -12,7 +12,7 @@ from distill.runtime.errors import SettingError
 from distill.teacher.members import settings_by_member, shares
 
 # Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
-# identity by the digest of its rows, the teacher by that of its weights.
+# identity by the digest of its sequences, the teacher by that of its weights.
 RESUME_IGNORES = (
     "corpus",
     "teacher",
@@ -49,12 +49,12 @@ LENGTH = ("train.epochs", "train.steps", "train.minutes")
 def run_identity(config: Config, digests: dict[str, str | None], batches: Batches, total_steps: int) -> dict[str, Any]:
     """Everything that the trained student depends on, flat, by the names of the settings.
 
-    Micro-batch, accumulation and ranks stand there by their product, because the same rows in one step give the same
-    step; the ranks themselves only where each of them clips a gradient of its own. How long the run is stands there
-    only where the learning rate of its steps depends on that, or a weight or temperature of the objective.
+    Micro-batch, accumulation and ranks stand there by their product, because the same sequences give the same step; the
+    ranks themselves only where each of them clips a gradient of its own. How long the run is stands there only where
+    the learning rate of its steps depends on that, or a weight or temperature of the objective.
 
     Args:
-        digests: of the corpus's rows, each teacher, and the student's start where that is a model of the user's.
+        digests: of the corpus's sequences, each teacher, and the student's start where that is a model of the user's.
         total_steps: after which the run ends, wall-clock aside.
     """
     terms = config.objective.terms

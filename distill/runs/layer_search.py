@@ -1,9 +1,9 @@
-"""student.layers=auto: the layers of the teacher from which an untrained student has the lowest loss on training rows.
+"""student.layers=auto: the layers of the teacher from which an untrained student has the lowest loss in training.
 
 Only forward passes are needed. Where there are few subsets all of them are scored; else one layer after another is
 taken away, always the one whose loss costs least, which is greedy backward elimination. What the rules of
 `distill.models.layer_choice` would have chosen is scored beside them. The best of all that was scored is taken;
-averages of layers are only compared. Where there is much to score, few rows sort out what is then scored on all.
+averages of layers are only compared. Where there is much to score, few sequences sort out what is then scored on all.
 """
 
 import logging
@@ -38,10 +38,10 @@ from distill.runtime.errors import SettingError
 from distill.teacher.output import TeacherOutput
 
 TOKENS = 32_768  # that the losses are taken over, padding and context included ...
-CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a share of them
-LEAST_ROWS = 64  # ... or so many rows, where these are long
+CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a fraction of them
+LEAST_SEQUENCES = 64  # ... or so many sequences, where these are long
 MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
-ROUGH = 4  # one of so many rows, for the first of two rounds
+ROUGH = 4  # one of so many sequences, for the first of two rounds
 SHORTLIST = 8  # choices that come into the second round, besides those of the rules
 WORDS: tuple[type[Term], ...] = (Mlm, Clm)  # whose loss is the logarithm of a perplexity
 TERMS: tuple[type[Term], ...] = (*WORDS, Classes, Span)
@@ -73,12 +73,12 @@ class LayerSearch:
 
     Attributes:
         layers: the choice.
-        teacher: the loss of the whole teacher, a mean over predicted positions or rows.
+        teacher: the loss of the whole teacher, a mean over predicted positions or sequences.
         best: the best choices, in their order.
         by_rule: what the rules choose.
         tried: how many subsets were scored, the rules' included.
         all_subsets: whether these were all there are.
-        rows: of the corpus, on which.
+        sequences: of the corpus, on which.
         perplexity: whether the losses are logarithms of perplexities.
     """
 
@@ -88,7 +88,7 @@ class LayerSearch:
     by_rule: list[Scored]
     tried: int
     all_subsets: bool
-    rows: int
+    sequences: int
     perplexity: bool
     seconds: float
 
@@ -97,8 +97,8 @@ class LayerSearch:
         how = f"all {self.tried}" if self.all_subsets else f"{self.tried}, one layer after another taken away"
         what = "perplexity" if self.perplexity else "loss"
         lines = [
-            f"student.layers=auto: {what} of the untrained student on {self.rows:,} training rows, of choices of "
-            f"{len(self.layers)} layers ({how}; {self.seconds:.0f} s)"
+            f"student.layers=auto: {what} of the untrained student on {self.sequences:,} training sequences, of "
+            f"choices of {len(self.layers)} layers ({how}; {self.seconds:.0f} s)"
         ]
         lines.append(f"  {self._shown(self.teacher)}  the whole teacher")
         listed = {str(choice.layers): choice for choice in [*self.best, *self.by_rule]}
@@ -136,7 +136,7 @@ def find_layers(
             whole = on_device(teacher, ranks)
             scored = first_batches(batches, prediction, ranks.device)
             score = Losses(settings, whole, prediction, scored, ranks.device)
-            searched = search(available, count, score, score.of_fewer_rows())
+            searched = search(available, count, score, score.of_fewer_sequences())
             result = asdict(searched)
             for line in searched.lines():
                 logger.info(line)
@@ -173,7 +173,7 @@ def search(available: int, count: int, score: "Losses", rough: "Losses | None" =
     """The best choice of `count` of `available` layers, and what it was compared with.
 
     Args:
-        rough: the same loss on few of the rows, for what is only to be sorted out; None: `score` does that, too.
+        rough: the same loss on few of the sequences, for what is only to be sorted out; None: `score` does that, too.
 
     Raises:
         SettingError: there is none that goes into the student.
@@ -220,7 +220,7 @@ def search(available: int, count: int, score: "Losses", rough: "Losses | None" =
         list(by_choice.values()),
         sum(len(chosen) == count for chosen in {**first, **losses}) if everything else len({**first, **losses}),
         everything,
-        score.num_rows,
+        score.num_sequences,
         score.perplexity,
         time.monotonic() - began,
     )
@@ -236,11 +236,11 @@ def _remove_greedily(available: int, count: int, loss: Callable[[tuple[int, ...]
 def first_batches(batches: Batches, prediction: Prediction, device: torch.device) -> list[Batch]:
     """The micro-batches that a choice of layers is scored on: those that training begins with."""
     tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
-    return [batch.to(device) for batch in batches.first(max(LEAST_ROWS, tokens // batches.rows.shape[1]))]
+    return [batch.to(device) for batch in batches.first(max(LEAST_SEQUENCES, tokens // batches.rows.shape[1]))]
 
 
 class Losses:
-    """The mean loss of students that start from layers, on the same rows with the same masks."""
+    """The mean loss of students that start from layers, on the same sequences with the same masks."""
 
     def __init__(
         self,
@@ -256,10 +256,10 @@ class Losses:
         self.perplexity, self.refusal = term in WORDS, ""
         self.objective = Objective({prediction.label: term()}, {prediction.label: 1.0}, prediction.vocabulary)
         self.batches = batches
-        self.num_rows = sum(len(batch.ids) for batch in batches)
+        self.num_sequences = sum(len(batch.ids) for batch in batches)
 
-    def of_fewer_rows(self) -> "Losses | None":
-        """The same on one of `ROUGH` rows; None where these would be too few batches to be one of so many."""
+    def of_fewer_sequences(self) -> "Losses | None":
+        """The same on one of `ROUGH` sequences; None where these would be too few batches to be one of so many."""
         fewer = self.batches[: len(self.batches) // ROUGH]
         return Losses(self.settings, self.teacher, self.prediction, fewer, self.device) if fewer else None
 

@@ -11,7 +11,7 @@ from distill.evaluation.speed import tokens_per_second
 from distill.runs.baseline import BaselineRun
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
-from distill.runs.divergence import ruined_scores, weights_are_finite
+from distill.runs.divergence import diverged_scores, weights_are_finite
 from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
 from distill.runs.history import Examination, StudentHistory
 from distill.runs.pair import load_baseline
@@ -72,7 +72,7 @@ def score_models(
         entries["baseline"] = model_facts(Model, type(model).__name__, model), model
     filled, losses = score_each(entries, history)
     scores = {each.name: filled["student"].scores.get(each.name, {}) for each in evaluator.measures}
-    refuse_ruined(run, state, scores)
+    refuse_diverged(run, state, scores)
     whole = filled.get("teacher", begun.teacher)
     if whole is not None and scored:
         members = {member.name: filled[f"teacher {member.name}"] for member in scored if member.name}
@@ -97,7 +97,7 @@ def score_models(
 def score_each(
     entries: dict[str, tuple[Any, Any]], history: StudentHistory
 ) -> tuple[dict[str, Any], dict[str, ModelLosses]]:
-    """Each model's part of the record with its scores and its speed, and its losses by row where these were wanted.
+    """Each model's part of the record with its scores and speed, and its losses by sequence where they are compared.
 
     Args:
         entries: by what the model is called, its part of the record without scores, and the model.
@@ -108,7 +108,7 @@ def score_each(
     filled: dict[str, Any] = {}
     losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
-        # What an earlier process scored has left no losses by row, by which the student is compared with its baseline.
+        # An earlier process has left no losses by sequence, by which the student is compared with its baseline.
         lacking = label != "student" or (examination.by_row and history.row_losses is None)
         before = None if lacking else history.last_scores()
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured
@@ -130,20 +130,20 @@ def compared(losses: dict[str, ModelLosses], examination: Examination) -> dict[s
     }
 
 
-def refuse_ruined(run: Run, state: State, scores: dict[str, dict[str, float | None]]) -> None:
-    """Raises Diverged where the student's weights or scores are those of a ruined one, so that nothing is published.
+def refuse_diverged(run: Run, state: State, scores: dict[str, dict[str, float | None]]) -> None:
+    """Raises Diverged where the student's weights or scores have diverged, so that nothing is published.
 
-    The checkpoints that may be ruined are set aside, so that the same command goes on from one before them.
+    The checkpoints that may have diverged are renamed, so that the same command resumes from one before them.
     """
-    ruined = ruined_scores(scores, len(run.pair.tokenizer), run.config.train.max_loss_ratio)
+    reasons = diverged_scores(scores, len(run.pair.tokenizer), run.config.train.max_loss_ratio)
     finite = weights_are_finite(dict(run.pair.student.named_parameters()))
     if float(run.ranks.sum(torch.tensor(float(not finite)))):
-        ruined = ["weights that are not finite"]
-    if not ruined:
+        reasons = ["weights that are not finite"]
+    if not reasons:
         return
     if run.folder.writes:
-        run.folder.checkpoints.set_ruined_aside(state.level.sane_step)
+        run.folder.checkpoints.rename_diverged(state.level.sane_step)
     raise Diverged(
-        f"the student is ruined ({', '.join(ruined)}), so it is not published; lower optimizer.lr, in another folder "
-        "(hydra.run.dir=DIR)"
+        f"the student has diverged ({', '.join(reasons)}), so it is not published; lower optimizer.lr, in another "
+        "folder (hydra.run.dir=DIR)"
     )

@@ -44,7 +44,7 @@ class BuiltStudent:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What is known of the models of a run before its rows are read."""
+    """What is known of the models of a run before its sequences are read."""
 
     teachers: list[Member]
     tokenizer: PreTrainedTokenizerBase
@@ -52,7 +52,7 @@ class Loaded:
     kind: ModelKind  # of the student
     # Of each teacher, and of the student where it starts from a model of the user's.
     digests: dict[str, str | None]
-    student: BuiltStudent | None  # None: its layers are to be found on the rows (student.layers=auto)
+    student: BuiltStudent | None  # None: its layers are chosen by the sequences (student.layers=auto)
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Pair:
 
     @property
     def comparable(self) -> bool:
-        """Whether teacher and student can be scored on the same rows: they read with the same tokens."""
+        """Whether teacher and student can be scored on the same sequences: they read with the same tokens."""
         return self.teacher_tokenizer is None
 
     @property
     def scored_teachers(self) -> list[Member]:
-        """The teachers that have scores on the student's rows."""
+        """The teachers that have scores on the student's sequences."""
         return self.teachers if self.comparable else []
 
     def whole_student(self, ranks: Ranks) -> Any | None:
@@ -101,7 +101,7 @@ class Pair:
 def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks) -> Loaded:
     """The frozen teachers, the tokenizer (the teachers', the student's or a new one), and the student.
 
-    Also a student whose layers are to be found is built once, to refuse what does not fit; none of it is kept.
+    Also a student whose layers are still to be chosen is built once, to refuse what does not fit; none of it is kept.
     """
     teacher_kind = task.teacher_kind(config.student.init)
     teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher)
@@ -158,14 +158,14 @@ def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, fo
 def find_start(
     config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder
 ) -> tuple[Config, dict[str, Any] | None]:
-    """Of student.layers=auto: the settings with the layers, and what the search for them has found, if there was one.
+    """Of student.layers=auto: the settings with the layers, and the outcome of the search for them, if there was one.
 
     A run that resumes has the layers that it began with, which its folder keeps.
     """
     settings, teacher = config.student, loaded.teachers[0].model  # of several the first one
     search = folder.recorded_layers()
     if not search and folder.start() is not None:
-        logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
+        logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
         return config, None
     if not search:
         prediction = Prediction(loaded.kind, task.labels[0], len(loaded.tokenizer), config.precision.student)
@@ -176,7 +176,7 @@ def find_start(
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
-    """The tokenizer that a run of these settings makes its rows with; no model is loaded for it."""
+    """The tokenizer that a run of these settings makes its sequences with; no model is loaded for it."""
     kind = task.teacher_kind(config.student.init)
     teachers = list(settings_by_member(config).items())[:1]  # several share one tokenizer
     for name, member in teachers:
@@ -204,7 +204,7 @@ def _digests(
 
 
 def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """What the rows of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
+    """What the sequences of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
     trained = config.student.tokenizer == "corpus"
     tokenizer = None if trained else tokenizer_of(config.student, task.kind) or shared
     if tokenizer is None:
@@ -232,7 +232,7 @@ def _check_across_tokenizers(
         if term.needs_teacher and not term.across_tokenizers:
             raise SettingError(
                 f"objective.{name} pairs tokens, but {differ}: set objective.{name}.weight=0 and learn from vectors of "
-                "whole rows (objective.pooled.weight=1), or choose models with one tokenizer"
+                "whole sequences (objective.pooled.weight=1), or choose models with one tokenizer"
             )
     if config.teacher.kind == "several":
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")

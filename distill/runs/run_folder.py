@@ -83,7 +83,7 @@ class RunFolder:
 
     @property
     def curve_path(self) -> Path:
-        """One line for each score on a few rows while the student trains."""
+        """One line for each score on a few sequences while the student trains."""
         return self.path / "curve.jsonl"
 
     @property
@@ -204,7 +204,7 @@ class RunFolder:
         holds_a_run = self.results_path.exists() or self.checkpoints.newest() or self.metrics_path.exists()
         if self.resume == "never" and holds_a_run:
             raise SettingError(
-                f"resume=never, but hydra.run.dir={self.path} holds a run: choose another, or resume=auto to go on"
+                f"resume=never, but hydra.run.dir={self.path} holds a run: choose another, or resume=auto to resume it"
             )
         self.path.mkdir(parents=True, exist_ok=True)
         self._check_kinds([".lock"])
@@ -223,7 +223,7 @@ class RunFolder:
     def _set_aside(self, damage: Damaged, then: str) -> None:
         """Rename what is damaged and say so. Raises the damage itself with `resume=strict`."""
         if self.resume == "strict":
-            raise SettingError(f"resume=strict: {damage}: set resume=auto to set it aside and go on by {then}")
+            raise SettingError(f"resume=strict: {damage}: set resume=auto to rename it and continue by {then}")
         kept = f"; it is kept as {set_aside(damage.path).name}" if os.path.lexists(damage.path) else ""
         logger.warning(f"{damage}{kept}; {then}")
 
@@ -285,7 +285,7 @@ class RunFolder:
         return record
 
     def _open_log(self, path: Path, fits: Callable[[Any], bool]) -> JsonLines:
-        """A log with its good lines alone; the log as it was is set aside where it has others."""
+        """A log with its good lines alone; the log as it was is renamed where it has others."""
         try:
             read_lines(path, fits)
         except Damaged as damage:

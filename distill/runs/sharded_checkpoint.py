@@ -1,4 +1,4 @@
-"""Checkpoints of a model that is divided between ranks: each rank writes its parts, and rank 0 what belongs to all."""
+"""Checkpoints of a model that is sharded over ranks: each rank writes its parts, and rank 0 what belongs to all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ class ShardedCheckpoints(Checkpoints):
     """The folder `checkpoints/`, on storage that all ranks see.
 
     A checkpoint appears whole or not at all, as that of one process does; it can be read by any number of ranks, and by
-    a run that divides nothing.
+    a run that shards nothing.
     """
 
     by_all_ranks = True

@@ -29,7 +29,7 @@ class Damaged(SettingError):
 
 
 class Diverged(RuntimeError):
-    """Training has ruined its student; the checkpoints before that are kept. Exit status 3."""
+    """Training has diverged; the checkpoints before that are kept. Exit status 3."""
 
     status = 3
 

@@ -121,7 +121,7 @@ class Recorder:
         return self._loader.watch(prepare)
 
     def enter(self, phase: str) -> str:
-        """The loop goes on with this phase; gives the one before."""
+        """The loop enters this phase; gives the one before."""
         return self._phases.enter(phase)
 
     def end_step(self) -> bool:
