@@ -95,7 +95,7 @@ def find_cache(config: Config, content: dict[str, object], batches: Batches, pos
     """
     if not config.teacher.cache.wanted:
         return None
-    return find(config.teacher.cache, content, batches, positions, config.corpus.cache.cache)
+    return find(config.teacher.cache, content, batches, positions, config.data.cache)
 
 
 def make_teacher(

@@ -34,7 +34,7 @@ class Scaled(Convolutions):
 
 
 @pytest.fixture
-def backend() -> Iterator[Ranks]:
+def ranks() -> Iterator[Ranks]:
     made = join_ranks(BackendConfig(name="fsdp", device="cpu"))
     yield made
     made.close()

@@ -19,7 +19,7 @@ from distill.config.flat_settings import flatten
 from distill.config.settings import CONF, RECIPES, Config
 from distill.runtime import redaction
 from distill.runtime.errors import SettingError
-from distill.runtime.redaction import MASK, is_secret, masked, redact, redacted, remember, secret_given
+from distill.runtime.redaction import MASK, is_secret, literal_secret, masked, redact, redacted, remember
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_names_of_secrets(name: str) -> None:
     ["tokenizer", "tokens", "mask_token", "pad_token", "key", "keys", "author", "row_key", "tokens_per_second",
      "secretary", "vocab_size", "token_weight", "corpus.token_column", "sort_key", "primary_key", "foreign_key",
      "key_field", "label_key", "stop_tokens", "monkey", "num_keys", "pin_memory", "spin", "pattern", "path",
-     "auth_mode", "feature_key", "corpus.tokens"],
+     "auth_mode", "feature_key", "data.tokens"],
 )  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret(name)
@@ -82,11 +82,11 @@ def test_settings_are_masked_wherever_they_stand() -> None:
      ("+a.api_key=a,b", "a.api_key"), ("+a={n: 1},{hf_token: x}", "hf_token"), ("+a.secret=wrong{", "a.secret"),
      ("corpus.path=https://host/x?api_key=abcdef&rows=5", "api_key"), ("+a.jwt=eyJ", "a.jwt"),
      ("a.api_key=${oc.env:KEY}", None), ("+a={api_key: '${oc.env:KEY}'}", None), ("a.password=null", None),
-     ("a.auth=false", None), ("seed=3", None), ("a.mask_token=[MASK]", None), ("corpus.tokens=s3://b/t", None),
+     ("a.auth=false", None), ("seed=3", None), ("a.mask_token=[MASK]", None), ("data.tokens=s3://b/t", None),
      ("a.password=", None)],
 )  # fmt: skip
 def test_secrets_on_the_command_line_are_found(override: str, name: str | None) -> None:
-    assert secret_given(override) == name
+    assert literal_secret(override) == name
     if name is not None:
         with pytest.raises(SettingError, match=rf"^{name} is named like a secret, .* give {name}='\$\{{oc\.env:NAME"):
             check_overrides(CommandLine.of([override]))
