@@ -19,7 +19,7 @@ from distill.config.errors import line_of
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM, masked_lm
-from distill.data.order import FullShuffle, Order
+from distill.data.order import FullShuffle
 from distill.distributed import gradient_sync
 from distill.distributed.shard import is_sharded
 from distill.distributed.single import Single
@@ -138,18 +138,11 @@ def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
 
 
 def make_batches(
-    rows: np.ndarray,
-    collator: Any,
-    batch_size: int,
-    accumulate: int = 1,
-    seed: int = 0,
-    static: bool = False,
-    order: Order | None = None,
-    **shape: Any,
+    rows: np.ndarray, collator: Any, batch_size: int, accumulate: int = 1, seed: int = 0, **more: Any
 ) -> Batches:
-    """Rows in the random order of this seed, unless another is given; `shape`: further fields of `StepShape`."""
-    order = FullShuffle(len(rows), seed) if order is None else order
-    return Batches(rows, collator, order, StepShape(batch_size, accumulate, **shape), seed, static)
+    """Rows in the random order of this seed, where no `order` is given; `more`: `static`, and fields of `StepShape`."""
+    order, static = more.pop("order", FullShuffle(len(rows), seed)), more.pop("static", False)
+    return Batches(rows, collator, order, StepShape(batch_size, accumulate, **more), seed, static)
 
 
 def make_evaluator(
