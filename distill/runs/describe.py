@@ -53,7 +53,6 @@ def describe(
         command=command,
         notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
         identity=run.folder.identity,
-        scale=config.scale,
         corpus=corpus_facts(data.tokens, data.batches),
         teacher=teacher_facts(pair, caches) if objective.needs_teacher and pair.teachers else None,
         student=student_facts(config, pair),

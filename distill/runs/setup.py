@@ -25,7 +25,7 @@ from distill.models.protocol import depth_of
 from distill.models.student import check_student
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.teacher.members import Member, errors_of
+from distill.teacher.members import Member
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,7 @@ def shard_models(
         for member in teachers:
             blocks, calls = blocks_of(member.model)
             ranks.shard(member.model, blocks, calls, trained=False)
-            with errors_of(member.name):
-                check_model(member.model, "teacher", kinds["teacher"])
+            check_model(member.model, member.setting, kinds["teacher"])
     skeleton = None
     if ranks.shards_student:
         skeleton = skeleton_of(student)
@@ -119,12 +118,15 @@ def setup_student(student: Any, objective: Objective, precision: PrecisionConfig
     return Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(ranks.device)
 
 
-def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> LanguageModel:
+def setup_teacher(
+    teacher: Any, precision: PrecisionConfig, ranks: Ranks, setting: str = "precision.teacher"
+) -> LanguageModel:
     """Put a teacher on this rank's device, and give it as training runs it.
 
     That is packed or rounded, or computes in another format; the report scores the teacher itself.
+    Error lines call its number format `setting`.
     """
-    frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device)
+    frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device, setting)
     _choose_attention(frozen, precision, ranks)
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")
 

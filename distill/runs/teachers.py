@@ -13,10 +13,10 @@ from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.runs.setup import setup_teacher
 from distill.teacher import build_cache
-from distill.teacher.cache import Cache, CachedTeacher, Positions, find
+from distill.teacher.cache import Cache, CachedTeacher, find
 from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
-from distill.teacher.members import Member, errors_of, setting_of, settings_by_member, shares
+from distill.teacher.members import Member, TeacherSettings, settings_by_member
 from distill.teacher.output import NoTeacher, Teacher
 from distill.teacher.retokenized import RetokenizedTeacher
 
@@ -34,10 +34,11 @@ def find_caches(
     """
     caches = {}
     for name, member in settings_by_member(config).items():
-        with errors_of(name):
-            whole = {**content, "teacher": digests[setting_of(name)], **arithmetic(member.precision.teacher)}
-            caches[name] = find_cache(member, whole, batches, objective.positions)
-    return {name: cache for name, cache in caches.items() if cache is not None}
+        if member.cache.wanted:
+            whole = {**content, "teacher": digests[member.setting], **arithmetic(member.precision.teacher)}
+            folder, setting = config.data.cache, f"{member.setting}.cache"
+            caches[name] = find(member.cache, whole, batches, objective.positions, folder, setting)
+    return caches
 
 
 def arithmetic(precision: str) -> dict[str, Any]:
@@ -51,11 +52,11 @@ def arithmetic(precision: str) -> dict[str, Any]:
 
 def setup_teachers(config: Config, members: list[Member], ranks: Ranks) -> dict[str, LanguageModel]:
     """The teachers as training runs them, by name."""
-    frozen, settings = {}, settings_by_member(config)
-    for member in members:
-        with errors_of(member.name):
-            frozen[member.name] = setup_teacher(member.model, settings[member.name].precision, ranks)
-    return frozen
+    settings = settings_by_member(config)
+    return {
+        member.name: setup_teacher(member.model, own.precision, ranks, own.precision_setting)
+        for member, own in ((member, settings[member.name]) for member in members)
+    }
 
 
 def make_teachers(
@@ -75,49 +76,29 @@ def make_teachers(
     if tokenizers is not None and frozen:
         (model,) = frozen.values()
         return RetokenizedTeacher(model, batches.rows, *tokenizers, longest_row(model.model))
-    made, settings = [], settings_by_member(config)
-    positions, temperature = objective.positions, objective.top_k_temperature
-    for name, model in frozen.items():
-        with errors_of(name):
-            member = settings[name]
-            made.append(make_teacher(model, caches.get(name), batches, positions, temperature, member, ranks))
+    settings = [member for name, member in settings_by_member(config).items() if name in frozen]
+    made = [
+        _make_teacher(member, frozen[member.name], caches.get(member.name), batches, objective, ranks)
+        for member in settings
+    ]
     if not made:
         return NoTeacher()
-    weights = shares(config)
-    return made[0] if len(made) == 1 else MeanTeacher(made, [weights[name] for name in frozen])
+    return made[0] if len(made) == 1 else MeanTeacher(made, [member.weight for member in settings])
 
 
-def find_cache(config: Config, content: dict[str, object], batches: Batches, positions: Positions) -> Cache | None:
-    """The cache that the settings want, checked or still to be made; None where the teacher is to run live.
-
-    Raises:
-        SettingError: as `cache.find`.
-    """
-    if not config.teacher.cache.wanted:
-        return None
-    return find(config.teacher.cache, content, batches, positions, config.data.cache)
-
-
-def make_teacher(
-    model: LanguageModel | None,
+def _make_teacher(
+    settings: TeacherSettings,
+    model: LanguageModel,
     cache: Cache | None,
     batches: Batches,
-    positions: Positions,
-    temperature: float | None,
-    config: Config,
+    objective: Objective,
     ranks: Ranks,
 ) -> Teacher:
-    """The teacher that the loop reads from; all ranks call this.
-
-    Args:
-        model: None where no loss term needs a teacher.
-        temperature: of the cached probabilities, `Objective.top_k_temperature`.
-    """
-    if model is None:
-        return NoTeacher()
+    """One teacher: live, or from a cache that is made first where there is none; all ranks call this."""
     if cache is None:
-        return LiveTeacher(model, config.teacher.micro_batches)
-    assert temperature is not None, "`checks` refuses a cache that no term reads"
-    build_cache.build(cache, model, batches, positions, temperature, ranks)
+        return LiveTeacher(model, settings.micro_batches)
+    temperature = objective.top_k_temperature
+    assert temperature is not None, "the rules refuse a cache that no term reads"
+    build_cache.build(cache, model, batches, objective.positions, temperature, ranks)
     logger.info(f"  the teacher is read from {cache.folder}, which other runs and machines can use")
     return CachedTeacher(cache)
