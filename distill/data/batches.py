@@ -1,6 +1,6 @@
-"""The training rows in their order: every window of micro-batches is a pure function of its step.
+"""The training sequences in their order: every window of micro-batches is a pure function of its step.
 
-Shapes: B rows of a micro-batch, S positions.
+Shapes: B sequences of a micro-batch, S positions.
 """
 
 import os
@@ -15,7 +15,7 @@ from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, Order
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
-from distill.data.row_store import RowStore, expect
+from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
 
 # From what prepares the window of a step to the same, watched.
@@ -23,20 +23,20 @@ Watch = Callable[[Callable[[int], list[Batch]]], Callable[[int], list[Batch]]]
 
 
 class Collator(Protocol):
-    """What makes micro-batches of rows, for one task."""
+    """What makes micro-batches of sequences, for one task."""
 
     @property
     def pad_id(self) -> int:
-        """What fills up rows."""
+        """What fills up sequences."""
         ...
 
     @property
     def identity(self) -> str:
-        """Everything that decides the batch of a row besides its key."""
+        """Everything that decides the batch of a sequence besides its key."""
         ...
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """ids [B, S] int64, row_keys [B] uint64, row_ids [B]; everything random is a function of the row's key."""
+        """ids [B, S] int64, row_keys [B] uint64, row_ids [B]; everything random is a function of the sequence's key."""
         ...
 
 
@@ -92,7 +92,7 @@ class Batches:
     accumulation, the ranks differ by one sequence at most, and the last step of an epoch is merely shorter.
     """
 
-    rows: RowStore  # [num_rows, S]
+    rows: SequenceStore  # [num_rows, S]
     collator: Collator
     order: Order  # of the rows
     step_shape: StepShape
@@ -116,7 +116,8 @@ class Batches:
     def window(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step.
 
-        When a short last step has fewer rows than ranks it is empty, or of dummy batches where windows are to be equal.
+        When a short last step has fewer sequences than ranks it is empty, or of dummy batches where windows are to be
+        equal.
         """
         shape = self.step_shape
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
@@ -124,7 +125,7 @@ class Batches:
         positions = np.arange(first, min(first + self.sequences_per_step, len(self.order)))
         numbers = self.order.numbers(epoch, positions)
         passes = np.broadcast_to(self.order.passes(epoch, positions), numbers.shape)
-        dealt = self.order.share(numbers, shape.rank, shape.size)
+        dealt = self.order.of_rank(numbers, shape.rank, shape.size)
         parts = [dealt[start : start + shape.batch_size] for start in range(0, len(dealt), shape.batch_size)]
         window = [self.batch(numbers[part], passes[part]) for part in parts]
         if shape.equal_windows:
@@ -134,14 +135,14 @@ class Batches:
         return window
 
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
-        """The rows of these numbers with their masks of a pass, in the plain orders an epoch, of each or of all."""
+        """The sequences of these numbers with their masks of a pass (in plain orders an epoch), of each or of all."""
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
         batch = self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
         dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
         return replace(batch, dropout_keys=tuple(int(number) for number in dropout_keys))
 
     def first(self, count: int) -> Iterator[Batch]:
-        """The `count` rows that training begins with, of all ranks, in micro-batches."""
+        """The `count` sequences that training begins with, of all ranks, in micro-batches."""
         positions = np.arange(min(count, len(self.order)))
         numbers = self.order.numbers(0, positions)
         passes = np.broadcast_to(self.order.passes(0, positions), numbers.shape)
@@ -192,7 +193,7 @@ class Batches:
             expect(self.rows, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
 
     def _expect(self, step: int, stop: int) -> None:
-        """Tell the store of rows what this rank reads in the steps from `step` on."""
+        """Tell the store of sequences what this rank reads in the steps from `step` on."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         left = (stop - step) * self.sequences_per_step
         at = At(epoch, step_of_epoch * self.sequences_per_step, self.sequences_per_step, left)

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
-from distill.data.class_rows import ClassRows, class_rows
+from distill.data.class_sequences import ClassSequences, class_sequences
 from distill.data.collate import classes
 from distill.data.tables import LabelledTexts
 from distill.data.tables.glue import Glue
@@ -17,7 +17,7 @@ from distill.tasks._table import LabelledData, TableTask
 
 
 class Classes(TableTask):
-    """Rows of one text or two; the measures of GLUE's task, or those for classes or for values."""
+    """Sequences of one text or two; the measures of GLUE's task, or those for classes or for values."""
 
     kind: ModelKind = CLASSES
     labels: tuple[str, ...] = ("class",)
@@ -28,21 +28,23 @@ class Classes(TableTask):
         super().__init__(data)
         self.kind = CLASSES if data is None else replace(CLASSES, fields=_head_fields(data.examples.classes))
 
-    def rows(
+    def sequences(
         self,
         split: Glue | Table,
         examples: LabelledTexts,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
         scoring: bool,
-    ) -> ClassRows:
-        return class_rows(examples, tokenizer, config.corpus.sequence_length, "corpus.sequence_length")
+    ) -> ClassSequences:
+        return class_sequences(examples, tokenizer, config.corpus.sequence_length, "corpus.sequence_length")
 
-    def collator(self, rows: ClassRows) -> classes.Classes:
-        return classes.Classes(rows, segments=True)
+    def collator(self, sequences: ClassSequences) -> classes.Classes:
+        return classes.Classes(sequences, segments=True)
 
-    def evaluation_set(self, name: str, split: Glue | Table, examples: LabelledTexts, rows: ClassRows) -> ClassSet:
-        return replace(class_set(name, examples, rows, split.measures), collator=self.collator(rows))
+    def evaluation_set(
+        self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences
+    ) -> ClassSet:
+        return replace(class_set(name, examples, sequences, split.measures), collator=self.collator(sequences))
 
 
 def _head_fields(names: tuple[str, ...]) -> dict[str, Any]:
