@@ -156,9 +156,9 @@ def serve(folder: str, rate: float, pipe: Any) -> None:
             pipe.recv()
 
 
-def one_loop(store: SequenceStore, cache: DataConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
+def one_loop(store: SequenceStore, data: DataConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
     """Of one epoch: share of the time that went by waiting, and seconds until the first window was there."""
-    order = order_of(store, cache.shuffle_bytes, 0)
+    order = order_of(store, data.shuffle_bytes, 0)
     batches = Batches(store, collator, 32, 2, 0, threads=1, most_threads=16, step_rows=step_rows, fed=order)
     begun, waits = time.perf_counter(), []
     stream = batches.stream(0, batches.steps_per_epoch, torch.device("cpu"))
