@@ -25,7 +25,7 @@ from distill.data.heldout import HeldOut
 from distill.data.left_behind import remove_left_behind, scratch_name
 from distill.data.local_copy import local_copy
 from distill.data.mixture import quotas
-from distill.data.packing import PARTS, Packing
+from distill.data.packing import Packing
 from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import reachable
 from distill.data.row_format import RowFormatOf, masked_rows
@@ -34,6 +34,7 @@ from distill.data.shards.destination import Destination, LocalFolder, destinatio
 from distill.data.shards.finish import META
 from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_rows
+from distill.data.shards.records import PARTS, Meta
 from distill.data.sources import Source, find_source
 from distill.data.sources.prose import Prose
 from distill.data.unread import Unread
@@ -70,9 +71,6 @@ class Text:
             source.identity if source.made_from is None else [source.made_from, source.identity]
             for source in self.sources
         ]
-
-
-STORED = ("shards", "bytes", "plain_bytes", "compress_seconds")  # what meta.json says of a part's files
 
 
 @dataclass(frozen=True)
@@ -289,8 +287,9 @@ def _plain(tokenizer: str) -> str:
 def _load(
     folder: Destination, part: str, text: Text, packing: Packing, settings: TokensConfig, cache: CacheConfig
 ) -> Tokens:
-    meta = json.loads(folder.read(META))
+    meta: Meta = json.loads(folder.read(META))
     kept = PARTS[part == "heldout"]
+    files = meta[kept]
     unread = Unread.of(meta)
     unread.check(text.path, text.setting, settings)
     if not meta[kept]["rows"]:
@@ -308,12 +307,17 @@ def _load(
         prompts=packing.prompts,
         duplicates=meta.get("duplicates"),
         stored=Stored(
-            place=folder.place, compression=meta["compression"], **{name: meta[kept][name] for name in STORED}
+            place=folder.place,
+            compression=meta["compression"],
+            shards=files["shards"],
+            bytes=files["bytes"],
+            plain_bytes=files["plain_bytes"],
+            compress_seconds=files["compress_seconds"],
         ),
     )
 
 
-def _no_rows(meta: dict[str, Any], part: str, text: Text, settings: TokensConfig) -> SettingError:
+def _no_rows(meta: Meta, part: str, text: Text, settings: TokensConfig) -> SettingError:
     if part == "heldout" and meta["train"]["rows"]:
         return SettingError(
             f"corpus.heldout={settings.heldout}: the corpus is too small to hold a part of it out; give more text, or "

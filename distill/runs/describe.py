@@ -31,6 +31,7 @@ from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
 from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
+from distill.runtime.jsonl import LogLine
 from distill.runtime.version import __version__
 from distill.tasks import Prepared
 from distill.teacher.cache import Cache
@@ -155,7 +156,7 @@ def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:
     }
 
 
-def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]) -> facts.Training:
+def training_facts(state: State, batches: Batches, history: list[LogLine]) -> facts.Training:
     """What has been trained so far.
 
     Args:
@@ -177,7 +178,7 @@ def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]
     )
 
 
-def data_wait(metrics: list[dict[str, Any]]) -> float | None:
+def data_wait(metrics: list[LogLine]) -> float | None:
     """Fraction of the training time that went by waiting for batches: `data_wait` weighted by the time it stands for.
 
     Args:

@@ -5,7 +5,7 @@ Shapes: B rows, S positions, N masks, E input size of the output embedding, V vo
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch
 from distill.commands.prediction.batches import check_length, in_batches
 from distill.commands.prediction.settings import PredictConfig
 from distill.data.batch import PADDING
+from distill.data.lines import Record
 from distill.data.text_pairs import TextEncoder
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel
@@ -22,12 +23,25 @@ TOP_K = 5
 MASKS = re.compile(r"\[MASK\]|<mask>")  # as people write them, whatever the model's own mask token is
 
 
-def fill_masks(found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> list[dict[str, Any]]:
+class MaskWord(TypedDict):
+    """A token for a mask."""
+
+    token: str
+    probability: float
+
+
+class FilledMasks(TypedDict):
+    """A text and its masks."""
+
+    filled: str  # with the most probable token in place of each mask
+    masks: list[list[MaskWord]]  # of each mask the most probable tokens, the first of them first
+
+
+def fill_masks(found: LoadedModel, records: Sequence[Record], settings: PredictConfig) -> list[FilledMasks]:
     """The most probable tokens for every mask of every record's `text`, each mask by itself, as the model was trained.
 
     Returns:
-        Of each record `filled`, its text with the most probable token in place of each mask, and `masks`: a list for
-        each mask, with `token` and `probability` of the `top_k` most probable tokens, the first of them first.
+        Of each record its text with the masks filled, and the `top_k` most probable tokens of each.
 
     Raises:
         SettingError: a text without a mask, or one that is longer than the model's rows.
@@ -42,7 +56,7 @@ def fill_masks(found: LoadedModel, records: Sequence[dict[str, Any]], settings: 
         check_length(found, f"text {number}", len(row))
         if mask_id not in row:
             raise SettingError(f"text {number} has no mask to fill: write {own} where a word is wanted")
-    model, outcome = LanguageModel(found.model), list[dict[str, Any]]({} for _ in records)
+    model, outcomes = LanguageModel(found.model), dict[int, FilledMasks]()
     for numbers in in_batches([len(row) for row in rows], settings.batch_size):
         width = max(len(rows[number]) for number in numbers)
         ids = np.full((len(numbers), width), tokenizer.pad_token_id, np.int64)
@@ -54,8 +68,8 @@ def fill_masks(found: LoadedModel, records: Sequence[dict[str, Any]], settings: 
         tokens, probabilities = _most_probable(model, ids, documents, masks, settings.top_k or TOP_K, len(tokenizer))
         for line, number in enumerate(numbers):
             here = np.flatnonzero(masks // width == line)
-            outcome[number] = _filled(found, texts[number], tokens[here], probabilities[here])
-    return outcome
+            outcomes[number] = _filled(found, texts[number], tokens[here], probabilities[here])
+    return [outcomes[number] for number in range(len(records))]
 
 
 @torch.inference_mode()
@@ -71,17 +85,17 @@ def _most_probable(
     return best.indices.cpu().numpy(), best.values.cpu().numpy()
 
 
-def _filled(found: LoadedModel, text: str, tokens: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
+def _filled(found: LoadedModel, text: str, tokens: np.ndarray, probabilities: np.ndarray) -> FilledMasks:
     """The outcome for a text whose masks have these tokens [masks, count]."""
     words = [[_word(found, int(token)) for token in row] for row in tokens]
     # One word after the other, from the left: a mask's word may itself be spelled like a mask.
     parts = text.split(str(found.tokenizer.mask_token))
     filled = parts[0] + "".join(row[0] + part for row, part in zip(words, parts[1:], strict=True))
     masks = [
-        [{"token": word, "probability": float(share)} for word, share in zip(*row, strict=True)]
+        [MaskWord(token=word, probability=float(share)) for word, share in zip(*row, strict=True)]
         for row in zip(words, probabilities, strict=True)
     ]
-    return {"filled": filled, "masks": masks}
+    return FilledMasks(filled=filled, masks=masks)
 
 
 def _word(found: LoadedModel, token: int) -> str:
