@@ -154,7 +154,7 @@ def step(
     # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, signals and rank 0's
     # clock ride along.
     clock = state.seconds + time.monotonic() - began if ranks.rank == 0 else 0.0
-    packed = StepStats.pack(own_sums.sum(0), objective.count(upcoming), signals.wishes(), clock)
+    packed = StepStats.pack(own_sums.sum(0), objective.count(upcoming), signals.requests(), clock)
     with phase(EXCHANGE):
         summed = learner.sync.sum(packed)
     assert summed is not None
@@ -286,5 +286,5 @@ def saved_or_not(saved: bool) -> str:
 
 def interrupted(state: State, number: int, saved: bool) -> Interrupted:
     name = signal.Signals(number).name
-    message = f"stopped by {name} at step {state.step}, {saved_or_not(saved)}; the same command goes on from there"
+    message = f"stopped by {name} at step {state.step}, {saved_or_not(saved)}; the same command resumes there"
     return Interrupted(message, number)

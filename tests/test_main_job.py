@@ -103,7 +103,7 @@ def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), stopped)
     stopped.send_signal(signal.SIGTERM)
     _, errors = stopped.communicate(timeout=60)
-    assert stopped.returncode == 143 and "the same command goes on" in errors, errors
+    assert stopped.returncode == 143 and "the same command resumes" in errors, errors
     assert len(metrics(folder)) < STEPS
     assert shelf.run(folder, "train.save_every=100") == 0
     assert_same(folder, done)

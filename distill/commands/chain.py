@@ -24,7 +24,7 @@ from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results
 from distill.runtime.children import dying_with, pass_signals
 from distill.runtime.errors import SettingError, StageFailed
-from distill.runtime.redaction import redact, secret_given
+from distill.runtime.redaction import literal_secret, redact
 from distill.runtime.signals import STOPPING, handled
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its snapshots
@@ -107,7 +107,7 @@ def check_chain(chain: ChainConfig) -> None:
         if stage.snapshots_of is not None:
             _check_snapshots(chain, name, stage.snapshots_of, known)
         for setting in stage.settings:
-            if (secret := secret_given(setting)) is not None:
+            if (secret := literal_secret(setting)) is not None:
                 raise SettingError(
                     f"chain.stages.{name}.settings: {secret} is named like a secret, and everybody on this machine can "
                     f"read the command line of a stage: set a variable and write {secret}=${{oc.env:NAME}}"

@@ -58,7 +58,7 @@ def until_interrupted(command: "Callable[[Signals], int]") -> int:
 
 def say(problem: object) -> None:
     """The one line that a command ends with."""
-    from distill.runtime.progress import say as write
+    from distill.runtime.progress import write_to as write
     from distill.runtime.redaction import redact
 
     write(sys.stderr, f"distill: {redact(str(problem))}\n")

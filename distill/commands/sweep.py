@@ -11,7 +11,7 @@ from distill.commands.ending import expected, is_rank, say
 from distill.config.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
 from distill.config.sweep.names import swept_overrides
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.progress import say as print_text
+from distill.runtime.progress import write_to as print_text
 from distill.runtime.redaction import redact
 from distill.runtime.storage import storage_failure
 

@@ -8,7 +8,7 @@ from distill.config.compose import group_of, written
 from distill.config.folders import CONF, RECIPES
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-from distill.runtime.redaction import redact, secret_given
+from distill.runtime.redaction import literal_secret, redact
 
 MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings that every recipe starts from
 SAYS_WHAT = ("recipe", "scale")  # a command line that has neither is the main job
@@ -101,7 +101,7 @@ def check_overrides(line: CommandLine) -> None:
             run folder.
     """
     for override in line.overrides:
-        if (secret := secret_given(override)) is not None:
+        if (secret := literal_secret(override)) is not None:
             raise SettingError(
                 f"{secret} is named like a secret, and everybody on this machine can read the command line: set a "
                 f"variable and give {secret}='${{oc.env:NAME}}'"

@@ -5,6 +5,8 @@ read settings start quickly.
 """
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
@@ -49,17 +51,28 @@ Frozen = TypeVar("Frozen", TeacherConfig, MemberConfig)
 
 
 def register() -> None:
-    """Make the schema and the recipes known to Hydra.
+    """Make the schema and the recipes known to Hydra, once for this process and again where a file has changed.
 
     Hydra finds a group by the name of its folder, so `recipes/x.yaml` can be `recipe/x` only through the ConfigStore.
     """
+    _register_schema()
+    for file in sorted(RECIPES.glob("*.yaml")):
+        _register_recipe(file, file.stat().st_mtime_ns)
+
+
+@cache
+def _register_schema() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=_schema())
+
+
+@cache
+def _register_recipe(file: Path, _changed: int) -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    store = ConfigStore.instance()
-    store.store(name="schema", node=_schema())
-    for file in sorted(RECIPES.glob("*.yaml")):
-        store.store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
+    ConfigStore.instance().store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
 
 
 def add_recipe(name: str, settings: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from distill.distributed.install_horovod import COMMAND
 from distill.distributed.rank import rank_from_env
 from distill.distributed.ranks import run_ranks
 from distill.runtime.errors import RankLost, SettingError
-from distill.runtime.progress import say
+from distill.runtime.progress import write_to
 from distill.runtime.signals import handled
 
 # What Horovod's launcher gets of the environment, as it writes all of that on the command lines of its ranks.
@@ -115,7 +115,7 @@ def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoRe
             ) from None
     secrets = sorted(filter(SECRET.search, os.environ))
     if secrets:
-        say(
+        write_to(
             sys.stderr,
             f"distill: horovodrun writes the environment on command lines, so it gets no {', '.join(secrets)}; log in "
             "on each host instead, such as by `hf auth login` and `wandb login`\n",

@@ -19,7 +19,7 @@ import sys
 import time
 
 from distill.runtime.children import dying_with, pass_signals
-from distill.runtime.progress import say
+from distill.runtime.progress import write_to
 from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
 
 # Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
@@ -99,8 +99,8 @@ def _report_failure(rank: int, status: int) -> None:
     if (name := name_of(status)) is not None:
         # A rank handles these signals and then says so itself.
         if rank > 0:
-            say(sys.stderr, f"rank {rank} was stopped by {name}; {log}\n")
+            write_to(sys.stderr, f"rank {rank} was stopped by {name}; {log}\n")
     elif status > 128:
-        say(sys.stderr, f"rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
+        write_to(sys.stderr, f"rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
     elif rank > 0:
-        say(sys.stderr, f"rank {rank} ended with status {status}; {log}\n")
+        write_to(sys.stderr, f"rank {rank} ended with status {status}; {log}\n")

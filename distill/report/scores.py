@@ -12,7 +12,7 @@ from distill.report.summary import interval
 from distill.report.words import number, percent
 from distill.runs import facts
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic, set_aside
+from distill.runtime.files import atomic, quarantine
 from distill.runtime.jsonl import without_nan
 
 FILES = ("scores.json", "scores.md")
@@ -116,7 +116,7 @@ class Scores:
         texts = (json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", self.markdown())
         for name, text in zip(FILES, texts, strict=True):
             if (folder / name).exists():
-                set_aside(folder / name, "earlier")
+                quarantine(folder / name, "earlier")
             with atomic(folder / name) as new:
                 new.write_text(text, encoding="utf-8")
         return folder

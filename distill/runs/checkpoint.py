@@ -32,7 +32,7 @@ from distill.runs.checkpoint_record import (
 )
 from distill.runs.divergence import LossLevel, weights_are_finite
 from distill.runs.identity import refuse_other_settings
-from distill.runtime.files import atomic, remove, set_aside
+from distill.runtime.files import atomic, quarantine, remove
 from distill.runtime.manifest import write_manifest
 from distill.runtime.storage import require_room
 
@@ -156,7 +156,7 @@ class Checkpoints:
         for earlier in self.folder.glob("diverged-step-*") if ruined else []:
             remove(earlier)
         for path in ruined:
-            set_aside(path, "diverged")
+            quarantine(path, "diverged")
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, when a run resumes from an earlier one."""

@@ -25,7 +25,7 @@ from distill.runs.part_checkpoint import PartCheckpoints
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results, student_digests, write_results
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import atomic, remove, set_aside
+from distill.runtime.files import atomic, quarantine, remove
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
 
 LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
@@ -225,7 +225,7 @@ class RunFolder:
         """Rename what is damaged and say so. Raises the damage itself with `resume=strict`."""
         if self.resume == "strict":
             raise SettingError(f"resume=strict: {damage}: set resume=auto to set it aside and go on by {then}")
-        kept = f"; it is kept as {set_aside(damage.path).name}" if os.path.lexists(damage.path) else ""
+        kept = f"; it is kept as {quarantine(damage.path).name}" if os.path.lexists(damage.path) else ""
         logger.warning(f"{damage}{kept}; {then}")
 
     def _choose(self) -> Path | None:
@@ -303,7 +303,7 @@ class RunFolder:
         if any(self.checkpoints.folder.glob("damaged-step-*")):
             for path in (self.metrics_path, self.history_path, self.curve_path, self.snapshots_path):
                 if path.exists():
-                    set_aside(path)
+                    quarantine(path)
 
     def _lock(self) -> None:
         self._lock_file = (self.path / ".lock").open("w")

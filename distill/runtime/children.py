@@ -1,4 +1,4 @@
-"""Processes that this one starts for its own work: they get its signals, and do not outlive it."""
+"""Child processes of this one: they get its signals and do not outlive it."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 def dying_with(parent: int) -> Callable[[], None]:
     """For `preexec_fn` of a process that `parent`, this one, starts: kill it when its parent ends, however that ends.
 
-    On Linux; elsewhere a parent that is killed leaves it behind. It also ignores SIGUSR1 until it handles that itself.
+    On Linux; elsewhere it outlives a parent that is killed. It also ignores SIGUSR1 until it handles that itself.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -32,7 +32,7 @@ def dying_with(parent: int) -> Callable[[], None]:
 
 @contextmanager
 def pass_signals(signals: Signals) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Hand signals on to the processes that are in the list that this gives; each gets a signal once.
+    """Forward signals to the processes in the yielded list; each gets a signal once.
 
     A signal that comes while a process is being started reaches it as well.
     """

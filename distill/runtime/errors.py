@@ -1,4 +1,4 @@
-"""The errors that are the user's to mend, or that end a run on purpose; each carries its exit status."""
+"""Errors that a user can correct or that end a run on purpose; each carries its exit status."""
 
 from pathlib import Path
 
@@ -29,13 +29,13 @@ class Damaged(SettingError):
 
 
 class Diverged(RuntimeError):
-    """Training has ruined its student; the checkpoints before that are kept. Exit status 3."""
+    """Training has diverged; the checkpoints before that are kept. Exit status 3."""
 
     status = 3
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the run to stop; nothing is lost and the same command goes on. Exit status 128 + its number.
+    """A signal stopped the run; the same command resumes it without loss. Exit status 128 + its number.
 
     Not an Exception: it can come anywhere, and no part that survives errors of its own is to survive this.
     """
@@ -52,7 +52,7 @@ class RankLost(RuntimeError):
 
 
 class StorageFailed(RuntimeError):
-    """The disk is full, read-only, out of reach or broken; nothing that was whole before is lost. Exit status 74."""
+    """The disk is full, read-only, out of reach or broken; no finished file is lost. Exit status 74."""
 
     status = 74  # EX_IOERR of sysexits.h
 
@@ -61,10 +61,10 @@ class StageFailed(RuntimeError):
     """A stage of a chain has ended with another status than 0, which becomes that of the chain."""
 
     def __init__(self, stage: str, status: int) -> None:
-        super().__init__(f"stage {stage} ended with status {status}; the same command goes on from there")
+        super().__init__(f"stage {stage} ended with status {status}; the same command resumes there")
         self.status = status if status > 0 else 128 - status
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the rest of a long message."""
+    """The first line of an error's message, or its class where the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

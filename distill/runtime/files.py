@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
-    """Give a path to create as a file or a folder; it becomes `path` in one step when the block ends without error.
+    """Yield a path to create as a file or a folder; it becomes `path` in one step when the block ends without error.
 
     What stood at `path` is replaced. What an earlier process that was killed left half-written is removed first, so
     only one process at a time may write the same path.
@@ -25,7 +25,7 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):  # of a file system that fails: what it failed at is the error to report
             remove(new)
-        if isinstance(error, OSError) and error.filename is None:  # of a full disk, which does not say where it is
+        if isinstance(error, OSError) and error.filename is None:  # of a full disk, whose error names no file
             error.filename = str(path)
         raise
     if durable:
@@ -46,10 +46,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def set_aside(path: Path, word: str = "damaged") -> Path:
-    """Rename what cannot be used to `word`-NAME, so that nothing is lost and nobody takes it for good; the new path."""
-    more = (f"{word}-{path.name}.{number}" for number in itertools.count(2))
-    names = itertools.chain([f"{word}-{path.name}"], more)
+def quarantine(path: Path, prefix: str = "damaged") -> Path:
+    """Rename an unusable file or folder to `prefix`-NAME; returns the new path, which is numbered where it exists."""
+    more = (f"{prefix}-{path.name}.{number}" for number in itertools.count(2))
+    names = itertools.chain([f"{prefix}-{path.name}"], more)
     free = next(name for name in names if not os.path.lexists(path.with_name(name)))
     return path.rename(path.with_name(free))
 

@@ -1,4 +1,4 @@
-"""How much memory this host, or the container that it is, has left, and what an error says where that is too little."""
+"""How much memory this host or container has left, and the error where that is too little."""
 
 import errno
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distill.runtime.errors import SettingError, first_line
 
-GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+GROUPS, GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Of a control group: its limit, what of that is taken, and the parts of this that files on the disk can be read into
 # again. The names of version 2, then of version 1, where they lie in a folder of their own.
 GROUP_FILES = {
@@ -18,24 +18,24 @@ SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable 
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that programs may still take; None where the system does not say."""
-    free = [*_free_in_groups(GROUPS, OWN_GROUPS), *_numbers(Path("/proc/meminfo"), ("MemAvailable:",), 1024)]
+    """Bytes of memory that programs may still take; None where the system has no such number."""
+    free = [*_free_in_groups(GROUPS, GROUPS_OF_PROCESS), *_numbers(Path("/proc/meminfo"), ("MemAvailable:",), 1024)]
     return min(free) if free else None
 
 
-def _free_in_groups(root: Path, own: Path) -> Iterator[int]:
+def _free_in_groups(root: Path, groups: Path) -> Iterator[int]:
     """Of every control group with a limit that this process belongs to, such as that of its container."""
-    for line in _lines(own):
+    for line in _lines(groups):
         _, kinds, path = line.split(":", 2)
         if (files := GROUP_FILES.get(kinds)) is None:
             continue
         limit, taken, reclaimable = files
-        # In a container the groups above its own one are not to be seen, and it may be the root of those that are.
+        # In a container its own group may be the root of those that are visible.
         group = root / kinds / path.lstrip("/")
-        for each in [group, *group.parents[: len(Path(path).parts) - 1]]:
-            for most, now in zip(_lines(each / limit), _lines(each / taken), strict=False):
-                if most != "max":
-                    yield max(int(most) - int(now) + sum(_numbers(each / "memory.stat", reclaimable)), 0)
+        for level in [group, *group.parents[: len(Path(path).parts) - 1]]:
+            for limited, used in zip(_lines(level / limit), _lines(level / taken), strict=False):
+                if limited != "max":
+                    yield max(int(limited) - int(used) + sum(_numbers(level / "memory.stat", reclaimable)), 0)
 
 
 def _numbers(path: Path, names: Sequence[str], unit: int = 1) -> list[int]:
@@ -63,11 +63,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_failure(error: BaseException) -> SettingError | None:
-    """The error as one that the settings can mend, if memory is what it lacks; else None."""
+    """A failed allocation as a SettingError that names the settings to lower; None for any other error."""
     if not is_out_of_memory(error):
         return None
     return SettingError(
-        f"there is not enough memory ({first_line(error)[:200]}): lower train.batch_size and raise train.accumulate in "
+        f"not enough memory ({first_line(error)[:200]}): lower train.batch_size and raise train.accumulate in "
         "proportion, lower evaluate.batch_size and evaluate.pseudo_perplexity.batch_size where models are scored, or "
-        "take a smaller model; the same command then goes on"
+        "take a smaller model; the same command then resumes"
     )

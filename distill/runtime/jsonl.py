@@ -52,13 +52,13 @@ def _is_object(line: Any) -> bool:
 
 
 def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: bool = False) -> list[LogLine]:
-    """The objects of a log, oldest first; a torn last line, left by a killed process, is passed over.
+    """The objects of a log, oldest first; a torn last line of a killed process is skipped.
 
     A missing file has no lines.
 
     Args:
         fits: whether a value can be a line of this log.
-        only_good: pass over damaged lines.
+        only_good: skip damaged lines.
 
     Raises:
         Damaged: any other line does not fit, or its step does not come after that of the line before.
@@ -103,7 +103,7 @@ class JsonLines:
         before = self.file.tell()
         try:
             written = self.file.write(content)
-            if written < len(content):  # as much as there was room for; the rest says what is wrong
+            if written < len(content):  # as much as there was room for; writing the rest raises the error
                 self.file.write(content[written:])
         except OSError:
             self.file.truncate(before)

@@ -19,15 +19,15 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: sha256(folder / name) for name in sorted(names)}
 
 
-def write_manifest(folder: Path, known: dict[str, str] | None = None) -> None:
-    """Write down what the files that lie in `folder` hold, as the last of its files.
+def write_manifest(folder: Path, ready: dict[str, str] | None = None) -> None:
+    """Write the digests of all files of `folder` into SHA256SUMS, the last of its files.
 
     Args:
-        known: digests of some of them, by name, from whoever wrote these.
+        ready: digests of some of them, by name, which are not computed again.
     """
-    known = dict(known or {})
-    known |= digests(folder, [path.name for path in folder.iterdir() if path.name not in known])
-    (folder / MANIFEST).write_text("".join(f"{digest}  {name}\n" for name, digest in known.items()), encoding="utf-8")
+    by_name = dict(ready or {})
+    by_name |= digests(folder, [path.name for path in folder.iterdir() if path.name not in by_name])
+    (folder / MANIFEST).write_text("".join(f"{digest}  {name}\n" for name, digest in by_name.items()), encoding="utf-8")
 
 
 def check_manifest(folder: Path, names: Iterable[str]) -> None:
@@ -35,9 +35,9 @@ def check_manifest(folder: Path, names: Iterable[str]) -> None:
     check_digests(folder, _read(folder, set(names)))
 
 
-def check_digests(folder: Path, known: dict[str, str]) -> None:
+def check_digests(folder: Path, expected: dict[str, str]) -> None:
     """Raises Damaged for the first file of `folder` that is not there, or does not have its digest."""
-    for name, digest in known.items():
+    for name, digest in expected.items():
         if not (folder / name).is_file():
             raise Damaged(folder, f"{name} is missing")
         if sha256(folder / name) != digest:
@@ -50,7 +50,7 @@ def _read(folder: Path, names: set[str]) -> dict[str, str]:
         raise Damaged(folder, f"{MANIFEST} is missing")
     lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
     pairs = [line.partition("  ") for line in lines if line]
-    known = {name: digest for digest, _, name in pairs}
-    if known.keys() != names or len(pairs) != len(names):
+    listed = {name: digest for digest, _, name in pairs}
+    if listed.keys() != names or len(pairs) != len(names):
         raise Damaged(folder, f"{MANIFEST} does not list {', '.join(sorted(names))}")
-    return known
+    return listed

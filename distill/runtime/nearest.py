@@ -1,18 +1,18 @@
-"""Answers a name that is not known with the known names that are spelled most like it."""
+"""Suggests the nearest valid names for an unknown one."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 from distill.runtime.errors import SettingError
 
-MOST = 3  # names that are suggested
+MAX_NAMES = 3  # names that are suggested
 
 
-def did_you_mean(name: object, known: Iterable[str], before: str = "") -> str:
-    """The words that suggest the nearest names, `before` in front of each; nothing where none is spelled nearly so."""
-    names = {each.lower(): each for each in known}
-    found = [before + names[each] for each in get_close_matches(str(name).lower(), names, MOST)]
-    return f" (did you mean {' or '.join(found)}?)" if found else ""
+def did_you_mean(name: object, options: Iterable[str], before: str = "") -> str:
+    """The nearest options, `before` in front of each, as ` (did you mean bert?)`; empty where none is near."""
+    names = {option.lower(): option for option in options}
+    nearest = [before + names[key] for key in get_close_matches(str(name).lower(), names, MAX_NAMES)]
+    return f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
 
 
 def choose(setting: str, value: str, options: Iterable[str]) -> None:

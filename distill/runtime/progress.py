@@ -1,6 +1,6 @@
 """Messages and progress of a run: one line for how far it is, how fast it goes and how long it will take.
 
-Only rank 0 speaks: `configure_logging` silences the others.
+Only rank 0 logs: `configure_logging` silences the others.
 """
 
 import logging
@@ -21,7 +21,7 @@ WIPE = "\r\x1b[K"
 
 _open: list["Progress"] = []  # innermost last: only that one draws, so that nested work does not garble the line
 _quiet = False  # in this process
-_keepers: list[deque[str]] = []  # of what is said, see `keeping`
+_keepers: list[deque[str]] = []  # of what is logged, see `keeping`
 
 
 class _Handler(logging.Handler):
@@ -48,8 +48,8 @@ def log(text: str, stream: TextIO | None = None) -> None:
         keeper.extend(text.split("\n"))
     line = _open[-1] if _open and _open[-1].on_terminal else None
     if line and line.stream is stream:
-        say(stream, WIPE)
-    say(stream, f"{text}\n")
+        write_to(stream, WIPE)
+    write_to(stream, f"{text}\n")
     if line:
         line.draw()
 
@@ -69,8 +69,8 @@ def under_way() -> list["Progress"]:
     return list(_open)
 
 
-def say(stream: TextIO, text: str) -> None:
-    """Write to a stream that may be gone, as a terminal is whose ssh session was closed: a run goes on without it."""
+def write_to(stream: TextIO, text: str) -> None:
+    """Write to a stream that may be gone, such as a terminal of a closed ssh session: the run continues without it."""
     with suppress(OSError, ValueError):  # ValueError: it is closed
         stream.write(text)
         stream.flush()
@@ -99,7 +99,7 @@ def amount(value: float) -> str:
 class Progress:
     """Shows done/total, rate, elapsed time and time left of one piece of work.
 
-    `total` and `done` are in `unit`; a `total` of 0 means that the end is not known. `start` is what an earlier process
+    `total` and `done` are in `unit`; a `total` of 0 means that the end is unknown. `start` is what an earlier process
     had done: it counts as done, but not towards the rate, and `begin_rate` leaves out what came before it, such as a
     first step that compiles. On a terminal the line is rewritten in place; anywhere else a plain line is written about
     every ten seconds, and one at the end. Nothing is written on ranks other than 0.
@@ -139,7 +139,7 @@ class Progress:
         self.start, self.rate_began = self.done, time.monotonic()
 
     def close(self) -> None:
-        """Leave a last line that says how much was done in what time. A second call does nothing."""
+        """Write a last line with the amount done and the time. A second call does nothing."""
         if self.quiet or self not in _open:
             return
         _open.remove(self)
@@ -153,13 +153,13 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units a second; 0 where that is not known yet."""
+        """Units a second; 0 before the first."""
         since = time.monotonic() - self.rate_began
         return (self.done - self.start) / since if since > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """At this rate; None where that or the end is not known."""
+        """Seconds left at this rate; None without a rate or an end."""
         rate = self.rate
         return max(0.0, self.total - self.done) / rate if rate > 0 and self.total else None
 
@@ -176,7 +176,7 @@ class Progress:
         return ", ".join(parts) + (f"  {self.note}" if self.note else "")
 
     def _write(self, text: str) -> None:
-        say(self.stream, text)
+        write_to(self.stream, text)
 
     def __enter__(self) -> Self:
         return self

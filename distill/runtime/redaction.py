@@ -1,4 +1,4 @@
-"""Keeps passwords and keys out of what a run writes and prints.
+"""Keeps secrets out of what a run writes and prints.
 
 Settings are written as they were given, with `${oc.env:NAME}` unresolved, so a secret that comes from the environment
 reaches no file. The command line may hold none, because everybody on the machine can read it. One in a recipe is
@@ -36,8 +36,8 @@ def is_secret(name: str) -> bool:
 
 
 def _is_name(part: str) -> bool:
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", part).lower()  # apiKey, api-key
-    return SECRET.search(words) is not None and PIECE_OF_TEXT.search(words) is None
+    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", part).lower()  # apiKey, api-key
+    return SECRET.search(snake_case) is not None and PIECE_OF_TEXT.search(snake_case) is None
 
 
 def secrets_in(settings: Any, name: str = "") -> Iterator[str]:
@@ -74,7 +74,7 @@ def remember(secret: str) -> None:
         _secrets.add(secret)
 
 
-def secret_given(override: str) -> str | None:
+def literal_secret(override: str) -> str | None:
     """The name under which an override of the command line holds a secret itself; None where it holds none."""
     return next((match[1].lstrip("+~") for match in LITERAL.finditer(override) if is_secret(match[1])), None)
 

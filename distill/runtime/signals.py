@@ -1,9 +1,9 @@
-"""What signals mean to a run: stop after the step under way, stop at once, or write a checkpoint and go on.
+"""Signals to a run: stop after the step under way, stop at once, or write a checkpoint and continue.
 
 A handler raises `Interrupted` wherever nothing can be lost: before the first step, in evaluations, in the final
-scoring. Within `deferred` it takes a note instead, on which the training loop acts after its step, alike on all ranks.
-A second signal ends the process at once, even where Python is not running, as within an exchange with a rank that
-hangs.
+scoring. Within `deferred` it records the signal instead, and the training loop acts on it after its step, on all ranks
+alike. A second signal ends the process at once, even where Python is not running, as within an exchange with a rank
+that hangs.
 """
 
 import os
@@ -24,20 +24,20 @@ SAME_REQUEST = 1.0
 
 
 class Signals:
-    """What this process has received and does about it; one at a time is in force, see `handled`."""
+    """The signals that this process has received, and how it acts on them; one object is in force (`handled`)."""
 
     def __init__(self, owns_process: bool = True) -> None:
         """`owns_process`: whether a second signal ends the process; else it raises `Interrupted` at once."""
         self.received: list[int] = []
-        self.stopping: int | None = None  # the first signal that asked to stop; it stays when it was acted on
+        self.stopping: int | None = None  # the first signal that stops; it stays when it was acted on
         self._owns_process = owns_process
-        self._first: float | None = None  # when the first signal came that asks to stop
+        self._first: float | None = None  # when the first signal came that stops
         self._usr1_stops = self._is_deferred = False
         self._on_signal: Callable[[int], None] | None = None
 
     @property
     def is_deferred(self) -> bool:
-        """Whether a signal that stops is noted only, as in the training loop."""
+        """Whether a signal that stops is only recorded, as in the training loop."""
         return self._is_deferred
 
     def on_usr1(self, stops: bool) -> None:
@@ -45,22 +45,22 @@ class Signals:
         self._usr1_stops = stops
         self._act()
 
-    def wishes(self) -> list[float]:
-        """How often each of `ALL` has come, for the exchange between ranks; a wish to save is given once."""
+    def requests(self) -> list[float]:
+        """How often each of `ALL` has come, for the exchange between ranks; a request to save counts once."""
         counts = [float(number in self.received) for number in ALL]
-        if counts[-1] and not self._usr1_stops:  # what comes from here on is a wish of its own
+        if counts[-1] and not self._usr1_stops:  # what comes from here on is another request
             while SAVING in self.received:
                 self.received.remove(SAVING)
         return counts
 
-    def agreed_stop(self, wishes: Sequence[float]) -> int | None:
-        """The signal that ends the run by the wishes of all ranks, the same on each of them."""
+    def agreed_stop(self, requests: Sequence[float]) -> int | None:
+        """The signal that ends the run by the requests of all ranks, the same on each of them."""
         stopping = ALL if self._usr1_stops else STOPPING
-        return next((number for number, count in zip(ALL, wishes, strict=True) if count and number in stopping), None)
+        return next((number for number, count in zip(ALL, requests, strict=True) if count and number in stopping), None)
 
     @contextmanager
     def deferred(self, on_signal: Callable[[int], None] | None = None) -> Iterator[None]:
-        """Signals are noted, and handed to `on_signal`; one that stops and is still there at the end raises then."""
+        """Signals are recorded, and handed to `on_signal`; one that stops and is still there at the end raises then."""
         before = self._is_deferred, self._on_signal
         self._is_deferred, self._on_signal = True, on_signal
         try:
@@ -71,11 +71,11 @@ class Signals:
 
     @contextmanager
     def postponed(self) -> Iterator[None]:
-        """Signals are noted and never raise; they stand in `received` afterwards."""
+        """Signals are recorded and never raise; they stand in `received` afterwards."""
         with self.deferred():
             yield
-            noted, self.received[:] = list(self.received), []
-        self.received += noted
+            recorded, self.received[:] = list(self.received), []
+        self.received += recorded
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -91,10 +91,10 @@ class Signals:
         """Called again and again by a thread that waits for something which need not come when the process is to stop.
 
         Raises:
-            Interrupted: a signal has asked for that, also where the main thread has put off acting on it.
+            Interrupted: a signal that stops has come, also where the main thread has put off acting on it.
         """
         if self.stopping is not None:
-            message = f"stopped by {signal.Signals(self.stopping).name}, nothing is lost; the same command goes on"
+            message = f"stopped by {signal.Signals(self.stopping).name}, nothing is lost; the same command resumes"
             raise Interrupted(message, self.stopping)
 
     def handle(self, number: int, frame: object) -> None:
@@ -105,7 +105,7 @@ class Signals:
             if self._first is not None and now - self._first >= SAME_REQUEST:
                 name = signal.Signals(number).name
                 raise Interrupted(
-                    f"stopped at once by a second {name}; the same call goes on from a checkpoint", number
+                    f"stopped at once by a second {name}; the same call resumes from a checkpoint", number
                 )
             self._first = now if self._first is None else self._first
         if self._on_signal is not None:
@@ -121,7 +121,7 @@ class Signals:
             return
         self.received.clear()  # raised once: what cleans up on the way out is not interrupted again
         name = signal.Signals(stop).name
-        raise Interrupted(f"stopped by {name} between steps, nothing is lost; the same command goes on", stop)
+        raise Interrupted(f"stopped by {name} between steps, nothing is lost; the same command resumes", stop)
 
 
 _in_force: Signals | None = None
@@ -161,7 +161,7 @@ def handled(owns_process: bool = True) -> Iterator[Signals]:
 
 @contextmanager
 def _ending_at_the_second() -> Iterator[None]:
-    """End this process when a second signal asks it to stop.
+    """End this process when a second signal comes that stops.
 
     A thread reads the numbers of signals from a pipe, because Python's handlers wait for the main thread to return from
     what it is doing in C.

@@ -1,4 +1,4 @@
-"""Storage that fails: recognised whatever library it fails in, foreseen where that is possible, said in one line."""
+"""Failing storage: recognised in the errors of every library, checked before large writes, reported in one line."""
 
 import errno
 import os
@@ -27,14 +27,14 @@ CONDITIONS = {
 }
 IN_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers put the number into the text
 IN_NUMPY = re.compile(r"\d+ requested and \d+ written")  # its writer knows no reason; a full disk is the usual one
-RESERVE = 1 << 20  # bytes of a file system that are left to its own tables
+RESERVE = 1 << 20  # bytes of a file system that are left for its own tables
 
 
 def storage_failure(error: BaseException, folder: str = "") -> StorageFailed | None:
     """The error as one of storage, if that is what it is or what it comes from; else None.
 
     Args:
-        folder: what is named where the error does not say which path has failed.
+        folder: the path to name where the error has none.
     """
     seen: list[BaseException] = []
     current: BaseException | None = error
@@ -58,12 +58,12 @@ def require_room(folder: Path, num_bytes: int, what: str) -> None:
     if num_bytes + RESERVE > free:
         raise StorageFailed(
             f"{folder}: {what} needs {size(num_bytes)} and {size(free)} are free: make room, or choose another folder; "
-            "the same command then goes on"
+            "the same command then resumes"
         )
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes for people, such as 1.5 GB."""
+    """A number of bytes with its unit, such as 1.5 GB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.3g} {unit}"
@@ -72,7 +72,7 @@ def size(num_bytes: float) -> str:
 
 
 def _number(error: BaseException) -> int | None:
-    """The number of the condition that an error reports; None where it need not be one of files."""
+    """The number of the condition that an error reports; None where it may not be one of files."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in CERTAIN or _path(error) else None
     if match := IN_RUST.search(str(error)):
@@ -89,12 +89,12 @@ def _line(number: int, path: str) -> str:
     where = path or "a file of this run"
     free = _free(path)
     room = f", with {size(free)} free" if number in FULL and free is not None else ""
-    cure = "make room" if number in FULL else "see to it"
-    return f"{where}: {os.strerror(number)}{room}: {cure}, or choose another folder; the same command then goes on"
+    cure = "make room" if number in FULL else "repair it"
+    return f"{where}: {os.strerror(number)}{room}: {cure}, or choose another folder; the same command then resumes"
 
 
 def _free(path: str) -> int | None:
-    """Bytes that are free where the nearest folder above `path` lies; None where nobody knows."""
+    """Bytes that are free where the nearest folder above `path` lies; None where no folder can be asked."""
     for folder in Path(path).absolute().parents if path else []:
         try:
             return shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""What torch reads of the environment when it is loaded: how threads wait, and where compiled kernels lie."""
+"""Environment variables that torch reads when it is loaded: how threads wait, and where compiled kernels lie."""
 
 import os
 from contextlib import suppress
@@ -10,7 +10,7 @@ SPIN_COUNT = "1000"
 
 
 def limit_spinning() -> None:
-    """Let waiting threads give way soon, unless the user has said how they should wait; ranks inherit it."""
+    """Let waiting threads give way soon, unless the environment sets OMP_WAIT_POLICY; ranks inherit it."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 

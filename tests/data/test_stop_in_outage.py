@@ -94,7 +94,7 @@ def test_a_loop_ends_with_the_step_under_way(tmp_path: Path, threads: int) -> No
         with pytest.raises(Interrupted) as error, handled() as signals, signals.deferred(), ends_soon_after_a_signal():
             np.testing.assert_array_equal(next(windows), first)
             assert next(windows, None) is None
-            assert signals.wishes()[0] == 1
+            assert signals.requests()[0] == 1
         assert error.value.status == 143
         store.close()
 

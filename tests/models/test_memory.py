@@ -117,7 +117,7 @@ def test_the_limit_of_a_container_is_a_limit(
     (tmp_path / "own").write_text(own)
     write_group(tmp_path / "groups" / where, **files)
     monkeypatch.setattr("distill.runtime.host.GROUPS", tmp_path / "groups")
-    monkeypatch.setattr("distill.runtime.host.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("distill.runtime.host.GROUPS_OF_PROCESS", tmp_path / "own")
     assert available(BACKEND) == 1000 - 700 + 250
     monkeypatch.setattr(BACKEND, "local_size", 5)
     assert available(BACKEND) == 110
@@ -130,7 +130,7 @@ def test_without_a_limit_the_memory_of_the_machine_counts(
     (tmp_path / "own").write_text("0::/\n")
     write_group(tmp_path / "groups", **files)
     monkeypatch.setattr("distill.runtime.host.GROUPS", tmp_path / "groups")
-    monkeypatch.setattr("distill.runtime.host.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("distill.runtime.host.GROUPS_OF_PROCESS", tmp_path / "own")
     free = available(BACKEND)
     assert free is not None and free > 100_000_000
 
@@ -179,7 +179,7 @@ def test_memory_that_runs_out_in_training_has_one_line(
     monkeypatch.setattr("distill.train.accumulate_gradients", lambda *_, **__: gpu_error())
     assert shelf.run(shelf.root / "too_large") == 2
     lines = capfd.readouterr().err.splitlines()
-    assert any("distill: there is not enough memory (CUDA out of memory" in line for line in lines)
+    assert any("distill: not enough memory (CUDA out of memory" in line for line in lines)
 
 
 def test_a_batch_that_the_machine_cannot_hold_is_refused(

@@ -1,6 +1,7 @@
 """What must match to resume: the teacher's weights wherever they lie, and no setting that cannot change the student."""
 
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from job import Shelf, assert_same, composed, metrics, results
 from safetensors.torch import load_file, save_file
 
+from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.runs.identity import refuse_other_settings, run_identity
 from distill.runtime.errors import SettingError
@@ -19,7 +21,12 @@ COLLATOR: Any = None  # no batch is made
 
 def identity(*overrides: str, steps: int = 100, ranks: int = 2, given: int | None = None) -> dict[str, Any]:
     batches = Batches(np.zeros((5000, 4)), COLLATOR, 16 // ranks, 2, seed=0, size=ranks, step_rows=given)
-    return run_identity(composed("+recipe=distilbert_gutenberg", *overrides), dict(DIGESTS), batches, steps)
+    return run_identity(config_of(*overrides), dict(DIGESTS), batches, steps)
+
+
+@cache
+def config_of(*overrides: str) -> Config:
+    return composed("+recipe=distilbert_gutenberg", *overrides)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from distill.config.flat_settings import flatten
 from distill.config.settings import CONF, RECIPES, Config
 from distill.runtime import redaction
 from distill.runtime.errors import SettingError
-from distill.runtime.redaction import MASK, is_secret, masked, redact, redacted, remember, secret_given
+from distill.runtime.redaction import MASK, is_secret, literal_secret, masked, redact, redacted, remember
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_settings_are_masked_wherever_they_stand() -> None:
      ("a.password=", None)],
 )  # fmt: skip
 def test_secrets_on_the_command_line_are_found(override: str, name: str | None) -> None:
-    assert secret_given(override) == name
+    assert literal_secret(override) == name
     if name is not None:
         with pytest.raises(SettingError, match=rf"^{name} is named like a secret, .* give {name}='\$\{{oc\.env:NAME"):
             check_overrides(CommandLine.of([override]))

@@ -47,7 +47,7 @@ def test_deferred_signals_are_noted_and_raise_at_the_end() -> None:
     steps = []
     with pytest.raises(Interrupted) as error, handled() as signals, signals.deferred():
         signal.raise_signal(signal.SIGHUP)
-        steps.append(signals.wishes())
+        steps.append(signals.requests())
     assert steps == [[0, 1, 0, 0, 0]] and error.value.status == 129
     assert [signal.getsignal(number) for number in ALL] == former
 
@@ -66,7 +66,7 @@ def test_a_part_of_a_deferred_stretch_can_end_at_once() -> None:
 def test_usr1_is_a_wish_to_save_given_once_or_to_stop() -> None:
     with handled() as signals:
         signal.raise_signal(signal.SIGUSR1)
-        assert signals.wishes() == [0, 0, 0, 0, 1] and signals.wishes() == [0, 0, 0, 0, 0]
+        assert signals.requests() == [0, 0, 0, 0, 1] and signals.requests() == [0, 0, 0, 0, 0]
         signal.raise_signal(signal.SIGUSR1)
         with pytest.raises(Interrupted) as error:
             signals.on_usr1(stops=True)
