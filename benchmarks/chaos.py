@@ -76,7 +76,7 @@ class Chaos:
     def command(self, folder: Path) -> list[str]:
         rows = 8 // (self.processes if self.engine != "single" else 1)
         settings = [
-            f"corpus.path={self.work / 'books'}", f"corpus.cache={self.work / 'cache'}", "corpus.workers=1",
+            f"corpus.path={self.work / 'books'}", f"data.cache={self.work / 'cache'}", "data.workers=1",
             "corpus.sequence_length=32", "corpus.vocab_size=300", "corpus.heldout=0.2", "evaluate.sets=[heldout]",
             "evaluate.max_sequences=8", SIZE, "precision=fp32", f"train.batch_size={rows}", "train.accumulate=2",
             "train.epochs=null", f"train.steps={STEPS}", "train.log_every=1", "train.save_every=2",

@@ -20,7 +20,7 @@ from machine import save, table, title
 from torch.utils.data import DataLoader, Dataset
 
 from distill.config.compose import corpus_config
-from distill.config.settings import MaskingConfig, TeacherConfig
+from distill.config.settings import DataConfig, MaskingConfig, TeacherConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.collate.mlm import MaskedLM
@@ -148,9 +148,9 @@ def text_rates(folder: Path, counts: list[int], given: Path | None, megabytes: f
     assert tokenizer is not None
     results = []
     for workers in counts:
-        own = {"sequence_length": 128, "cache": str(folder / f"cache-{workers}"), "workers": workers}
-        corpus = corpus_config({"kind": kind, "path": str(path), **own})
-        tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train")
+        corpus = corpus_config({"kind": kind, "path": str(path), "sequence_length": 128})
+        data = DataConfig(cache=str(folder / f"cache-{workers}"), workers=workers)
+        tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train")
         results.append({"workers": workers, "tokens_per_second": tokens.tokens_per_second, "tokens": tokens.tokens})
     return results
 

@@ -19,7 +19,7 @@ import numpy as np
 from machine import save, table, title
 
 from distill.config.compose import corpus_config
-from distill.config.settings import CacheConfig, TeacherConfig
+from distill.config.settings import DataConfig, TeacherConfig
 from distill.data.duplicates import AT_ONCE, RECORD, digest_of, document_ids_of, repeated, write_digests
 from distill.data.duplicates import save as save_array
 from distill.data.sources.prose import build
@@ -31,7 +31,7 @@ WAYS = ("keep", "count", "drop", "near")
 
 def write_texts(folder: Path, again: float, most: int | None) -> Path:
     """A JSONL file of the prose, and at its end so large a share of its documents once more."""
-    lines = build(CacheConfig(workers=1)).read_text(encoding="utf-8").splitlines()[:most]
+    lines = build(DataConfig(workers=1)).read_text(encoding="utf-8").splitlines()[:most]
     copies = lines[:: round(1 / again)]
     path = folder / "texts.jsonl"
     path.write_text("\n".join([*lines, *(json.dumps({"text": json.loads(line)["text"]}) for line in copies)]))
@@ -41,10 +41,10 @@ def write_texts(folder: Path, again: float, most: int | None) -> Path:
 def prepared(tokenizer: Any, path: Path, way: str) -> tuple[float, Tokens]:
     """Seconds of the processor for a preparation into an empty cache, and what it gave."""
     with tempfile.TemporaryDirectory() as cache:
-        given = {"kind": "jsonl", "path": str(path), "cache": cache, "duplicates": way, "workers": 1}
-        corpus = corpus_config(given)
+        corpus = corpus_config({"kind": "jsonl", "path": str(path), "duplicates": way})
+        data = DataConfig(cache=cache, workers=1)
         began = time.process_time()
-        tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train")
+        tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train")
         return time.process_time() - began, tokens
 
 

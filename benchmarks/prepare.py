@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow
 from machine import save, table, title
 
-from distill.config.settings import CacheConfig, SourceConfig, TokensConfig
+from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
 from distill.data.build_tokens import held_out_rule
 from distill.data.packing import Packing, pack
 from distill.data.row_format import masked_rows
@@ -52,11 +52,11 @@ def packing_of(source: Source) -> Packing:
     from distill.models.load import load_tokenizer
 
     tokenizer = load_tokenizer("teacher.path", bundled_folder("bundled"))
-    return _packing(Text((source,), "corpus"), tokenizer, TokensConfig(), masked_rows)
+    return _packing(Text((source,), "corpus"), tokenizer, CorpusConfig(), masked_rows)
 
 
 def source_of(data: Path) -> Source:
-    source = find_source(SourceConfig(kind="gutenberg", path=str(data)), "corpus", CacheConfig())
+    source = find_source(SourceConfig(kind="gutenberg", path=str(data)), "corpus", DataConfig())
     assert source is not None
     return source
 

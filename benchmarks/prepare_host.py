@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data.build_tokens import build
 from distill.data.shards.destination import LocalFolder
 from distill.data.sources import find_source
@@ -14,7 +14,7 @@ from distill.data.sources import find_source
 def main(data: str, packing: str, place: str, scratch: str, workers: str, shard_bytes: str) -> None:
     made = pickle.loads(Path(packing).read_bytes())
     print(time.time(), flush=True)
-    cache = CacheConfig(workers=int(workers), shard_bytes=int(shard_bytes))
+    cache = DataConfig(workers=int(workers), shard_bytes=int(shard_bytes))
     source = find_source(SourceConfig(kind="gutenberg", path=data), "corpus", cache)
     assert source is not None
     build(LocalFolder(place), "books", [source], made, cache, Path(scratch))

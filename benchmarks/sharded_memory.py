@@ -228,7 +228,7 @@ def command_peaks(folder: Path, cache: Path, processes: int, backend: str, optio
     (books / "book.txt").write_text("\n".join(text))
     run = cache / f"run-{backend}-{processes}"
     settings = [
-        "+recipe=distilgpt2_gutenberg", f"corpus.path={books}", f"corpus.cache={cache / 'tokens'}", "corpus.workers=1",
+        "+recipe=distilgpt2_gutenberg", f"corpus.path={books}", f"data.cache={cache / 'tokens'}", "data.workers=1",
         f"corpus.sequence_length={options.tokens}", "corpus.cross_documents=false", "corpus.max_sequences=64",
         "corpus.heldout=0.2", f"teacher.path={folder}", "precision=bf16", "student=gpt2",
         "student.config={n_embd:64,n_layer:2,n_head:2}",

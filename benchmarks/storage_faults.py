@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from object_store import serving
 from stored import FAULTS, Faulty, forwarded, write_shards
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data.order import At, order_of
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.open import open_rows
@@ -60,7 +60,7 @@ def numbered_rows(count: int) -> np.ndarray:
 def read(url: str, rows: np.ndarray, server: Faulty, cache: Path, epochs: int, faults: int) -> Result:
     """Epochs of all rows, so many or until there were so many faults."""
     block_bytes = BLOCK_ROWS * LENGTH * 2
-    settings = CacheConfig(
+    settings = DataConfig(
         cache=str(cache), shuffle_bytes=WINDOW_BLOCKS * block_bytes, local_bytes=3 * WINDOW_BLOCKS * block_bytes
     )
     store = open_rows(url, "train", settings)

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from object_store import ACCESS, serving
 from stored import Faulty, files_of, forwarded, write_shards
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data.batches import Batches
 from distill.data.order import WindowedShuffle, order_of
 from distill.data.row_store import RowStore
@@ -60,8 +60,8 @@ def rate(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     write_shards(folder / "one", rows, block, count)
     write_shards(folder / "many", rows, block, shard)
     write_shards(folder / "zstd", rows, block, shard, "zstd")
-    window = CacheConfig(cache=str(folder / "cache"), shuffle_bytes=rows.nbytes // 4, local_bytes=2 * rows.nbytes)
-    whole = CacheConfig(cache=str(folder / "cache"), shuffle_bytes=rows.nbytes)
+    window = DataConfig(cache=str(folder / "cache"), shuffle_bytes=rows.nbytes // 4, local_bytes=2 * rows.nbytes)
+    whole = DataConfig(cache=str(folder / "cache"), shuffle_bytes=rows.nbytes)
     stores = {
         "memory map": open_rows(str(folder / "one"), "train", whole),
         "mapped shards": open_rows(str(folder / "many"), "train", window),
@@ -115,9 +115,7 @@ def waiting(folder: Path, seconds: float, margins: list[float]) -> dict[str, Any
     stores: dict[str, float | None] = {"memory map": None, **{f"{margin:g}": margin * need for margin in margins}}
     found = {}
     for name, rate in stores.items():
-        cache = CacheConfig(
-            cache=str(folder / f"cache {name}"), shuffle_bytes=rows.nbytes // 8, local_bytes=rows.nbytes
-        )
+        cache = DataConfig(cache=str(folder / f"cache {name}"), shuffle_bytes=rows.nbytes // 8, local_bytes=rows.nbytes)
         with storage(folder / "slow", rate) as place:
             store = open_rows(place, "train", cache)
             found[name] = one_loop(store, cache, masker(folder), step, step_rows)
@@ -158,7 +156,7 @@ def serve(folder: str, rate: float, pipe: Any) -> None:
             pipe.recv()
 
 
-def one_loop(store: RowStore, cache: CacheConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
+def one_loop(store: RowStore, cache: DataConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
     """Of one epoch: share of the time that went by waiting, and seconds until the first window was there."""
     order = order_of(store, cache.shuffle_bytes, 0)
     batches = Batches(store, collator, 32, 2, 0, threads=1, most_threads=16, step_rows=step_rows, fed=order)
@@ -184,14 +182,14 @@ CHILD = """
 import json, sys, time
 begun = time.perf_counter()
 import numpy as np
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data.order import order_of
 from distill.data.shards.open import open_rows
 def memory():
     lines = open("/proc/self/status").read().split("\\n")
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 url, cache, block_rows, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-config = CacheConfig(cache=cache)
+config = DataConfig(cache=cache)
 imported, before = time.perf_counter() - begun, memory()
 store = open_rows(url, "train", config)
 order = order_of(store, config.shuffle_bytes, 0)
@@ -263,7 +261,7 @@ def made_up_index(shards: int, blocks: int, block_rows: int, count: int) -> Shar
         layout, (numbers // blocks).astype(np.int32), np.full(total, block_rows, np.int32),
         (numbers % blocks * size).astype(np.int64), np.full(total, size, np.int32), digests,
     )  # fmt: skip
-    window = CacheConfig().shuffle_bytes // size
+    window = DataConfig().shuffle_bytes // size
     first = WindowedShuffle(index.first, window, 0).numbers(0, np.arange(1))
     for block in np.unique(index.block_of(np.concatenate([first, random_numbers(index, count)]))):
         digests[block] = np.frombuffer(sha256(numbered(int(block) * block_rows, block_rows)).digest(), np.uint8)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from families import byte_pairs
-from tiny import SEP, corpus_config
+from tiny import SEP, parts, text_config
 from tokenizers import Tokenizer
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data.row_format import causal_rows
 from distill.data.tokens import Tokens, corpus_text, prepare
 
@@ -30,15 +30,15 @@ def conversations(count: int = 30) -> list[list[dict[str, str]]]:
     return [each for each in said if any(message["role"] == "assistant" for message in each)]
 
 
-def chats(folder: Path, **more: Any) -> CorpusConfig:
+def chats(folder: Path, **more: Any) -> Config:
     path = folder / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations()))
     given = {"sequence_length": 32, "cross_documents": True, "heldout": 0.0, "workers": 1, "template": TEMPLATE}
-    return corpus_config(kind="chat", path=str(path), cache=str(folder / "cache"), **{**given, **more})
+    return text_config(kind="chat", path=str(path), cache=str(folder / "cache"), **{**given, **more})
 
 
-def tokens_of(corpus: CorpusConfig, part: str = "train") -> Tokens:
-    return prepare(corpus_text(corpus), TOKENIZER, corpus.tokens, corpus.cache, part, causal_rows)
+def tokens_of(config: Config, part: str = "train") -> Tokens:
+    return prepare(corpus_text(*parts(config)), TOKENIZER, *parts(config), part, causal_rows)
 
 
 def naive(conversation: list[dict[str, str]]) -> list[tuple[int, bool]]:

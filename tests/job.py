@@ -146,7 +146,7 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.books = library(root / "books")
-        self.corpus = [f"corpus.path={self.books}", f"corpus.cache={root / 'cache'}", "corpus.workers=1"]
+        self.corpus = [f"corpus.path={self.books}", f"data.cache={root / 'cache'}", "data.workers=1"]
         self.corpus += [
             "corpus.sequence_length=32",
             "corpus.heldout=0.1",

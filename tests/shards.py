@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data.build_tokens import build
 from distill.data.heldout import HeldOut
 from distill.data.packing import Packing
@@ -53,7 +53,7 @@ def write_text(folder: Path, files: int = 6) -> Path:
 
 
 def source_of(path: Path | str, kind: str = "jsonl", **settings: Any) -> Source:
-    source = find_source(SourceConfig(kind=kind, path=str(path), **settings), "corpus", CacheConfig())
+    source = find_source(SourceConfig(kind=kind, path=str(path), **settings), "corpus", DataConfig())
     assert source is not None
     return source
 
@@ -62,9 +62,9 @@ def prepare(
     text: Path | str | Source, place: Path | str, scratch: Path, rows: Packing | None = None, **cache: Any
 ) -> dict[str, Any]:
     """Fills `place` with the rows of the text, and gives meta.json."""
-    folder = destination(str(place), "corpus.tokens")
+    folder = destination(str(place), "data.tokens")
     source = text if isinstance(text, Source) else source_of(text)
-    settings = CacheConfig(**{"workers": 1, **cache})
+    settings = DataConfig(**{"workers": 1, **cache})
     build(folder, "a small text", [source], rows or packing(), settings, scratch)
     meta: dict[str, Any] = json.loads(folder.read("meta.json"))
     return meta
@@ -72,7 +72,7 @@ def prepare(
 
 def read_rows(place: Path | str, part: str) -> np.ndarray:
     """All rows [N, S] of a part."""
-    folder = destination(str(place), "corpus.tokens")
+    folder = destination(str(place), "data.tokens")
     index = ShardIndex.from_bytes(folder.read(f"{part}.index"))
     files = {number: folder.read(index.layout.shard_name(number)) for number in set(index.shard.tolist())}
     found = [np.empty((0, index.layout.sequence_length), index.layout.dtype)]

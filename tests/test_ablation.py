@@ -51,7 +51,7 @@ def test_two_halves_are_two_runs_of_half_of_the_tokens(monkeypatch: pytest.Monke
     first, second = (composed(*(word for word in each if not word.startswith("hydra"))) for each in started)
     for config in (first, second):
         check(config)
-    tokens = [each.corpus.tokens.sequence_length * each.corpus.max_sequences for each in (first, second)]
+    tokens = [each.corpus.sequence_length * each.corpus.max_sequences for each in (first, second)]
     assert tokens == [1500 * 128] * 2 and second.student.path in started[0][-1]
     assert [each.schedule.path.split(".")[-1] for each in (first, second)] == ["Constant", "Linear"]
 

@@ -74,8 +74,8 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     small = [
         "train.steps=2",
         "corpus.heldout=0.2",
-        "corpus.cache=cache",
-        "corpus.workers=1",
+        "data.cache=cache",
+        "data.workers=1",
         "evaluate.max_sequences=40",
     ]
     before = sys.argv

@@ -14,6 +14,7 @@ from job import distill, library
 from transformers import AutoModelForMaskedLM, BertConfig
 
 from distill.config.compose import corpus_config
+from distill.config.settings import DataConfig
 from distill.data.wordpiece import corpus_tokenizer
 
 GOLDEN = {
@@ -32,7 +33,8 @@ GOLDEN = {
 }
 SETTINGS = (
     "objective=masked",
-    "corpus={workers:1,heldout:0.1,max_sequences:64,sequence_length:32}",
+    "corpus={heldout:0.1,max_sequences:64,sequence_length:32}",
+    "data.workers=1",
     "teacher=pretrained",
     "student.layers=[0,2]",
     "objective.soft.positions=all",
@@ -47,8 +49,8 @@ SETTINGS = (
 @pytest.mark.parametrize("dropout", GOLDEN)
 def test_the_loss_curve_is_the_one_written_down(dropout: float, tmp_path: Path) -> None:
     books = library(tmp_path / "books")
-    settings = {"cache": str(tmp_path / "cache"), "workers": 1, "heldout": 0.1, "vocab_size": 300}
-    tokenizer = corpus_tokenizer(corpus_config({"kind": "gutenberg", "path": str(books), **settings}))
+    corpus = corpus_config({"kind": "gutenberg", "path": str(books), "heldout": 0.1, "vocab_size": 300})
+    tokenizer = corpus_tokenizer(corpus, DataConfig(cache=str(tmp_path / "cache"), workers=1))
     torch.manual_seed(11)
     size = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
     config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=32, initializer_range=0.1, **size)
@@ -58,7 +60,7 @@ def test_the_loss_curve_is_the_one_written_down(dropout: float, tmp_path: Path) 
         "+recipe=distilbert_gutenberg",
         *SETTINGS,
         f"corpus.path={books}",
-        f"corpus.cache={tmp_path / 'cache'}",
+        f"data.cache={tmp_path / 'cache'}",
         f"teacher.path={tmp_path / 'teacher'}",
         f"student.dropout={dropout}",
         f"hydra.run.dir={tmp_path / 'run'}",

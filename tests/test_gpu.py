@@ -104,7 +104,7 @@ def test_a_run_from_a_cached_teacher(shelf: Shelf, tmp_path: Path) -> None:
     cached = ["objective.masking.static=true", "objective.cosine.weight=0", "teacher.cache.top_k=16"]
     for device in (DEVICE, "cpu"):
         assert (
-            shelf.run(tmp_path / device, f"backend.device={device}", *cached, f"corpus.cache={tmp_path}/{device}-cache")
+            shelf.run(tmp_path / device, f"backend.device={device}", *cached, f"data.cache={tmp_path}/{device}-cache")
             == 0
         )
     assert_alike(tmp_path / DEVICE, tmp_path / "cpu", atol=2e-3)

@@ -20,7 +20,7 @@ def test_the_wheel_carries_everything_and_runs_elsewhere(tmp_path: Path) -> None
         assert (site / "distill" / name).is_file(), name
     elsewhere.mkdir()
     books = library(tmp_path / "books")
-    corpus = [f"corpus.path={books}", f"corpus.cache={tmp_path / 'cache'}", "corpus.workers=1", "corpus.heldout=0.1"]
+    corpus = [f"corpus.path={books}", f"data.cache={tmp_path / 'cache'}", "data.workers=1", "corpus.heldout=0.1"]
     command = [sys.executable, "-m", "distill", "+recipe=smoke", *corpus, "train.steps=2", "evaluate.max_sequences=4"]
     done = subprocess.run(
         command, cwd=elsewhere, env={**environment(), "PYTHONPATH": str(site)}, capture_output=True, text=True

@@ -11,7 +11,7 @@ from job import ROOT, Shelf, book, distill, metrics, results
 from safetensors.torch import load_file
 
 README = (ROOT / "README.md").read_text()
-SMALL = ["corpus.cache=cache", "corpus.workers=1", "evaluate.max_sequences=8", "train.steps=2"]
+SMALL = ["data.cache=cache", "data.workers=1", "evaluate.max_sequences=8", "train.steps=2"]
 
 
 def section(title: str) -> dict[str, str]:

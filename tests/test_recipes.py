@@ -91,7 +91,7 @@ def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> 
         check(config)
         if isinstance(config.corpus.source, SourceConfig):
             assert config.corpus.source.path is None, "the usual books"
-        positions[stage_name] = config.corpus.tokens.sequence_length
+        positions[stage_name] = config.corpus.sequence_length
         for earlier in {found for setting in stage.settings for found in REFERENCE.findall(setting)}:
             assert positions[stage_name] <= positions[earlier], "longer rows than those of its model"
 
@@ -101,7 +101,7 @@ def test_paper_scale_is_the_benchmarks() -> None:
     assert config.teacher.path == "google-bert/bert-base-uncased"
     assert config.student.architecture == "distilbert" and config.student.layers == [0, 2, 4, 7, 9, 11]
     assert (config.train.batch_size, config.train.accumulate, config.train.epochs) == (16, 50, 3)
-    assert config.corpus.tokens.sequence_length == 512 and config.evaluate.sets == ["wikitext2", "imdb"]
+    assert config.corpus.sequence_length == 512 and config.evaluate.sets == ["wikitext2", "imdb"]
     objective = config.objective
     weights = {name: term.weight for name, term in objective.terms.items()}
     assert weights == {"soft": 5.0, "mlm": 2.0, "cosine": 1.0} and objective.temperature == 2.0
@@ -117,7 +117,7 @@ def test_scales_of_albert(name: str, tmp_path: Path) -> None:
     shape = ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     assert student.architecture == "albert" and [student.config[each] for each in shape] == [128, 768, 12, 12, 3072]
     assert train.batch_size * train.accumulate * 64 == 4096 and (train.epochs, train.steps) == (None, 125_000)
-    assert config.corpus.tokens.sequence_length == 512 and config.corpus.tokens.vocab_size == 30_000
+    assert config.corpus.sequence_length == 512 and config.corpus.vocab_size == 30_000
     assert optimizer.make.path.endswith("Lamb") and optimizer.make.arguments["weight_decay"] == 0.01
     aws = name == "aws"
     assert (optimizer.lr, optimizer.clip, optimizer.clip_each_rank) == (1.76e-3, 1.0, aws)

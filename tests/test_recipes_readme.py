@@ -17,8 +17,8 @@ from distill.tasks import find_task
 
 README = (RECIPES / "README.md").read_text()
 SMALL = [
-    "corpus.cache=cache",
-    "corpus.workers=1",
+    "data.cache=cache",
+    "data.workers=1",
     "corpus.sequence_length=32",
     "corpus.heldout=0.1",
     "corpus.max_sequences=60",

@@ -2,9 +2,10 @@
 
 import random
 
+from tiny import parts
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data.tokens import Tokens, corpus_text, prepare
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in ("", "n", "rt", "st")]
@@ -20,5 +21,5 @@ def some_text(seed: int, num_words: int) -> str:
     return "\n\n".join(" ".join(sentences[i : i + 5]) for i in range(0, len(sentences), 5))
 
 
-def tokens_of(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, part: str = "train") -> Tokens:
-    return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, part)
+def tokens_of(config: Config, tokenizer: PreTrainedTokenizerFast, part: str = "train") -> Tokens:
+    return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), part)

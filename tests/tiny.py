@@ -149,11 +149,22 @@ def corpus_config(**flat: Any) -> conf.CorpusConfig:
     return compose.corpus_config(flat)
 
 
-def changed(corpus: conf.CorpusConfig, **flat: Any) -> conf.CorpusConfig:
-    """The same settings with some of them changed, by the names of the command line."""
+def text_config(**flat: Any) -> conf.Config:
+    """Settings of the groups `corpus` and `data` by their names: `text_config(kind="text", path=..., cache=...)`."""
+    data = {name: flat.pop(name) for name in conf.DataConfig.model_fields if name in flat}
+    return conf.Config(corpus=corpus_config(**flat), data=conf.DataConfig(**data))
+
+
+def parts(config: conf.Config) -> tuple[conf.CorpusConfig, conf.DataConfig]:
+    """The two groups."""
+    return config.corpus, config.data
+
+
+def changed(config: conf.Config, **flat: Any) -> conf.Config:
+    """The same settings with some of these groups changed, by their names."""
     for name, value in flat.items():
-        corpus = _change(corpus, name, value, "corpus")
-    return corpus
+        config = change(config, f"{'data' if name in conf.DataConfig.model_fields else 'corpus'}.{name}", value)
+    return config
 
 
 def change(settings: Any, name: str, value: Any) -> Any:
@@ -171,12 +182,9 @@ def _change(settings: Any, name: str, value: Any, path: str) -> Any:
         return dataclasses.replace(settings, arguments=settings.arguments | {name: value})
     if isinstance(settings, dict):
         return settings | {first: _change(settings[first], rest, value, f"{path}.{first}") if rest else value}
-    hidden = {"corpus": ("source", "tokens", "cache"), "optimizer": ("make",), "objective": ("terms",)}
+    hidden = {"corpus": ("source",), "optimizer": ("make",), "objective": ("terms",)}
     hidden[path] = ("make",) if path.startswith("objective.") else hidden.get(path, ())
-    if isinstance(settings, conf.CorpusConfig):
-        parts = [part for part in ("source", "tokens", "cache") if first in type(getattr(settings, part)).model_fields]
-    else:
-        parts = [] if first in type(settings).model_fields else list(hidden[path])
+    parts = () if first in type(settings).model_fields else hidden[path]
     if parts:
         return settings.changed(**{parts[0]: _change(getattr(settings, parts[0]), name, value, path)})
     inner = f"{path}.{first}".lstrip(".")

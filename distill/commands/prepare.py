@@ -12,11 +12,11 @@ usage: distill prepare [+recipe=NAME] [SETTING=VALUE ...] [--config-dir FOLDER]
 
 Make the token rows of a recipe's corpus and evaluation sets, without training. Any number of hosts may run the same
 command at the same time: each takes a part of what is left. One that was killed goes on where it was, and a run of the
-recipe with the same settings then finds the rows in corpus.tokens.
+recipe with the same settings then finds the rows in data.tokens.
 
   SETTING=VALUE    as of a run; what matters are corpus, evaluate and the tokenizer of the teacher
 
-  distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books corpus.tokens=s3://BUCKET/tokens
+  distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books data.tokens=s3://BUCKET/tokens
 """
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,10 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
     task = find_task(config.objective.task, make_terms(config.objective).values())
     if not isinstance(task, TextTask):
         raise SettingError(f"objective.task={config.objective.task} reads labelled examples, which need no preparation")
-    tokenizer, corpus = tokenizer_of_run(config, task), config.corpus
+    tokenizer, corpus, data = tokenizer_of_run(config, task), config.corpus, config.data
     found = {
-        text.setting: prepare_rows(text, tokenizer, corpus.tokens, corpus.cache, "train", task.row_format)
-        for text in corpus_texts(corpus).values()
+        text.setting: prepare_rows(text, tokenizer, corpus, data, "train", task.row_format)
+        for text in corpus_texts(corpus, data).values()
     }
     for name, tokens in tokens_of_sets(config, tokenizer, task.row_format):
         if tokens is not None:

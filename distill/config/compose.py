@@ -17,11 +17,9 @@ from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
 from distill.config.settings import (
     RECIPES,
-    CacheConfig,
     ChainConfig,
     Config,
     CorpusConfig,
-    CorpusFlags,
     EvaluateConfig,
     MemberConfig,
     ObjectiveConfig,
@@ -33,7 +31,6 @@ from distill.config.settings import (
     StudentConfig,
     TeacherConfig,
     TermConfig,
-    TokensConfig,
 )
 from distill.config.unknown import explain
 from distill.config.weight_schedule import WeightSchedule
@@ -44,6 +41,8 @@ from distill.runtime.nearest import did_you_mean
 WHOLE = ("given", "compared")  # of Config: all settings together
 # Settings whose entries have names of the user's, or of transformers: the command line needs no plus for them.
 NAMED = (*REPLACED, "evaluate.by_set", "evaluate.sources", "evaluate.measures", "objective", "teacher.members")
+# Settings of a corpus that are none of its source.
+CORPUS = tuple(name for name in CorpusConfig.model_fields if name not in ("source", "weights"))
 GROUP = Settings | Component  # what a setting that is a group of settings becomes
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 
@@ -91,10 +90,8 @@ def _schema() -> Any:
     for name in WHOLE:
         del schema[name]
     # null: the source's own default, which may be that of a user's own class.
-    corpus = schema["corpus"]
-    schema["corpus"] = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
-    schema["corpus"] |= corpus.pop("tokens") | corpus.pop("cache")
-    schema["corpus"] |= {name: value for name, value in corpus.items() if name not in ("source", "weights")}
+    source = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
+    schema["corpus"] = source | {name: value for name, value in schema["corpus"].items() if name in CORPUS}
     for name in ("student", "teacher"):
         schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "init", "custom")}
     del schema["objective"]["terms"], schema["optimizer"]["make"]
@@ -186,19 +183,17 @@ def _take(given: dict[str, Any], cls: type[Settings]) -> dict[str, Any]:
 
 
 def corpus_config(given: dict[str, Any]) -> CorpusConfig:
-    """The group `corpus` as it is written on the command line: settings of the source, of its tokens and its caches."""
-    given = dict(given)
-    tokens = parse(TokensConfig, _take(given, TokensConfig), "corpus")
-    cache = parse(CacheConfig, _take(given, CacheConfig), "corpus")
-    flags = parse(CorpusFlags, _take(given, CorpusFlags), "corpus")
-    parts = {"tokens": tokens, "cache": cache, **dict(flags)}
-    sources = given.pop("sources", None) or {}
+    """The group `corpus` as it is written on the command line, with the settings of its source among its own."""
+    source = {name: value for name, value in given.items() if name not in CORPUS}
+    settings = {name: value for name, value in given.items() if name in CORPUS}
+    sources = settings.pop("sources", None) or {}
     if given.get("kind") == MIXTURE:
-        mixed, weights = mixture(sources, given, _source)
-        return CorpusConfig(source=SourceConfig(kind=MIXTURE), sources=mixed, weights=weights, **parts)
+        mixed, weights = mixture(sources, source, _source)
+        parts = {"source": SourceConfig(kind=MIXTURE), "sources": mixed, "weights": weights}
+        return parse(CorpusConfig, settings | parts, "corpus")
     if sources:
         raise SettingError(f"corpus.sources is for a mixture, and corpus.kind={given.get('kind')}: set corpus=mixture")
-    return CorpusConfig(source=_source("corpus", given), **parts)
+    return parse(CorpusConfig, settings | {"source": _source("corpus", source)}, "corpus")
 
 
 def _source(setting: str, given: Any) -> SourceConfig | Component:

@@ -1,7 +1,7 @@
-"""The settings of a corpus: where its text comes from, how it becomes sequences of tokens, and where these are kept."""
+"""The settings of a corpus: where its text comes from, and how it becomes sequences of token ids."""
 
 from enum import Enum
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -77,9 +77,14 @@ class SourceConfig(Settings):
     fraction: float = setting(1.0, "Use this seeded fraction of the documents.", gt=0, le=1)
 
 
-class TokensConfig(Settings):
-    """How text becomes sequences of token ids."""
+class CorpusConfig(Settings):
+    """What the text is that the student is trained on, and how it is cut into sequences of token ids."""
 
+    # The command line writes the settings of the source beside the others: `corpus.path` is that of `source`.
+    source: SourceConfig | Component = setting(None, "Where the text comes from.", factory=SourceConfig)
+    # Of a mixture, in place of `source`: SourceConfig or Component by name, and the fraction that each has.
+    sources: dict[str, Any] = setting(None, "Sources of a mixture by name.", factory=dict)
+    weights: dict[str, float] = setting(None, "Weight of each source of a mixture.", factory=dict)
     sequence_length: int = setting(128, "Length of a sequence.", unit="tokens", ge=10, le=131_072)
     cross_documents: bool = setting(False, "Let sequences run over the end of a document.")
     heldout: float = setting(0.02, "Keep this fraction of the documents for the evaluation set `heldout`.", ge=0, lt=1)
@@ -95,49 +100,6 @@ class TokensConfig(Settings):
         Duplicates.count, "Keep, count or drop documents of the same text, or drop near duplicates too."
     )
     near: NearConfig = setting(None, "When two documents are near duplicates.", factory=NearConfig)
-
-
-class CacheConfig(Settings):
-    """Where sequences of token ids are kept, and how many processes make them."""
-
-    cache: str = setting("~/.cache/distill", "Folder of prepared sequences on this machine.")
-    tokens: str | None = setting(
-        None, "Folder or URL of prepared sequences that several hosts fill and read; null uses `cache`."
-    )
-    # A shard is held on the disk of the host that makes it, and object stores take files of up to 5 TB.
-    shard_bytes: int = setting(
-        1 << 30, "About this much of sequences goes into one file, before compression.", unit="bytes", ge=1, le=1 << 40
-    )
-    compression: Literal["zstd"] | None = setting(None, "Compression of prepared sequences: zstd, or null for none.")
-    local: str | None = setting(
-        None, "Folder on storage of each node itself, into which token caches are copied once per node."
-    )
-    local_bytes: int = setting(
-        16 << 30,
-        "Keep at most this much in `local`, or of blocks of sequences from a URL.",
-        unit="bytes",
-        ge=1,
-        le=1 << 50,
-    )
-    shuffle_bytes: int = setting(
-        4 << 30, "Shuffle this much of uncompressed sequences together; a smaller corpus is shuffled as a whole.",
-        unit="bytes", ge=1, le=1 << 40,
-    )  # fmt: skip
-    workers: int | None = setting(None, "Processes that prepare tokens; null is one per core.", ge=1, le=1024)
-
-    @model_validator(mode="after")
-    def _has_room_to_fetch_ahead(self) -> Self:
-        if self.local_bytes < 2 * self.shuffle_bytes:
-            raise SettingError(
-                f"corpus.local_bytes={self.local_bytes} has to be twice corpus.shuffle_bytes={self.shuffle_bytes} at "
-                "least, as the next rows are fetched while some are read: raise it, or lower corpus.shuffle_bytes"
-            )
-        return self
-
-
-class CorpusFlags(Settings):
-    """What is set of the corpus as a whole."""
-
     add_prose: bool = setting(False, "Add the docstrings of installed packages to the corpus.")
     fallback: bool = setting(
         False, "Train on the docstrings of installed packages when there is no path, no $DISTILL_DATA and no `hub`."
@@ -159,14 +121,3 @@ class CorpusFlags(Settings):
         if self.max_sequences == 0 and self.unlabelled is None:
             raise SettingError("corpus.max_sequences=0 is too small: give 1 or more, or null for all")
         return self
-
-
-class CorpusConfig(CorpusFlags):
-    """What the student is trained on."""
-
-    source: SourceConfig | Component = setting(None, "Where the text comes from.", factory=SourceConfig)
-    tokens: TokensConfig = setting(None, "How text becomes sequences of token ids.", factory=TokensConfig)
-    cache: CacheConfig = setting(None, "Where sequences of token ids are kept.", factory=CacheConfig)
-    # Of a mixture, in place of `source`: SourceConfig or Component by name, and the fraction that each has.
-    sources: dict[str, Any] = setting(None, "Sources of a mixture by name.", factory=dict)
-    weights: dict[str, float] = setting(None, "Weight of each source of a mixture.", factory=dict)

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from distill.config.flat_settings import flatten
+
 # By pattern, with the new name.
 SETTINGS = {
     r"corpus\.rows": "corpus.max_sequences",
@@ -11,6 +13,7 @@ SETTINGS = {
     r"corpus\.max_bad": "corpus.max_invalid",
     r"corpus\.unreadable": "corpus.invalid_files",
     r"corpus\.unknown": "corpus.max_unknown",
+    r"corpus\.(cache|tokens|shard_bytes|compression|local|local_bytes|shuffle_bytes|workers)": r"data.\1",
     r"objective\.masking\.share": "objective.masking.mlm_probability",
     r"objective\.masking\.most": "objective.masking.max_predictions",
     r"objective\.(\w+)\.rows": r"objective.\1.positions",
@@ -65,3 +68,15 @@ def renamed(identity: dict[str, Any]) -> dict[str, Any]:
     kind, start = identity.get("student.kind"), identity.get("student.start", "random")
     named = {new_name(name) or name: value for name, value in identity.items() if name != "student.start"}
     return {**named, "student.init": start} if kind == "config" else named
+
+
+def renamed_tree(settings: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings, with the names of today."""
+    tree: dict[str, Any] = {}
+    for name, value in renamed(flatten(settings)).items():
+        *groups, last = name.split(".")
+        group = tree
+        for part in groups:
+            group = group.setdefault(part, {})
+        group[last] = value
+    return tree

@@ -51,7 +51,7 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
             raise SettingError(
                 f"teacher.kind=none, but objective.{name} needs a teacher: choose a teacher, or objective=mlm"
             )
-    if task.labels == ("mlm", "sop") and config.corpus.tokens.cross_documents:
+    if task.labels == ("mlm", "sop") and config.corpus.cross_documents:
         raise SettingError(
             f"corpus.cross_documents=true, but the rows of objective.task={objective.task} are of one document each: "
             "set it to false"
@@ -106,8 +106,8 @@ def _refuse_text_settings(config: Config) -> None:
             "these"
         )
     for name, value in (
-        ("heldout", corpus.tokens.heldout),
-        ("cross_documents", corpus.tokens.cross_documents),
+        ("heldout", corpus.heldout),
+        ("cross_documents", corpus.cross_documents),
         ("add_prose", corpus.add_prose),
         ("fallback", corpus.fallback),
     ):
@@ -272,7 +272,7 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
     Args:
         reads_text: whether the sets of the task are text, each with a source.
     """
-    settings, length = config.evaluate, config.corpus.tokens.sequence_length
+    settings, length = config.evaluate, config.corpus.sequence_length
     if settings.stride is not None and settings.stride >= length:
         raise SettingError(  # the first token of a window has nothing before it to be predicted from
             f"evaluate.stride={settings.stride} has to be less than a row of corpus.sequence_length={length}: lower it"
@@ -292,7 +292,7 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
                 f"evaluate.by_set.{name} is for a set that is not known{did_you_mean(name, known)}: name one of "
                 f"{', '.join(dict.fromkeys(known))}"
             )
-    if "heldout" in settings.sets and config.corpus.tokens.heldout == 0:
+    if "heldout" in settings.sets and config.corpus.heldout == 0:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
 
 

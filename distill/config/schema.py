@@ -59,8 +59,7 @@ def _open_groups(definitions: dict[str, Any]) -> None:
     source["properties"]["kind"]["enum"] = [*kinds(SOURCES), *kinds(TABLES), HELDOUT, MIXTURE]
     source["properties"] |= TARGET | {"weight": {"type": "number", "description": "Weight in a mixture."}}
     source["additionalProperties"] = True  # those of tables and of the user's own sources
-    tokens, cache = (definitions.pop(name)["properties"] for name in ("TokensConfig", "CacheConfig"))
-    corpus["properties"] = {**source["properties"], **corpus["properties"], **tokens, **cache}
+    corpus["properties"] = {**source["properties"], **corpus["properties"]}
     corpus["properties"]["sources"] = _named("SourceConfig", "Sources of a mixture by name.")
     corpus["additionalProperties"] = True
     evaluate, teacher = definitions["EvaluateConfig"]["properties"], definitions["TeacherConfig"]

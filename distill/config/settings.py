@@ -12,15 +12,13 @@ from distill.config.backend import PrecisionConfig as PrecisionConfig
 from distill.config.chain import ChainConfig as ChainConfig
 from distill.config.chain import StageConfig as StageConfig
 from distill.config.component import Component
-from distill.config.corpus import CacheConfig as CacheConfig
 from distill.config.corpus import CorpusConfig as CorpusConfig
-from distill.config.corpus import CorpusFlags as CorpusFlags
 from distill.config.corpus import DocumentUnit as DocumentUnit
 from distill.config.corpus import Duplicates as Duplicates
 from distill.config.corpus import Missing as Missing
 from distill.config.corpus import NearConfig as NearConfig
 from distill.config.corpus import SourceConfig as SourceConfig
-from distill.config.corpus import TokensConfig as TokensConfig
+from distill.config.data import DataConfig as DataConfig
 from distill.config.evaluate import CurveConfig as CurveConfig
 from distill.config.evaluate import EvaluateConfig as EvaluateConfig
 from distill.config.evaluate import PseudoPerplexityConfig as PseudoPerplexityConfig
@@ -52,6 +50,9 @@ class Config(Settings):
     """The settings of a run."""
 
     corpus: CorpusConfig = setting(None, "What the student is trained on.", factory=CorpusConfig)
+    data: DataConfig = setting(
+        None, "Where prepared sequences are kept, and how they are made and read.", factory=DataConfig
+    )
     teacher: TeacherConfig = setting(None, "The frozen model to learn from.", factory=TeacherConfig)
     student: StudentConfig = setting(None, "The model to train.", factory=StudentConfig)
     objective: ObjectiveConfig = setting(None, "The loss.", factory=ObjectiveConfig)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distill.config.corpus import Duplicates
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data.duplicates import count
 from distill.data.first_pass import FirstPass, Rule
 from distill.data.heldout import HeldOut, held_out
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def build(
-    folder: Destination, name: str, sources: Sequence[Source], packing: Packing, cache: CacheConfig, scratch: Path
+    folder: Destination, name: str, sources: Sequence[Source], packing: Packing, data: DataConfig, scratch: Path
 ) -> None:
     """Fill `folder` with the rows of these sources; one that was cut short goes on with what is not done yet.
 
@@ -51,12 +51,12 @@ def build(
     packing = replace(packing, part=part, held_out=held_out_rule(packing.held_out.share, work))
     scratch.mkdir(parents=True, exist_ok=True)
     try:
-        plan = _agreed_plan(folder, work, cache)
+        plan = _agreed_plan(folder, work, data)
         groups = divide(work, packing.dtype, plan["shard_bytes"])
         with Claims(folder, owner_of(scratch)) as claims:
             rule = Rule.of(packing.duplicates, packing.near, packing.held_out)
-            duplicates = None if rule is None else FirstPass(folder, groups, rule, scratch, claims, cache).find()
-            Host(folder, groups, packing, plan["compression"], scratch, claims, cache).work()
+            duplicates = None if rule is None else FirstPass(folder, groups, rule, scratch, claims, data).find()
+            Host(folder, groups, packing, plan["compression"], scratch, claims, data).work()
         if packing.duplicates is Duplicates.count:
             duplicates = count(folder, len(groups), scratch)
         meta = finish(folder, len(groups), packing, plan, duplicates)
@@ -84,11 +84,11 @@ def _announce(meta: Meta, packing: Packing) -> None:
         logger.info(f"left out {dropped:,} tokens ({dropped / (tokens + dropped):.1%}): {what}")
 
 
-def _agreed_plan(folder: Destination, work: Sequence[Work], cache: CacheConfig) -> Plan:
+def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) -> Plan:
     """The settings that decide the files: those of whichever host came first, which all others follow."""
-    own = Plan(shard_bytes=cache.shard_bytes, compression=cache.compression, units=len(work))
+    own = Plan(shard_bytes=data.shard_bytes, compression=data.compression, units=len(work))
     # The first file that is written shows whether that is possible at all.
-    with reachable("corpus.tokens", folder.place):
+    with reachable("data.tokens", folder.place):
         is_first = folder.create(PLAN, json.dumps(own).encode())
     if is_first:
         if folder.exists(META):  # another host has just finished
@@ -97,13 +97,13 @@ def _agreed_plan(folder: Destination, work: Sequence[Work], cache: CacheConfig) 
     plan: Plan = json.loads(folder.read(PLAN))
     if plan["units"] != len(work):
         raise SettingError(
-            f"corpus.tokens={folder.place}: its preparation was begun by a version of Distill that divides the text in "
+            f"data.tokens={folder.place}: its preparation was begun by a version of Distill that divides the text in "
             f"{plan['units']:,} units of work, not {len(work):,}: go on with that one, or remove {folder.place}"
         )
     if plan != own:
         logger.info(
-            f"going on as the preparation was begun, with corpus.shard_bytes={plan['shard_bytes']}, "
-            f"corpus.compression={plan['compression']}"
+            f"going on as the preparation was begun, with data.shard_bytes={plan['shard_bytes']}, "
+            f"data.compression={plan['compression']}"
         )
     return plan
 

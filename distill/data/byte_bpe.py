@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.new_tokenizer import tokenizer_of_corpus
 from distill.runtime.errors import SettingError
 
@@ -17,7 +17,7 @@ SPECIAL = {"bos_token": END, "eos_token": END, "unk_token": END}  # as GPT-2 has
 SMALLEST = 300  # every byte is a piece
 
 
-def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+def corpus_tokenizer(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
     """A tokenizer of `corpus.vocab_size` pieces in the manner of GPT-2, trained on what the corpus does not hold out.
 
     `model_max_length` is left to the caller.
@@ -25,7 +25,7 @@ def corpus_tokenizer(corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
     Raises:
         SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
     """
-    return tokenizer_of_corpus(corpus, "byte_bpe", train, SPECIAL)
+    return tokenizer_of_corpus(corpus, data, "byte_bpe", train, SPECIAL)
 
 
 def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.runtime.errors import SettingError
 
 logger = logging.getLogger(__name__)
 
 
-def folder_of(cache: str, room: str, key: str, setting: str = "corpus.cache") -> Path:
+def folder_of(cache: str, room: str, key: str, setting: str = "data.cache") -> Path:
     """The path `<cache>/<room>/<key>`, whose parent exists then. `setting` is what error lines call `cache`.
 
     Raises:
@@ -56,14 +56,14 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
         yield not is_made()
 
 
-def num_processes(cache: CacheConfig) -> int:
+def num_processes(data: DataConfig) -> int:
     """Processes to work with: as many as requested, else one per core that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cache.workers or cores
+    return data.workers or cores
 
 
 @contextmanager
-def workers(cache: CacheConfig, only_if: bool = True) -> Iterator[Executor | None]:
+def workers(data: DataConfig, only_if: bool = True) -> Iterator[Executor | None]:
     """Processes that start when the first work comes; None where the work is to be done here.
 
     When a signal stops this process they end in the middle of their work, which may take minutes: what is done is kept,
@@ -72,7 +72,7 @@ def workers(cache: CacheConfig, only_if: bool = True) -> Iterator[Executor | Non
     Raises:
         SettingError: one of them was killed.
     """
-    count = num_processes(cache)
+    count = num_processes(data)
     if count <= 1 or not only_if:
         yield None
         return
@@ -86,7 +86,7 @@ def workers(cache: CacheConfig, only_if: bool = True) -> Iterator[Executor | Non
         raise
     except BrokenProcessPool as error:
         raise SettingError(
-            f"corpus.workers={cache.workers}: a process that prepares tokens was killed, perhaps for want of memory; "
+            f"data.workers={data.workers}: a process that prepares tokens was killed, perhaps for want of memory; "
             "start again with fewer (what is done is kept), or with 1 to see its own error"
         ) from error
     finally:

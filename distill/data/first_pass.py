@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from distill.config.corpus import Duplicates, NearConfig
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data.disk_cache import workers
 from distill.data.duplicates import (
     DOCUMENT_ID,
@@ -70,7 +70,7 @@ class FirstPass:
     rule: Rule
     scratch: Path  # a folder of this host
     claims: Claims
-    cache: CacheConfig
+    data: DataConfig
 
     def find(self) -> dict[str, int]:
         """Write which documents of each unit this host is to leave out (`duplicates.dropped`), and count them.
@@ -102,7 +102,7 @@ class FirstPass:
             (1e6, "MB") if all(each.shard.paths for group in self.groups for each in group.work) else (1, "rows")
         )
         size = sum(group.size for group in self.groups)
-        parallel = workers(self.cache, only_if=size > FEW_BYTES or scale == 1)
+        parallel = workers(self.data, only_if=size > FEW_BYTES or scale == 1)
         with parallel as pool, Progress("duplicates", size / scale, unit) as progress:
             while left := self._left():
                 progress.update((size - sum(group.size for group in left)) / scale)

@@ -1,6 +1,6 @@
 """Removes what hosts that never came back have left of a preparation that others have finished.
 
-A host packs text in a folder of its own in `corpus.cache`, which hosts may share, and what it publishes stands in a
+A host packs text in a folder of its own in `data.cache`, which hosts may share, and what it publishes stands in a
 folder beside the rows until all is done. Nobody needs either once the rows are finished. A host that still works on
 them finds its files gone, looks whether the rows are finished, and goes on with them: so nothing is lost where one that
 is alive is taken for one that is gone.

@@ -31,7 +31,7 @@ def local_copy(folder: Path, local: str, most_bytes: int = 1 << 62) -> Path:
     num_bytes = sum(sizes.values())
     if num_bytes > most_bytes:
         return folder
-    target = folder_of(local, "copies", folder.name, "corpus.local")
+    target = folder_of(local, "copies", folder.name, "data.local")
 
     def is_whole() -> bool:
         there = _sizes(target)
@@ -44,8 +44,8 @@ def local_copy(folder: Path, local: str, most_bytes: int = 1 << 62) -> Path:
                 _copy(folder, target, num_bytes)
             except OSError as error:
                 raise SettingError(
-                    f"corpus.local={local}: {folder} cannot be copied there ({error}); make room, give another "
-                    "folder, or leave corpus.local out"
+                    f"data.local={local}: {folder} cannot be copied there ({error}); make room, give another "
+                    "folder, or leave data.local out"
                 ) from error
     seconds = json.loads((target / NOTE).read_text())["seconds"]
     rate = num_bytes / max(seconds, 1e-9) / 1e6

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.mixture import Mixture, StackedRows
 from distill.data.order import order_of
 from distill.data.row_format import RowFormatOf
@@ -29,7 +29,11 @@ class Mixed(NamedTuple):
 
 
 def prepare_mixture(
-    corpus: CorpusConfig, tokenizer: "PreTrainedTokenizerBase", row_format: RowFormatOf, seed: int
+    corpus: CorpusConfig,
+    data: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    row_format: RowFormatOf,
+    seed: int,
 ) -> Mixed:
     """The training rows of a mixture.
 
@@ -39,19 +43,17 @@ def prepare_mixture(
     Raises:
         SettingError: as `prepare`, or a weight is too small for a single row of an epoch.
     """
-    texts = corpus_texts(corpus)
+    texts = corpus_texts(corpus, data)
     # Each source has a window of its own, so that all of them together take no more memory than that of one corpus.
-    cache = corpus.cache.changed(shuffle_bytes=max(1, corpus.cache.shuffle_bytes // len(texts)))
-    sources = {
-        name: prepare(text, tokenizer, corpus.tokens, cache, "train", row_format) for name, text in texts.items()
-    }
+    data = data.changed(shuffle_bytes=max(1, data.shuffle_bytes // len(texts)))
+    sources = {name: prepare(text, tokenizer, corpus, data, "train", row_format) for name, text in texts.items()}
     weights = [corpus.weights[name] for name in sources]
     rows = [
-        subsample_rows(tokens.rows, texts[name].rows, f"training rows of {name}", cache.shuffle_bytes)
+        subsample_rows(tokens.rows, texts[name].rows, f"training rows of {name}", data.shuffle_bytes)
         for name, tokens in sources.items()
     ]
     orders = [
-        order_of(each, cache.shuffle_bytes, source_seed(seed, name)) for name, each in zip(sources, rows, strict=True)
+        order_of(each, data.shuffle_bytes, source_seed(seed, name)) for name, each in zip(sources, rows, strict=True)
     ]
     means = [tokens.tokens / len(tokens.rows) for tokens in sources.values()]
     order = Mixture(tuple(sources), tuple(weights), tuple(orders), tuple(means), seed)

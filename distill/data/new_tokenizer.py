@@ -10,7 +10,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.config.settings import CorpusConfig, TokensConfig
+from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.build_tokens import held_out_rule
 from distill.data.disk_cache import folder_of, once
 from distill.data.readers import blocks
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 def tokenizer_of_corpus(
     corpus: CorpusConfig,
+    data: DataConfig,
     algorithm: str,
     train: Callable[[Path, Counter[str], int], "Tokenizer"],
     special: dict[str, str],
@@ -53,24 +54,24 @@ def tokenizer_of_corpus(
     """
     from transformers import PreTrainedTokenizerFast
 
-    texts = list(corpus_texts(corpus).values())
+    texts = list(corpus_texts(corpus, data).values())
     text = Text(tuple(source for text in texts for source in text.sources), texts[0].setting)
-    settings = {"vocab_size": corpus.tokens.vocab_size, "heldout": corpus.tokens.heldout}
-    path = folder_of(corpus.cache.cache, algorithm, f"{key_of(text, settings)}.json")
+    settings = {"vocab_size": corpus.vocab_size, "heldout": corpus.heldout}
+    path = folder_of(data.cache, algorithm, f"{key_of(text, settings)}.json")
     with once(path) as missing:
         if missing:
             begun = time.perf_counter()
-            logger.info(f"training a tokenizer of {corpus.tokens.vocab_size:,} pieces on {text.describe()}")
-            training = chain.from_iterable(_training_texts(each, corpus.tokens) for each in texts)
-            write_tokenizer(train, training, corpus.tokens.vocab_size, path)
+            logger.info(f"training a tokenizer of {corpus.vocab_size:,} pieces on {text.describe()}")
+            training = chain.from_iterable(_training_texts(each, corpus) for each in texts)
+            write_tokenizer(train, training, corpus.vocab_size, path)
             logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
     return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
 
 
-def _training_texts(text: Text, settings: TokensConfig) -> Iterator[str]:
+def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
     """What is not held out. Raises SettingError where more cannot be read than the settings allow."""
     work = work_of(text.sources)
-    rule = held_out_rule(settings.heldout, work)
+    rule = held_out_rule(corpus.heldout, work)
     found = []
     for _, of_source in groupby(work, lambda each: id(each.source)):
         found.append(unread := Unread())
@@ -79,7 +80,7 @@ def _training_texts(text: Text, settings: TokensConfig) -> Iterator[str]:
                 unread.fine(document, each.source)
                 yield from (stretch.text for held, stretch in rule.parts(document) if not held)
         unread.require_fields()
-    Unread.together(found).check(text.path, text.setting, settings)
+    Unread.together(found).check(text.path, text.setting, corpus)
 
 
 def write_tokenizer(

@@ -17,7 +17,7 @@ import numpy as np
 
 from distill.config.corpus import Duplicates
 from distill.config.rules import no_prompts
-from distill.config.settings import CacheConfig, CorpusConfig, SourceConfig, TokensConfig
+from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
 from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import described
@@ -104,14 +104,14 @@ class Tokens:
     stored: Stored | None = None  # where they lie in files
 
 
-def corpus_text(corpus: CorpusConfig) -> Text:
+def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
     """The text of the corpus, with the prose that joins it or stands in for it.
 
     Raises:
         SettingError: it is not available.
     """
-    found = find_source(corpus.source, "corpus", corpus.cache)
-    prose = Prose(corpus.cache)
+    found = find_source(corpus.source, "corpus", data)
+    prose = Prose(data)
     if found is None and corpus.fallback:
         return Text((prose,), "corpus", rows=corpus.max_sequences)
     sources: tuple[Source, ...] = (_need(found, corpus.source, "corpus"),)
@@ -120,14 +120,14 @@ def corpus_text(corpus: CorpusConfig) -> Text:
     return Text(sources, "corpus", _path_of(corpus.source), corpus.max_sequences)
 
 
-def corpus_texts(corpus: CorpusConfig) -> dict[str, Text]:
+def corpus_texts(corpus: CorpusConfig, data: DataConfig) -> dict[str, Text]:
     """The texts of a mixture by the names of its sources; of another corpus its only one, by no name.
 
     Raises:
         SettingError: one of them is not available.
     """
     if not corpus.sources:
-        return {"": corpus_text(corpus)}
+        return {"": corpus_text(corpus, data)}
     texts = {}
     weights = [corpus.weights[name] for name in corpus.sources]
     most = (
@@ -137,14 +137,14 @@ def corpus_texts(corpus: CorpusConfig) -> dict[str, Text]:
     )
     for (name, settings), rows in zip(corpus.sources.items(), most, strict=True):
         setting = f"corpus.sources.{name}"
-        found = _need(find_source(settings, setting, corpus.cache), settings, setting)
+        found = _need(find_source(settings, setting, data), settings, setting)
         texts[name] = Text((found,), setting, _path_of(settings), rows)
     return texts
 
 
-def set_text(source: Any, setting: str, cache: CacheConfig) -> Text | None:
+def set_text(source: Any, setting: str, data: DataConfig) -> Text | None:
     """The text of an evaluation set; None where it is not available. `source` is its settings."""
-    found = find_source(source, setting, cache)
+    found = find_source(source, setting, data)
     return None if found is None else Text((found,), setting, _path_of(source))
 
 
@@ -164,12 +164,12 @@ def _path_of(settings: Any) -> str:
 def prepare(
     text: Text,
     tokenizer: "PreTrainedTokenizerBase",
-    settings: TokensConfig,
-    cache: CacheConfig,
+    corpus: CorpusConfig,
+    data: DataConfig,
     part: str,
     rows: RowFormatOf = masked_rows,
 ) -> Tokens:
-    """Rows of a text from `corpus.tokens` or the cache; what is not there is built, with other hosts that do the same.
+    """Rows of a text from `data.tokens` or the cache; what is not there is built, with other hosts that do the same.
 
     Args:
         part: `train` or `heldout`, of which both are built in one pass, or `all`.
@@ -181,18 +181,16 @@ def prepare(
             not one row, a folder cannot be written, or the text has prompts and the format no place for them.
     """
     assert part in (*PARTS, "all")
-    if part == "heldout" and not settings.heldout:
-        raise SettingError(
-            f"corpus.heldout={settings.heldout}: no text is held out to evaluate on; set it to 0.02 or so"
-        )
+    if part == "heldout" and not corpus.heldout:
+        raise SettingError(f"corpus.heldout={corpus.heldout}: no text is held out to evaluate on; set it to 0.02 or so")
     if part == "all":  # an evaluation set, which stays as it was published
-        settings = settings.changed(heldout=0.0, duplicates=Duplicates.keep)
-    packing = _packing(text, tokenizer, settings, rows)
-    few = part != "all" and cache.tokens is None  # what is prepared on purpose is all of a text
-    folder = _build_rows(text, packing, cache, text.rows if few else None)
-    if cache.local is not None and cache.compression is None and isinstance(folder, LocalFolder):
-        folder = LocalFolder(str(local_copy(folder.folder, cache.local, cache.local_bytes)))
-    tokens = _load(folder, part, text, packing, settings, cache)
+        corpus = corpus.changed(heldout=0.0, duplicates=Duplicates.keep)
+    packing = _packing(text, tokenizer, corpus, rows)
+    few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
+    folder = _build_rows(text, packing, data, text.rows if few else None)
+    if data.local is not None and data.compression is None and isinstance(folder, LocalFolder):
+        folder = LocalFolder(str(local_copy(folder.folder, data.local, data.local_bytes)))
+    tokens = _load(folder, part, text, packing, corpus, data)
     for line in tokens.unread.lines():
         logger.info(line)
     if tokens.duplicates and tokens.duplicates["exact"] + tokens.duplicates.get("near", 0):
@@ -205,52 +203,52 @@ def key_of(text: Text, settings: dict[str, Any]) -> str:
     return hashlib.sha256(repr((FORMAT, text.identity, sorted(settings.items()))).encode()).hexdigest()[:32]
 
 
-def _folder_of(key: str, cache: CacheConfig) -> Destination:
+def _folder_of(key: str, data: DataConfig) -> Destination:
     """Where the rows of this key lie, or are to lie.
 
     Raises:
         SettingError: the folder cannot be reached or written, and does not hold them yet.
     """
-    if cache.tokens is None:
-        return LocalFolder(str(folder_of(cache.cache, "tokens", key)))
-    folder = destination(f"{cache.tokens.rstrip('/')}/{key}", "corpus.tokens")
+    if data.tokens is None:
+        return LocalFolder(str(folder_of(data.cache, "tokens", key)))
+    folder = destination(f"{data.tokens.rstrip('/')}/{key}", "data.tokens")
     if isinstance(folder, LocalFolder) and not folder.exists(META):
-        folder_of(cache.tokens, "", key, "corpus.tokens")
+        folder_of(data.tokens, "", key, "data.tokens")
     return folder
 
 
-def _build_rows(text: Text, packing: Packing, cache: CacheConfig, needed: int | None) -> Destination:
+def _build_rows(text: Text, packing: Packing, data: DataConfig, needed: int | None) -> Destination:
     """The rows of a part of the text that gives so many of training, if the text has them; None: of all of it."""
     part = PartOfText() if needed is None else part_needed(needed, packing.sequence_length, work_of(text.sources))
     while True:
         packing = replace(packing, part=part)
-        folder = _folder_of(key_of(text, packing.identity), cache)
-        _build_once(folder, text, packing, cache)
+        folder = _folder_of(key_of(text, packing.identity), data)
+        _build_once(folder, text, packing, data)
         if needed is None or part.whole or json.loads(folder.read(META))["train"]["rows"] >= needed:
             return folder
         part = larger(part)
 
 
-def _build_once(folder: Destination, text: Text, packing: Packing, cache: CacheConfig) -> None:
+def _build_once(folder: Destination, text: Text, packing: Packing, data: DataConfig) -> None:
     """Builds what is not there; on each host one process does, with a folder of its own in the cache.
 
     Several hosts may share the cache, so the name of that folder has the host's in it.
     """
     key = folder.place.rpartition("/")[2]
-    with reachable("corpus.tokens", folder.place):
+    with reachable("data.tokens", folder.place):
         is_there = folder.exists(META)
     if not is_there:
-        scratch = folder_of(cache.cache, "tokens", scratch_name(key, socket.gethostname()))
+        scratch = folder_of(data.cache, "tokens", scratch_name(key, socket.gethostname()))
         with once(scratch, lambda: folder.exists(META)) as missing:
             if missing:
-                build(folder, text.describe(), text.sources, packing, cache, scratch)
-    remove_left_behind(folder, Path(cache.cache).expanduser() / "tokens", key)
+                build(folder, text.describe(), text.sources, packing, data, scratch)
+    remove_left_behind(folder, Path(data.cache).expanduser() / "tokens", key)
 
 
 def _packing(
     text: Text,
     tokenizer: "PreTrainedTokenizerBase",
-    settings: TokensConfig,
+    corpus: CorpusConfig,
     rows: RowFormatOf,
 ) -> Packing:
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -262,20 +260,20 @@ def _packing(
     format = rows(tokenizer)
     if text.prompts and format.document_end is None:
         raise no_prompts(text.setting)
-    if settings.sequence_length < format.shortest + format.body:
+    if corpus.sequence_length < format.shortest + format.body:
         raise SettingError(
-            f"corpus.sequence_length={settings.sequence_length}: rows need at least {format.shortest + format.body} ids"
+            f"corpus.sequence_length={corpus.sequence_length}: rows need at least {format.shortest + format.body} ids"
         )
     return Packing(
         tokenizer=_plain(backend.to_str()),
         vocabulary=len(tokenizer),
         format=format,
-        sequence_length=settings.sequence_length,
-        cross_documents=settings.cross_documents,
-        held_out=HeldOut(settings.heldout),
+        sequence_length=corpus.sequence_length,
+        cross_documents=corpus.cross_documents,
+        held_out=HeldOut(corpus.heldout),
         prompts=text.prompts,
-        duplicates=settings.duplicates,
-        near=settings.near,
+        duplicates=corpus.duplicates,
+        near=corpus.near,
     )
 
 
@@ -285,17 +283,17 @@ def _plain(tokenizer: str) -> str:
 
 
 def _load(
-    folder: Destination, part: str, text: Text, packing: Packing, settings: TokensConfig, cache: CacheConfig
+    folder: Destination, part: str, text: Text, packing: Packing, corpus: CorpusConfig, data: DataConfig
 ) -> Tokens:
     meta: Meta = json.loads(folder.read(META))
     kept = PARTS[part == "heldout"]
     files = meta[kept]
     unread = Unread.of(meta)
-    unread.check(text.path, text.setting, settings)
+    unread.check(text.path, text.setting, corpus)
     if not meta[kept]["rows"]:
-        raise _no_rows(meta, part, text, settings)
+        raise _no_rows(meta, part, text, corpus)
     return Tokens(
-        rows=open_rows(folder.place, kept, cache),
+        rows=open_rows(folder.place, kept, data),
         counts=np.load(io.BytesIO(folder.read(f"{kept}.counts.npy"))),
         digest=meta[kept]["digest"],
         name=text.describe(),
@@ -317,10 +315,10 @@ def _load(
     )
 
 
-def _no_rows(meta: Meta, part: str, text: Text, settings: TokensConfig) -> SettingError:
+def _no_rows(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> SettingError:
     if part == "heldout" and meta["train"]["rows"]:
         return SettingError(
-            f"corpus.heldout={settings.heldout}: the corpus is too small to hold a part of it out; give more text, or "
+            f"corpus.heldout={corpus.heldout}: the corpus is too small to hold a part of it out; give more text, or "
             "leave `heldout` out of evaluate.sets"
         )
     count = sum(meta[each]["documents"] for each in PARTS)

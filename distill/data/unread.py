@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from distill.config.settings import Missing, TokensConfig
+from distill.config.settings import CorpusConfig, Missing
 from distill.data.document import Document
 from distill.data.lines import BadRecord, Unreadable
 from distill.data.shards.records import ReadCounts
@@ -82,7 +82,7 @@ class Unread:
             )
             raise SettingError(f"{self.blame}; {none}: name one of its fields, or give another path")
 
-    def check(self, path: str, setting: str, settings: TokensConfig) -> None:
+    def check(self, path: str, setting: str, corpus: CorpusConfig) -> None:
         """Raises SettingError where more could not be read than the settings allow.
 
         Args:
@@ -90,7 +90,7 @@ class Unread:
             setting: what error lines call the text, such as `corpus`.
         """
         named = f"{setting}.path={path}"
-        strict = settings.invalid_files is Missing.stop
+        strict = corpus.invalid_files is Missing.stop
         if self.skipped and strict:
             raise SettingError(f"{named}: {self.skipped[0]}; mend or remove it, or set corpus.invalid_files=skip")
         if self.bad and strict:
@@ -100,9 +100,9 @@ class Unread:
                 f"{named}: none of its files can be read, first {self.skipped[0]}; mend them, set {setting}.kind, or "
                 "give another path"
             )
-        if self.share > settings.max_invalid:
+        if self.share > corpus.max_invalid:
             raise SettingError(
                 f"{named}: {self.bad:,} of {self.records:,} records ({self.share:.1%}) are bad, more than "
-                f"corpus.max_invalid={settings.max_invalid:g} allows; first {self.first_bad[0]}; mend them, set "
+                f"corpus.max_invalid={corpus.max_invalid:g} allows; first {self.first_bad[0]}; mend them, set "
                 f"{setting}.encoding or {setting}.kind, or raise corpus.max_invalid"
             )

@@ -97,7 +97,7 @@ def _chosen(name: str, rows: RowStore, config: Config) -> tuple[np.ndarray, np.n
     Raises:
         SettingError: they are too many to be in memory.
     """
-    most = config.corpus.cache.shuffle_bytes
+    most = config.data.shuffle_bytes
     most_rows = config.evaluate.max_sequences_of(name)
     numbers = choose_rows(rows, most_rows, f"evaluated rows of {name}")
     if numbers is None and isinstance(rows, np.ndarray):
@@ -106,7 +106,7 @@ def _chosen(name: str, rows: RowStore, config: Config) -> tuple[np.ndarray, np.n
     if count * row_bytes(rows) > most:
         raise SettingError(
             f"{rows_setting(config, name)}={most_rows}: {name} has {len(rows):,} rows, more than fit into memory "
-            f"(corpus.shuffle_bytes={most}): give {most // row_bytes(rows)} at most"
+            f"(data.shuffle_bytes={most}): give {most // row_bytes(rows)} at most"
         )
     return rows[np.arange(count) if numbers is None else numbers], numbers
 
@@ -120,7 +120,7 @@ def tokens_of_sets(
     config: Config, tokenizer: PreTrainedTokenizerBase, rows: RowFormatOf
 ) -> Iterator[tuple[str, Tokens | None]]:
     """Name and rows of each set, None where its text is not available; what a mixture holds out is a set a source."""
-    corpus = config.corpus
+    corpus, data = config.corpus, config.data
     for name in config.evaluate.sets:
         source = config.evaluate.sources.get(name)
         if source is None:
@@ -129,9 +129,9 @@ def tokens_of_sets(
                 f"evaluate.sets: {name} has no source; choose from {names} or add evaluate.sources.{name}"
             )
         if not isinstance(source, Component) and source.kind == HELDOUT:
-            for part, text in corpus_texts(corpus).items():
-                tokens = prepare(text, tokenizer, corpus.tokens, corpus.cache, HELDOUT, rows)
+            for part, text in corpus_texts(corpus, data).items():
+                tokens = prepare(text, tokenizer, corpus, data, HELDOUT, rows)
                 yield "_".join(filter(None, (name, part))), tokens
             continue
-        texts = set_text(source, f"evaluate.sources.{name}", corpus.cache)
-        yield name, None if texts is None else prepare(texts, tokenizer, corpus.tokens, corpus.cache, "all", rows)
+        texts = set_text(source, f"evaluate.sources.{name}", data)
+        yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", rows)

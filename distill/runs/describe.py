@@ -87,7 +87,7 @@ def teacher_facts(pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
 def student_facts(config: Config, pair: Pair) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
     make = config.student.custom
-    call = None if make is None else call_of(make, config.corpus.tokens.sequence_length)
+    call = None if make is None else call_of(make, config.corpus.sequence_length)
     origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
     return replace(student, origin=origin, start=_start(config, pair))
 

@@ -15,6 +15,7 @@ from distill.teacher.members import settings_by_member, shares
 # identity by the digest of its rows, the teacher by that of its weights.
 RESUME_IGNORES = (
     "corpus",
+    "data",
     "teacher",
     "evaluate",
     "backend",

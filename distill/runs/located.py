@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from distill.config.paths import looks_local, refuse_missing
+from distill.config.renamed import renamed_tree
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS
 from distill.models.load import model_folder, refuse_own_class
@@ -97,7 +98,7 @@ def _class_of(path: str, name: str) -> str:
 
 
 def settings_of_run(folder: Path) -> dict[str, Any]:
-    """The settings that a run was made with, nested by the names of the command line.
+    """The settings that a run was made with, nested by the names of the command line today.
 
     Raises:
         SettingError: its config.yaml cannot be read.
@@ -108,7 +109,7 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
         content = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
     except Exception as error:  # of the file system, of YAML and of OmegaConf, which have no class in common
         raise SettingError(f"model={folder}: its config.yaml cannot be read: {first_line(error)}") from error
-    return {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
+    return renamed_tree({str(name): value for name, value in content.items()}) if isinstance(content, dict) else {}
 
 
 def formats_of_run(folder: Path) -> dict[str, str]:

@@ -118,7 +118,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     digests = _digests(config, teachers, shared, student)
     waits = config.student.init == "layers" and config.student.layers == AUTO
     built = None if waits else BuiltStudent(student, None, divided(config, teachers, student, task, ranks))
-    if task.kind.causal and config.corpus.tokens.cross_documents:
+    if task.kind.causal and config.corpus.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
         check_packing(student, "student")
@@ -133,7 +133,7 @@ def new_student(
 ) -> Any:
     """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
     torch.manual_seed(config.seed)
-    length, mapped = config.corpus.tokens.sequence_length, "student" in ranks.divides
+    length, mapped = config.corpus.sequence_length, "student" in ranks.divides
     with new_weights(ranks, config.student.init):
         return make_student(config.student, teacher, tokenizer, length, task.kind, mapped)
 
@@ -141,7 +141,7 @@ def new_student(
 def divided(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
     """Divide what the backend divides; gives the student's skeleton, where it is one of them."""
     kinds = {"teacher": task.teacher_kind(config.student.init), "student": task.kind}
-    return divide_models(ranks, teachers, student, kinds, config.corpus.tokens.sequence_length)
+    return divide_models(ranks, teachers, student, kinds, config.corpus.sequence_length)
 
 
 def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder) -> tuple[Config, Pair]:
@@ -196,7 +196,7 @@ def _digests(
         digests[member.setting] = (
             model_digest(member.model, shared)
             if own.kind == "custom"
-            else saved_digest(teacher_path(own), member.model, shared, config.corpus.cache.cache)
+            else saved_digest(teacher_path(own), member.model, shared, config.data.cache)
         )
     if config.student.init in ("pretrained", "custom"):
         digests["student"] = model_digest(student)
@@ -208,8 +208,8 @@ def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase 
     trained = config.student.tokenizer == "corpus"
     tokenizer = None if trained else tokenizer_of(config.student, task.kind) or shared
     if tokenizer is None:
-        tokenizer = task.new_tokenizer(config.corpus)
-        tokenizer.model_max_length = config.corpus.tokens.sequence_length
+        tokenizer = task.new_tokenizer(config.corpus, config.data)
+        tokenizer.model_max_length = config.corpus.sequence_length
     return tokenizer
 
 

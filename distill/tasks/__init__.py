@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import class_name, kinds
-from distill.config.settings import Config, CorpusConfig
+from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Batches, Collator, num_threads
 from distill.data.order import Order, order_of
 from distill.data.row_store import RowStore
@@ -65,7 +65,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
         """A tokenizer trained on the corpus, for a pair that brings none."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ def make_batches(
 ) -> Batches:
     """This rank's share of the rows [N, S] in their order; None: shuffled, as a whole or in windows."""
     if order is None:
-        order = order_of(rows, config.corpus.cache.shuffle_bytes, config.seed)
+        order = order_of(rows, config.data.shuffle_bytes, config.seed)
     threads, most_threads = num_threads(config.train.workers, ranks.local_size)
     return Batches(
         rows,

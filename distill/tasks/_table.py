@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
-from distill.config.settings import Config, CorpusConfig
+from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
 from distill.data.known_share import check_counts
 from distill.data.sample import sample_rows
@@ -63,7 +63,7 @@ class TableTask(Task):
         self.split = self._split(source, setting)
         self.examples = self.split.read(setting, training=False)
 
-    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
         raise SettingError(
             "student.tokenizer=null, and there is no model to take one from: give student.path of a pre-trained model, "
             "or the folder of a tokenizer"

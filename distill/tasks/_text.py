@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, CorpusConfig
+from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
 from distill.data.known_share import check_known
 from distill.data.mixed_tokens import prepare_mixture
@@ -32,7 +32,7 @@ class TextTask(Task):
         """What surrounds text in a row. Raises SettingError where the tokenizer lacks a token for that."""
 
     @abstractmethod
-    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
         """A tokenizer trained on the corpus, for a pair that brings none."""
 
     @abstractmethod
@@ -44,13 +44,13 @@ class TextTask(Task):
         """What makes the micro-batches of evaluation, which no setting changes: runs stay comparable."""
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
-        corpus = config.corpus
+        corpus, data = config.corpus, config.data
         order: Order | None = None
         if corpus.sources:
-            tokens, rows, order = prepare_mixture(corpus, tokenizer, self.row_format, config.seed)
+            tokens, rows, order = prepare_mixture(corpus, data, tokenizer, self.row_format, config.seed)
         else:
-            tokens = prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train", self.row_format)
-            rows = subsample_rows(tokens.rows, corpus.max_sequences, "training rows", corpus.cache.shuffle_bytes)
+            tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.row_format)
+            rows = subsample_rows(tokens.rows, corpus.max_sequences, "training rows", data.shuffle_bytes)
         for setting, each in {"corpus": tokens, **_sources(tokens)}.items():
             check_known(each, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)

@@ -41,7 +41,7 @@ class Classes(TableTask):
         config: Config,
         scoring: bool,
     ) -> ClassRows:
-        return class_rows(examples, tokenizer, config.corpus.tokens.sequence_length, "corpus.sequence_length")
+        return class_rows(examples, tokenizer, config.corpus.sequence_length, "corpus.sequence_length")
 
     def collator(self, rows: ClassRows) -> classes.Classes:
         return classes.Classes(rows, segments=True)

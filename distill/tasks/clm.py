@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, CorpusConfig
+from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data import byte_bpe
 from distill.data.collate.clm import CausalLM
 from distill.data.row_format import RowFormat, causal_rows
@@ -26,14 +26,14 @@ class Clm(TextTask):
     def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
         return causal_rows(tokenizer)
 
-    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
-        return byte_bpe.corpus_tokenizer(corpus)
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
+        return byte_bpe.corpus_tokenizer(corpus, data)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> CausalLM:
         return self.scoring_collator(config, tokenizer)
 
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
-        return CausalLM(causal_rows(tokenizer), config.corpus.tokens.cross_documents)
+        return CausalLM(causal_rows(tokenizer), config.corpus.cross_documents)
 
     def passes(self, scoring: Scoring) -> list[Pass]:
         from distill.evaluation.measures.sliding_window import WindowPass

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, CorpusConfig
+from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data import wordpiece
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
@@ -28,8 +28,8 @@ class Mlm(TextTask):
     def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
         return masked_rows(tokenizer)
 
-    def new_tokenizer(self, corpus: CorpusConfig) -> "PreTrainedTokenizerFast":
-        return wordpiece.corpus_tokenizer(corpus)
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
+        return wordpiece.corpus_tokenizer(corpus, data)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
         return masked_lm(config.objective.masking, tokenizer, counts)

@@ -24,7 +24,7 @@ class Spans(TableTask):
     def rows(
         self, split: Squad, examples: Questions, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
     ) -> SpanRows:
-        settings = SpanConfig(config.corpus.tokens.sequence_length, split.stride, split.max_query)
+        settings = SpanConfig(config.corpus.sequence_length, split.stride, split.max_query)
         return span_rows(examples, tokenizer, settings, "corpus", scoring)
 
     def collator(self, rows: SpanRows) -> spans.Spans:

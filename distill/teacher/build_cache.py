@@ -59,7 +59,7 @@ def build(
             _finish(cache, teacher.precision)
         except OSError as error:
             raise SettingError(
-                f"corpus.cache: {cache.folder} cannot be written ({error.strerror}); give another folder"
+                f"data.cache: {cache.folder} cannot be written ({error.strerror}); give another folder"
             ) from error
         cache.check()
     ranks.barrier()  # other machines may be slower
@@ -184,7 +184,7 @@ def _make_room(cache: Cache) -> None:
     free = shutil.disk_usage(cache.folder).free
     if missing > free:
         raise SettingError(
-            f"corpus.cache: the teacher cache {cache.folder} takes {missing / 1e9:.3g} GB more and there is room for "
+            f"data.cache: the teacher cache {cache.folder} takes {missing / 1e9:.3g} GB more and there is room for "
             f"{free / 1e9:.3g} GB; give another folder, or lower {cache.layout.largest}"
         )
 

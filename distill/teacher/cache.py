@@ -3,7 +3,7 @@
 Shapes: R training rows, N positions with soft targets in all of them, n in some, M entries kept exactly, K draws, V
 vocabulary.
 
-A cache is a folder `<corpus.cache>/teacher/<key>`:
+A cache is a folder `<data.cache>/teacher/<key>`:
 
     ids          [N, M] uint16, or int32 for V > 65536: the teacher's largest entries, largest first
     log_probs    [N, M + 1] float16, at the run's temperature; the last column is the joint mass of all other entries
@@ -16,7 +16,7 @@ A cache is a folder `<corpus.cache>/teacher/<key>`:
 
 Files of width 0 are left out. The key is a digest of contents: of the teacher's weights and tokenizer, of the rows and
 masks, and of the settings that decide what is kept. No path, device or number format is part of it (but for int8, which
-gives other probabilities), so that the folder can be copied to another machine's `corpus.cache` and is found there.
+gives other probabilities), so that the folder can be copied to another machine's `data.cache` and is found there.
 """
 
 import hashlib
@@ -200,7 +200,7 @@ def find(
     Args:
         origin: everything that decides what the cache holds; what it is computed on, and how many at once, is no part.
         positions: which positions of a batch carry soft targets.
-        folder: where caches are kept (`corpus.cache`).
+        folder: where caches are kept (`data.cache`).
 
     Raises:
         SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`,

@@ -22,7 +22,7 @@ def find_cache(config: Config, origin: dict[str, object], batches: Batches, posi
     """
     if not config.teacher.cache.wanted:
         return None
-    return find(config.teacher.cache, origin, batches, positions, config.corpus.cache.cache)
+    return find(config.teacher.cache, origin, batches, positions, config.data.cache)
 
 
 def make_teacher(

@@ -90,7 +90,7 @@ def load_members(
         member = Member(name, shares(config)[name], model, title)
         assert tokenizer is not None
         if shared is not None:
-            _check_member(member, tokenizer, members[0], shared, config.corpus.tokens.sequence_length)
+            _check_member(member, tokenizer, members[0], shared, config.corpus.sequence_length)
         shared = shared or tokenizer
         members.append(member)
     return members, shared

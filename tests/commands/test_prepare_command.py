@@ -17,7 +17,7 @@ def run(*arguments: str) -> int:
 
 
 def test_a_run_finds_what_was_prepared(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    settings = [f"corpus.tokens={tmp_path / 'tokens'}", f"corpus.cache={tmp_path / 'cache'}", "train.steps=1"]
+    settings = [f"data.tokens={tmp_path / 'tokens'}", f"data.cache={tmp_path / 'cache'}", "train.steps=1"]
     arguments = shelf.arguments(tmp_path / "run", *settings)
     assert run(*arguments) == 0
     said = capfd.readouterr().err
@@ -31,7 +31,7 @@ def test_a_run_finds_what_was_prepared(shelf: Shelf, tmp_path: Path, capfd: pyte
 
 
 def test_as_a_command_it_says_what_is_there(shelf: Shelf, tmp_path: Path) -> None:
-    arguments = shelf.arguments(tmp_path / "run", f"corpus.cache={tmp_path / 'cache'}")
+    arguments = shelf.arguments(tmp_path / "run", f"data.cache={tmp_path / 'cache'}")
     command = [sys.executable, "-m", "distill.prepare", *arguments]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert any(line.startswith("corpus: 1 shard, ") for line in said.splitlines()), said
@@ -42,7 +42,7 @@ def test_compression_and_shards_are_said_and_change_no_run(
 ) -> None:
     pytest.importorskip("distill.data.shards.open")  # what reads several shards
     monkeypatch.setattr("distill.data.sources._files.SHARD_BYTES", 1)
-    settings = [f"corpus.cache={tmp_path / 'cache'}", "corpus.shard_bytes=2000", "corpus.compression=zstd"]
+    settings = [f"data.cache={tmp_path / 'cache'}", "data.shard_bytes=2000", "data.compression=zstd"]
     assert run(*shelf.arguments(tmp_path / "run", *settings)) == 0
     (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("corpus: "))
     assert "6 shards, " in line and "; zstd made it " in line and line.endswith(" a second")
@@ -55,10 +55,10 @@ def test_compression_and_shards_are_said_and_change_no_run(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["corpus.compression=gzip"], "corpus.compression=gzip is not known: choose one of zstd"),
-        (["corpus.shard_bytes=0"], "corpus.shard_bytes=0 is too small"),
-        (["corpus.tokens="], "corpus.tokens= is empty"),
-        (["corpus.tokens=nowhere://a"], "corpus.tokens=nowhere://a"),
+        (["data.compression=gzip"], "data.compression=gzip is not known: choose one of zstd"),
+        (["data.shard_bytes=0"], "data.shard_bytes=0 is too small"),
+        (["data.tokens="], "data.tokens= is empty"),
+        (["data.tokens=nowhere://a"], "data.tokens=nowhere://a"),
         (["corpus.shard_byte=1"], "corpus.shard_byte"),
         (["corpus.heldout=0.1,0.2"], "this command is about one run"),
         (["corpus.heldout"], "corpus.heldout is not understood: write NAME=VALUE"),
@@ -68,7 +68,7 @@ def test_compression_and_shards_are_said_and_change_no_run(
 def test_bad_settings_are_one_line(
     shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], line: str
 ) -> None:
-    assert run(*shelf.arguments(tmp_path / "run", f"corpus.cache={tmp_path}", *arguments)) == 2
+    assert run(*shelf.arguments(tmp_path / "run", f"data.cache={tmp_path}", *arguments)) == 2
     (said,) = capfd.readouterr().err.splitlines()
     assert said.startswith(f"distill: {line}")
 
@@ -102,4 +102,4 @@ def test_help_says_what_it_does(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_shards_are_of_a_gibibyte_unless_said() -> None:
-    assert Config().corpus.cache.shard_bytes == 1 << 30 and Config().corpus.cache.compression is None
+    assert Config().data.shard_bytes == 1 << 30 and Config().data.compression is None

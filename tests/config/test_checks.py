@@ -98,9 +98,9 @@ BAD = [
     ("corpus.sequence_length", 4),
     ("corpus.max_sequences", 0),
     ("corpus.vocab_size", 10),
-    ("corpus.workers", 0),
-    ("corpus.shuffle_bytes", 0),
-    ("corpus.local_bytes", 1 << 32),  # less than twice the default of corpus.shuffle_bytes
+    ("data.workers", 0),
+    ("data.shuffle_bytes", 0),
+    ("data.local_bytes", 1 << 32),  # less than twice the default of data.shuffle_bytes
     ("corpus.fraction", 2.0),
     ("corpus.heldout", 1.0),
     ("teacher.kind", "borrowed"),

@@ -36,7 +36,7 @@ BAD = {
         ["evaluate.sets=[books]", "evaluate.missing=stop"],
         ["evaluate.sets", "evaluate.sources.books.path", "DISTILL_DATA"],
     ),
-    "no local storage": (["corpus.local=/proc/nowhere"], ["corpus.local=/proc/nowhere", "give another"]),
+    "no local storage": (["data.local=/proc/nowhere"], ["data.local=/proc/nowhere", "give another"]),
     "no such baseline": (["evaluate.baseline=/no/run"], ["evaluate.baseline=/no/run"]),
     "no such checkpoint": (["resume=/no/checkpoint"], ["resume=/no/checkpoint"]),
     "no teacher": (["teacher.path=/no/model"], ["teacher.path=/no/model"]),

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from text import some_text
-from tiny import corpus_config
+from tiny import parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data.wordpiece import corpus_tokenizer
 
 
@@ -16,17 +16,19 @@ from distill.data.wordpiece import corpus_tokenizer
 def words(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "a.txt").write_text(some_text(0, 4000))
-    return corpus_tokenizer(corpus_config(kind="text", path=str(folder), vocab_size=300, cache=str(folder / "cache")))
+    return corpus_tokenizer(
+        *parts(text_config(kind="text", path=str(folder), vocab_size=300, cache=str(folder / "cache")))
+    )
 
 
 @pytest.fixture
-def reviews(tmp_path: Path) -> CorpusConfig:
+def reviews(tmp_path: Path) -> Config:
     """60 documents of 1 to 400 words in two JSONL files; rows of 32; work in this process."""
     folder = tmp_path / "reviews"
     folder.mkdir()
     for name, seeds in (("a", range(40)), ("b", range(40, 60))):
         lines = [json.dumps({"text": some_text(seed, 1 + seed * seed % 400)}) for seed in seeds]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    return corpus_config(
+    return text_config(
         kind="jsonl", path=str(folder), sequence_length=32, cache=str(tmp_path / "cache"), workers=1, heldout=0.2
     )

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from text import some_text
-from tiny import changed, corpus_config
+from tiny import changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CacheConfig, CorpusConfig, DocumentUnit, Missing, SourceConfig
+from distill.config.settings import Config, DataConfig, DocumentUnit, Missing, SourceConfig
 from distill.data.byte_bpe import corpus_tokenizer
 from distill.data.encodings import guess
 from distill.data.readers import blocks
@@ -26,15 +26,15 @@ CHINESE = "我们的生活在这个城市里已经很多年了。他说。今天
 
 def read_all(**settings: object) -> tuple[list[str], list[str]]:
     """Texts, and what could not be read."""
-    source = find_source(SourceConfig(**settings), "corpus", CacheConfig())  # type: ignore[arg-type]
+    source = find_source(SourceConfig(**settings), "corpus", DataConfig())  # type: ignore[arg-type]
     assert source is not None
     errors: list[Unreadable | BadRecord] = []
     texts = [document.text for shard in source.shards() for document in read(source, shard, errors.append)]
     return texts, [str(error) for error in errors]
 
 
-def tokens_of(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast) -> Tokens:
-    return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train")
+def tokens_of(config: Config, tokenizer: PreTrainedTokenizerFast) -> Tokens:
+    return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), "train")
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_an_encoding_is_guessed(text: str, encoding: str, named: str) -> None:
 
 def test_gbk_is_named_and_read(tmp_path: Path, words: PreTrainedTokenizerFast) -> None:
     (tmp_path / "a.txt").write_bytes((CHINESE + "\n").encode("gbk") * 100)
-    corpus = corpus_config(
+    config = text_config(
         kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), workers=1, heldout=0.0, vocab_size=400
     )
-    for make in (lambda: tokens_of(corpus, words), lambda: corpus_tokenizer(corpus)):
+    for make in (lambda: tokens_of(config, words), lambda: corpus_tokenizer(*parts(config))):
         with pytest.raises(SettingError, match=r"100 of 100 records .* reads like gb18030.*corpus\.encoding") as caught:
             make()
         assert "\n" not in str(caught.value)
@@ -176,17 +176,17 @@ def test_bad_records_are_counted_and_above_a_share_the_run_stops(
     rows = [json.dumps({"text": some_text(number, 50)}) for number in range(100)]
     rows[3] = rows[7] = rows[9] = "{"
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
-    corpus = corpus_config(
+    config = text_config(
         kind="jsonl", path=f"{tmp_path}/a.jsonl", cache=str(tmp_path), workers=1, heldout=0.0, sequence_length=32
     )
-    found = tokens_of(corpus, words)
+    found = tokens_of(config, words)
     assert (found.documents, found.unread.bad, found.unread.records) == (97, 3, 100)
     (line,) = found.unread.lines()
     assert line.startswith("left out 3 of 100 records (3.00%), first a.jsonl, line 4: not JSON")
     with pytest.raises(SettingError, match=r"3 of 100 records \(3\.0%\) are bad, more than corpus\.max_invalid=0\.01"):
-        tokens_of(changed(corpus, max_invalid=0.01), words)
+        tokens_of(changed(config, max_invalid=0.01), words)
     with pytest.raises(SettingError, match=r"a\.jsonl, line 4: not JSON.*corpus\.invalid_files=skip"):
-        tokens_of(changed(corpus, invalid_files=Missing.stop), words)
+        tokens_of(changed(config, invalid_files=Missing.stop), words)
 
 
 def test_data_sets_saved_to_disk_are_read_as_they_are(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_text_without_a_blank_is_cut() -> None:
 
 MEASURE = """
 import resource, sys
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data.sources import find_source, read
 import numpy, pyarrow.parquet
 from pathlib import Path
@@ -221,7 +221,7 @@ from distill.data import byte_bpe
 from distill.data.new_tokenizer import write_tokenizer
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 settings = SourceConfig(kind=sys.argv[1], path=sys.argv[2])
-source = find_source(settings, "corpus", CacheConfig())
+source = find_source(settings, "corpus", DataConfig())
 texts = (document.text for shard in source.shards() for document in read(source, shard))
 if sys.argv[3] == "train":
     write_tokenizer(byte_bpe.train, texts, 400, Path(sys.argv[2] + ".json"))

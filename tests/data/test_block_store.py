@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from stored import Faulty, folder_of_files, write_shards
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data import remote
 from distill.data.row_store import RowStore, starts_of
 from distill.data.shards.block_store import BlockStore
@@ -46,8 +46,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.01)
 
 
-def settings(folder: Path, blocks: int = 100, **more: object) -> CacheConfig:
-    return CacheConfig(**{"cache": str(folder), "local_bytes": blocks * BLOCK_BYTES, "shuffle_bytes": 1000, **more})
+def settings(folder: Path, blocks: int = 100, **more: object) -> DataConfig:
+    return DataConfig(**{"cache": str(folder), "local_bytes": blocks * BLOCK_BYTES, "shuffle_bytes": 1000, **more})
 
 
 def open_store(place: Path | str, folder: Path, blocks: int = 100) -> BlockStore:
@@ -258,9 +258,7 @@ def test_damage_in_storage_is_found(rows: np.ndarray, tmp_path: Path) -> None:
 
 def test_a_full_cache_says_so(places: dict[str | None, Path], tmp_path: Path) -> None:
     store = open_rows(str(places["zstd"]), "train", settings(tmp_path, local_bytes=1000, shuffle_bytes=500))
-    with pytest.raises(
-        StorageFailed, match=r"corpus\.cache=.*: no room for a block of 1\.\d+ kB.*corpus\.local_bytes="
-    ):
+    with pytest.raises(StorageFailed, match=r"data\.cache=.*: no room for a block of 1\.\d+ kB.*data\.local_bytes="):
         store[np.array([0])]
 
 
@@ -272,5 +270,5 @@ def test_an_index_that_is_none(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(SettingError, match=r"corpus\.tokens=gs://.*pip install 'distill\[gcs\]'"):
+    with pytest.raises(SettingError, match=r"data\.tokens=gs://.*pip install 'distill\[gcs\]'"):
         open_rows("gs://bucket/tokens", "train", settings(tmp_path))

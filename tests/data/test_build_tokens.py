@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from job import ROOT
 from text import some_text, tokens_of
-from tiny import changed, corpus_config
+from tiny import changed, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CacheConfig, CorpusConfig
+from distill.config.settings import Config, DataConfig
 from distill.data.disk_cache import workers
 from distill.data.sources import _files
 from distill.runtime.errors import SettingError
@@ -27,6 +27,7 @@ from distill.runtime.errors import SettingError
 CHILD = """
 import logging, sys, time
 from distill.config.compose import corpus_config
+from distill.config.settings import DataConfig
 from distill.data.shards import host
 from distill.data.sources import _files
 from distill.data.tokens import corpus_text, prepare
@@ -39,17 +40,17 @@ if __name__ == "__main__":
     _files.SHARD_BYTES = 1
     pack = host.pack
     host.pack = lambda *args: (time.sleep(0.2), pack(*args))[1]  # real books take longer than these
-    given = {"kind": "text", "path": path, "cache": cache, "workers": 1, "heldout": 0.1, "sequence_length": 32}
-    corpus = corpus_config(given)
+    given = {"kind": "text", "path": path, "heldout": 0.1, "sequence_length": 32}
+    corpus, data = corpus_config(given), DataConfig(cache=cache, workers=1)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=tokenizer, **SPECIAL)
-    print(prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "train").digest)
+    print(prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train").digest)
 """
 
 
 @pytest.fixture
 def child(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> tuple[CorpusConfig, list[str], dict[str, str]]:
+) -> tuple[Config, list[str], dict[str, str]]:
     """A corpus of eight shards, and the command and environment of a process that prepares it slowly."""
     monkeypatch.setattr(_files, "SHARD_BYTES", 1)
     folder = tmp_path / "books"
@@ -59,20 +60,20 @@ def child(
     (tmp_path / "child.py").write_text(CHILD)
     tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     arguments = [str(folder), str(tmp_path / "cache"), str(tmp_path / "tokenizer.json")]
-    corpus = corpus_config(
+    config = text_config(
         kind="text", path=str(folder), cache=str(tmp_path / "cache"), workers=1, heldout=0.1, sequence_length=32
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return corpus, [sys.executable, str(tmp_path / "child.py"), *arguments], environment
+    return config, [sys.executable, str(tmp_path / "child.py"), *arguments], environment
 
 
 def test_a_killed_build_goes_on_and_gives_the_same(
-    child: tuple[CorpusConfig, list[str], dict[str, str]],
+    child: tuple[Config, list[str], dict[str, str]],
     tokenizer: PreTrainedTokenizerFast,
     tmp_path: Path,
     lines: list[str],
 ) -> None:
-    corpus, command, environment = child
+    config, command, environment = child
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(list((tmp_path / "cache").glob("tokens/*.build/*/*.json"))) < 2:
@@ -80,14 +81,14 @@ def test_a_killed_build_goes_on_and_gives_the_same(
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    found = tokens_of(corpus, tokenizer)
+    found = tokens_of(config, tokenizer)
     assert any("was begun" in line for line in lines)
-    assert found.digest == tokens_of(changed(corpus, cache=str(tmp_path / "fresh")), tokenizer).digest
+    assert found.digest == tokens_of(changed(config, cache=str(tmp_path / "fresh")), tokenizer).digest
     left = [path for path in (tmp_path / "cache" / "tokens").rglob("*") if path.name.endswith((".build", ".new"))]
     assert not left
 
 
-def test_two_at_once_make_it_once(child: tuple[CorpusConfig, list[str], dict[str, str]]) -> None:
+def test_two_at_once_make_it_once(child: tuple[Config, list[str], dict[str, str]]) -> None:
     _, command, environment = child
     pair = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     (a, b) = (process.communicate(timeout=120)[0].splitlines() for process in pair)
@@ -95,7 +96,7 @@ def test_two_at_once_make_it_once(child: tuple[CorpusConfig, list[str], dict[str
     assert sum("preparing tokens" in line for line in a + b) == 1
 
 
-def test_the_second_process_waits_and_says_so(reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_second_process_waits_and_says_so(reviews: Config, tokenizer: PreTrainedTokenizerFast) -> None:
     found = tokens_of(reviews, tokenizer)
     folder = Path(str(found.rows.filename)).parent
     kept = folder.rename(folder.with_name("kept"))
@@ -120,8 +121,8 @@ def test_the_second_process_waits_and_says_so(reviews: CorpusConfig, tokenizer: 
 
 
 def test_a_killed_worker_is_one_clear_line() -> None:
-    killed = pytest.raises(SettingError, match=r"^corpus\.workers=2: a process .* was killed")
-    with killed, workers(CacheConfig(workers=2)) as pool:
+    killed = pytest.raises(SettingError, match=r"^data\.workers=2: a process .* was killed")
+    with killed, workers(DataConfig(workers=2)) as pool:
         assert pool is not None
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
@@ -129,8 +130,8 @@ def test_a_killed_worker_is_one_clear_line() -> None:
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
         "import os, time\nfrom distill.data.disk_cache import workers\n"
-        "from distill.config.settings import CacheConfig\n"
-        "if __name__ == '__main__':\n    with workers(CacheConfig(workers=2)) as pool:\n"
+        "from distill.config.settings import DataConfig\n"
+        "if __name__ == '__main__':\n    with workers(DataConfig(workers=2)) as pool:\n"
         "        print(pool.submit(os.getpid).result(), flush=True)\n        time.sleep(60)\n"
     )
     parent = subprocess.Popen(

@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 from test_tokens import documents_of
-from tiny import changed, make_tokenizer
+from tiny import changed, make_tokenizer, parts
 from vocabularies import special_ids, vocabulary_of
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data.packing import Packing
 from distill.data.row_format import RowFormat, causal_rows, masked_rows
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.runtime.errors import SettingError
 
 
-def tokens_of(corpus: CorpusConfig, tokenizer: Any, part: str = "all") -> Tokens:
-    return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, part, causal_rows)
+def tokens_of(config: Config, tokenizer: Any, part: str = "all") -> Tokens:
+    return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), part, causal_rows)
 
 
 def naive(texts: list[str], tokenizer: Any, length: int, cross: bool, pad: int) -> list[list[int]]:
@@ -32,26 +32,26 @@ def naive(texts: list[str], tokenizer: Any, length: int, cross: bool, pad: int) 
 # GPT-2 has one token for both ends and none for padding, Llama 3 one for each end, Qwen pads with its end.
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
 @pytest.mark.parametrize("cross", [False, True])
-def test_rows_are_those_of_a_naive_packer(reviews: CorpusConfig, family: str, cross: bool) -> None:
+def test_rows_are_those_of_a_naive_packer(reviews: Config, family: str, cross: bool) -> None:
     tokenizer = vocabulary_of(family)
-    corpus = changed(reviews, sequence_length=48, cross_documents=cross, heldout=0.0)
-    found = tokens_of(corpus, tokenizer, "train")
+    config = changed(reviews, sequence_length=48, cross_documents=cross, heldout=0.0)
+    found = tokens_of(config, tokenizer, "train")
     pad = len(tokenizer)
-    rows = naive(documents_of(corpus), tokenizer, 48, cross, pad)
+    rows = naive(documents_of(config), tokenizer, 48, cross, pad)
     np.testing.assert_array_equal(found.rows, rows)
     assert found.documents == 60 and found.tokens == sum(id_ != pad for row in rows for id_ in row)
     assert len(found.counts) == len(tokenizer) and found.counts.sum() == found.tokens
 
 
-def test_padding_that_is_a_token_of_its_own_is_kept(reviews: CorpusConfig) -> None:
+def test_padding_that_is_a_token_of_its_own_is_kept(reviews: Config) -> None:
     tokenizer = vocabulary_of("gemma")
     assert causal_rows(tokenizer) == RowFormat(None, None, 2, 1, None, 0, 1)
     rows = tokens_of(changed(reviews, heldout=0.0), tokenizer, "train").rows
     assert (rows[:, 0] != 0).all() and (rows == 0).any() and (rows == 2).sum() == (rows == 1).sum() == 60
 
 
-def test_the_name_of_a_special_token_in_a_text_is_text(reviews: CorpusConfig) -> None:
-    folder = Path(str(reviews.source.path))
+def test_the_name_of_a_special_token_in_a_text_is_text(reviews: Config) -> None:
+    folder = Path(str(reviews.corpus.source.path))
     (folder / "a.jsonl").write_text('{"text": "one <|endoftext|> two"}')
     (folder / "b.jsonl").unlink()
     tokenizer = vocabulary_of("gpt2")
@@ -61,7 +61,7 @@ def test_the_name_of_a_special_token_in_a_text_is_text(reviews: CorpusConfig) ->
     assert tokenizer.decode(ids[:-1]) == "one <|endoftext|> two"
 
 
-def test_a_vocabulary_that_fills_its_number_format_leaves_room_for_the_padding(reviews: CorpusConfig) -> None:
+def test_a_vocabulary_that_fills_its_number_format_leaves_room_for_the_padding(reviews: Config) -> None:
     settings: dict[str, Any] = {"tokenizer": "", "sequence_length": 8, "cross_documents": True, "held_out": None}
     for vocabulary, dtype in ((65535, np.uint16), (65536, np.uint32)):
         rows = RowFormat(None, None, None, 0, None, vocabulary, 1)

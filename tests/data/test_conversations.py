@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from job import distill, metrics, results
 
-SMALL = ["corpus.cache=cache", "corpus.workers=1", "corpus.sequence_length=64", "corpus.heldout=0.2", "precision=fp32"]
+SMALL = ["data.cache=cache", "data.workers=1", "corpus.sequence_length=64", "corpus.heldout=0.2", "precision=fp32"]
 SMALL += ["train.steps=4", "evaluate=heldout", "evaluate.max_sequences=16"]
 COLOURS = ["red", "blue", "green", "white", "brown"]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from shards import assert_same_rows, packing, prepare, write_text
 from text import some_text, tokens_of
-from tiny import changed, corpus_config
+from tiny import changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.corpus import Duplicates, NearConfig
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data import first_pass, near_duplicates, tokens
 from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, dropped, merged, repeated, save, write_digests, write_dropped
@@ -39,17 +39,17 @@ def write(folder: Path, files: list[list[str]]) -> None:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusConfig:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Three units of work with 55 different documents, of which 12 come again."""
     monkeypatch.setattr(_files, "SHARD_BYTES", 1)
     files = [TEXTS[:20] + TEXTS[:3], [f"{TEXTS[5]}\n", *TEXTS[20:40], TEXTS[5]], TEXTS[40:] + TEXTS[18:25]]
     write(tmp_path / "texts", files)
     given = {"sequence_length": 32, "heldout": 0.2, "workers": 1, "cache": str(tmp_path / "cache")}
-    return corpus_config(kind="jsonl", path=str(tmp_path / "texts"), **given)
+    return text_config(kind="jsonl", path=str(tmp_path / "texts"), **given)
 
 
-def documents_of(corpus: CorpusConfig) -> list[str]:
-    paths = sorted(Path(str(corpus.source.path)).iterdir())
+def documents_of(config: Config) -> list[str]:
+    paths = sorted(Path(str(config.corpus.source.path)).iterdir())
     return [json.loads(line)["text"] for path in paths for line in path.read_text().splitlines()]
 
 
@@ -95,30 +95,30 @@ def test_a_document_of_parts_is_known_by_all_of_them() -> None:
     assert digest_of("Yes.\n") == digest_of("Yes.") != digest_of("yes.")
 
 
-def test_duplicates_are_counted_and_the_rows_stay(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-    kept = tokens_of(changed(corpus, duplicates=Duplicates.keep), tokenizer)
+def test_duplicates_are_counted_and_the_rows_stay(config: Config, tokenizer: PreTrainedTokenizerFast) -> None:
+    kept = tokens_of(changed(config, duplicates=Duplicates.keep), tokenizer)
     assert kept.duplicates is None
-    other = changed(corpus, cache=f"{corpus.cache.cache}2")
+    other = changed(config, cache=f"{config.data.cache}2")
     counted = tokens_of(other, tokenizer)
     assert counted.duplicates == {"documents": 67, "exact": 12} and counted.digest == kept.digest
-    assert [path.name for path in (Path(other.cache.cache) / "tokens").glob("*") if path.suffix != ".lock"] == [
-        path.name for path in (Path(corpus.cache.cache) / "tokens").glob("*") if path.suffix != ".lock"
+    assert [path.name for path in (Path(other.data.cache) / "tokens").glob("*") if path.suffix != ".lock"] == [
+        path.name for path in (Path(config.data.cache) / "tokens").glob("*") if path.suffix != ".lock"
     ]
 
 
 def test_what_drop_leaves_is_the_text_without_copies(
-    corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, lines: list[str]
+    config: Config, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, lines: list[str]
 ) -> None:
-    dropping = changed(corpus, duplicates=Duplicates.drop)
+    dropping = changed(config, duplicates=Duplicates.drop)
     found = tokens_of(dropping, tokenizer)
     assert found.duplicates == {"documents": 67, "exact": 12, "near": 0, "dropped": 12}
     assert any("12 of 67 documents have the text of an earlier one; left out" in line for line in lines)
     write(tmp_path / "once", [TEXTS[:20], TEXTS[20:40], TEXTS[40:]])
-    once = changed(corpus, path=str(tmp_path / "once"))
+    once = changed(config, path=str(tmp_path / "once"))
     for part in ("train", "heldout"):
         wanted = tokens_of(once, tokenizer, part)
         assert tokens_of(dropping, tokenizer, part).digest == wanted.digest
-    assert found.digest != tokens_of(corpus, tokenizer).digest
+    assert found.digest != tokens_of(config, tokenizer).digest
 
 
 def with_copies(folder: Path) -> Path:
@@ -224,7 +224,7 @@ def jaccard(first: str, second: str, length: int) -> float:
 
 
 def test_near_copies_leave_the_training_text_and_held_out_ones_stay(
-    corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    config: Config, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     pytest.importorskip("datasketch")
     long = [some_text(seed, 400) for seed in range(100, 160)]
@@ -235,7 +235,7 @@ def test_near_copies_leave_the_training_text_and_held_out_ones_stay(
     assert max(jaccard(long[number], text, settings.shingle) for number, text in far.items()) < 0.4
     documents = [*long, *near.values(), *far.values(), long[7]]
     write(tmp_path / "near", [documents[:30], documents[30:65], documents[65:]])
-    given = changed(corpus, path=str(tmp_path / "near"), duplicates=Duplicates.near, heldout=0.3)
+    given = changed(config, path=str(tmp_path / "near"), duplicates=Duplicates.near, heldout=0.3)
     found = tokens_of(given, tokenizer)
     assert found.duplicates == {"documents": 81, "exact": 1, "near": 10, "dropped": 11}
 
@@ -254,9 +254,9 @@ def test_near_copies_leave_the_training_text_and_held_out_ones_stay(
 
 
 def test_near_without_datasketch_or_memory_is_one_line(
-    corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    config: Config, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = changed(corpus, duplicates=Duplicates.near)
+    given = changed(config, duplicates=Duplicates.near)
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, "datasketch", None)
         with pytest.raises(
@@ -269,7 +269,7 @@ def test_near_without_datasketch_or_memory_is_one_line(
         tokens_of(given, tokenizer)
 
 
-def test_evaluation_sets_keep_their_copies(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-    dropping = changed(corpus, duplicates=Duplicates.drop)
-    whole = tokens.prepare(tokens.corpus_text(dropping), tokenizer, dropping.tokens, dropping.cache, "all")
+def test_evaluation_sets_keep_their_copies(config: Config, tokenizer: PreTrainedTokenizerFast) -> None:
+    dropping = changed(config, duplicates=Duplicates.drop)
+    whole = tokens.prepare(tokens.corpus_text(*parts(dropping)), tokenizer, *parts(dropping), "all")
     assert whole.documents == 67 and whole.duplicates is None

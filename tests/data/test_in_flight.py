@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stored import write_shards
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data import remote
 from distill.data.shards import fetch
 from distill.data.shards.block_store import BlockStore
@@ -99,7 +99,7 @@ def test_a_store_that_needs_many_blocks_fetches_few_at_a_time(tmp_path: Path, mo
 
     monkeypatch.setattr(Blocks, "plain", counted)
     for num_bytes, at_once in ((1, 1), (1 << 30, 12)):
-        cache = CacheConfig(cache=str(tmp_path / str(at_once)), local_bytes=1 << 20, shuffle_bytes=100)
+        cache = DataConfig(cache=str(tmp_path / str(at_once)), local_bytes=1 << 20, shuffle_bytes=100)
         store = open_rows(str(tmp_path / "s"), "train", cache)
         assert isinstance(store, BlockStore)
         store.cache._in_flight.most_bytes = num_bytes

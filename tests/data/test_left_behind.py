@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shards import packing, read_rows, source_of, write_text
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data import tokens
 from distill.data.left_behind import remove_left_behind, scratch_name
 from distill.data.shards.claims import STALE
@@ -38,7 +38,7 @@ def test_folders_of_hosts_that_are_gone_are_removed_and_no_others(tmp_path: Path
 
 def test_whoever_finds_the_rows_finished_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that was killed after it had written meta.json leaves the work folder as well."""
-    cache = CacheConfig(cache=str(tmp_path / "cache"), workers=1)
+    cache = DataConfig(cache=str(tmp_path / "cache"), workers=1)
     text, folder = Text((source_of(write_text(tmp_path / "text", 1)),), "corpus"), LocalFolder(str(tmp_path / "rows"))
     tokens._build_once(folder, text, packing(), cache)
     rows = read_rows(tmp_path / "rows", "train")
@@ -51,7 +51,7 @@ def test_whoever_finds_the_rows_finished_cleans_up(tmp_path: Path, monkeypatch: 
 
 
 def test_rows_that_may_only_be_read_are_used_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = CacheConfig(cache=str(tmp_path / "none"), workers=1)
+    cache = DataConfig(cache=str(tmp_path / "none"), workers=1)
     folder = LocalFolder(str(tmp_path / "rows"))
     folder.write("meta.json", b"{}")
     folder.write("parts/00000.claim", b"{}")

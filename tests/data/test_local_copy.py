@@ -15,7 +15,7 @@ from text import tokens_of
 from tiny import changed
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data.local_copy import NOTE, local_copy
 from distill.runtime.errors import SettingError
 
@@ -39,7 +39,7 @@ def inodes(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_ino for file in folder.iterdir()}
 
 
-def test_rows_are_those_of_the_cache(reviews: CorpusConfig, words: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_rows_are_those_of_the_cache(reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     local = changed(reviews, local=f"{tmp_path}/nvme")
     for part in ("train", "heldout"):
         copied, cached = tokens_of(local, words, part), tokens_of(reviews, words, part)
@@ -122,9 +122,7 @@ def test_two_processes_at_once_copy_once(cache: Path, tmp_path: Path) -> None:
 def test_no_room_is_refused_and_leaves_nothing(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 999, 999))
-    with pytest.raises(
-        SettingError, match=r"^corpus\.local=.*nvme: .*999 bytes are free, 20,002 are needed.*make room"
-    ):
+    with pytest.raises(SettingError, match=r"^data\.local=.*nvme: .*999 bytes are free, 20,002 are needed.*make room"):
         local_copy(cache, f"{tmp_path}/nvme")
     assert not list((tmp_path / "nvme" / "copies").glob("abc*/"))
 
@@ -139,19 +137,19 @@ def test_a_disk_that_fills_up_is_refused_and_leaves_nothing(
         copyfile(source, "/dev/full" if source.name == "train" else target)
 
     monkeypatch.setattr(shutil, "copyfile", onto_a_full_disk)
-    with pytest.raises(SettingError, match=r"^corpus\.local=.*No space left on device.*make room"):
+    with pytest.raises(SettingError, match=r"^data\.local=.*No space left on device.*make room"):
         local_copy(cache, f"{tmp_path}/nvme")
     assert not list((tmp_path / "nvme" / "copies").glob("abc*/"))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(
-    reviews: CorpusConfig,
+    reviews: Config,
     words: PreTrainedTokenizerFast,
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("")
     for folder in (f"{tmp_path}/file", f"{tmp_path}/file/below", "/proc/nowhere"):
-        with pytest.raises(SettingError, match=rf"^corpus\.local={folder}: cannot be made .*give another"):
+        with pytest.raises(SettingError, match=rf"^data\.local={folder}: cannot be made .*give another"):
             tokens_of(changed(reviews, local=folder), words)
 
 
@@ -159,7 +157,7 @@ def test_the_run_and_its_identity_do_not_hang_on_it(shelf: Shelf) -> None:
     """Begun on one node's storage and gone on with on another's: the same run as without."""
     plain, moved = shelf.root / "all-in-one", shelf.root / "moved"
     assert shelf.run(plain, "train.epochs=1") == 0
-    assert shelf.run(moved, "train.epochs=1", f"corpus.local={shelf.root / 'node1'}") == 0
+    assert shelf.run(moved, "train.epochs=1", f"data.local={shelf.root / 'node1'}") == 0
     assert_same(plain, moved)
     of_moved, of_plain = results(moved), results(plain)
     assert of_moved["identity"] == of_plain["identity"] and "local" not in json.dumps(of_moved["identity"])
@@ -169,6 +167,6 @@ def test_the_run_and_its_identity_do_not_hang_on_it(shelf: Shelf) -> None:
     (moved / "results.json").unlink()
     shutil.rmtree(sorted((moved / "checkpoints").iterdir())[-1])
     shutil.rmtree(moved / "student")
-    assert shelf.run(moved, "train.epochs=1", f"corpus.local={shelf.root / 'node2'}") == 0
+    assert shelf.run(moved, "train.epochs=1", f"data.local={shelf.root / 'node2'}") == 0
     assert_same(plain, moved)
     assert list((shelf.root / "node2" / "copies").glob("*/train-00000.rows"))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from job import composed
 from text import some_text
-from tiny import corpus_config, make_masks
+from tiny import change, make_masks, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data import mixture
 from distill.data.batches import Batches
 from distill.data.mixed_tokens import prepare_mixture
@@ -206,7 +206,7 @@ def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) ->
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> CorpusConfig:
+def config(tmp_path: Path) -> Config:
     """Two sources: one of 60 documents with 2 copies, and one of 12, held out by blocks."""
     for name, seeds in (("many", [*range(60), 3, 5]), ("few", range(100, 112))):
         folder = tmp_path / name
@@ -218,13 +218,13 @@ def corpus(tmp_path: Path) -> CorpusConfig:
         "few": {"kind": "text", "path": str(tmp_path / "few"), "weight": 3},
     }
     given = {"sequence_length": 32, "heldout": 0.2, "workers": 1, "cache": str(tmp_path / "cache")}
-    return corpus_config(kind="mixture", sources=sources, **given)
+    return text_config(kind="mixture", sources=sources, **given)
 
 
-def test_a_mixture_is_its_sources_weighted(corpus: CorpusConfig, words: PreTrainedTokenizerFast) -> None:
-    tokens, rows, order = prepare_mixture(corpus, words, masked_rows, seed=0)
-    texts = corpus_texts(corpus)
-    alone = {name: prepare(text, words, corpus.tokens, corpus.cache, "train") for name, text in texts.items()}
+def test_a_mixture_is_its_sources_weighted(config: Config, words: PreTrainedTokenizerFast) -> None:
+    tokens, rows, order = prepare_mixture(*parts(config), words, masked_rows, seed=0)
+    texts = corpus_texts(*parts(config))
+    alone = {name: prepare(text, words, *parts(config), "train") for name, text in texts.items()}
     assert np.array_equal(rows[np.arange(len(rows))], np.concatenate([each.rows for each in alone.values()]))
     assert len(order) == len(rows) and order.quotas.tolist() == quotas([1, 3], len(rows)).tolist()
     fed = order.numbers(0, np.arange(len(order)))
@@ -237,12 +237,12 @@ def test_a_mixture_is_its_sources_weighted(corpus: CorpusConfig, words: PreTrain
     assert "% many (62 text files" in tokens.name and "% few (12 text files" in tokens.name
 
 
-def test_corpus_rows_are_shared_by_weight(corpus: CorpusConfig, words: PreTrainedTokenizerFast) -> None:
-    corpus = corpus.changed(max_sequences=400)
-    tokens, rows, order = prepare_mixture(corpus, words, masked_rows, seed=0)
+def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedTokenizerFast) -> None:
+    config = change(config, "corpus.max_sequences", 400)
+    tokens, rows, order = prepare_mixture(*parts(config), words, masked_rows, seed=0)
     few = len(tokens.sources["few"].rows)
     assert few < 300 and order.sizes.tolist() == [100, few] and len(rows) == len(order) == 100 + few
-    other = prepare_mixture(corpus, words, masked_rows, seed=5)
+    other = prepare_mixture(*parts(config), words, masked_rows, seed=5)
     assert np.array_equal(other.rows[np.arange(50)], rows[np.arange(50)]), "the choice does not depend on the seed"
     assert other.tokens.digest == tokens.digest
 

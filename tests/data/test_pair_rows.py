@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from job import book
-from tiny import CLS, PAD, SEP, corpus_config
+from tiny import CLS, PAD, SEP, parts, text_config
 
 from distill.data.pair_rows import PairWriter
 from distill.data.row_format import RowFormat, paired_rows
@@ -98,8 +98,8 @@ def test_long_sentences_are_cut_rather_than_lost() -> None:
 
 def prepared(path: Path, tokenizer: Any, cache: Path, **more: Any) -> Tokens:
     given = {"kind": "text", "path": str(path), "sequence_length": 32, "heldout": 0.0, "workers": 1}
-    corpus = corpus_config(**{**given, "cache": str(cache), **more})
-    return prepare(corpus_text(corpus), tokenizer, corpus.tokens, corpus.cache, "all", paired_rows)
+    config = text_config(**{**given, "cache": str(cache), **more})
+    return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), "all", paired_rows)
 
 
 @pytest.mark.parametrize(("unit", "documents"), [("line", 6), ("blank", 3), ("file", 1), (None, 1)])

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from text import some_text, tokens_of
-from tiny import changed, corpus_config
+from tiny import changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data import part_of_text
 from distill.data.document import Document, Part
 from distill.data.part_of_text import PartOfText, larger, part_needed
@@ -21,7 +21,7 @@ LENGTH = 16
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusConfig:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """60 documents of 100 to 3,000 words, of which so few as 40 rows are worth leaving the rest out."""
     monkeypatch.setattr(part_of_text, "SMALL", 1000)
     folder = tmp_path / "lines"
@@ -29,7 +29,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusConfig:
     for file in range(4):
         texts = [some_text(100 * file + number, 100 if number % 3 else 3000) for number in range(15)]
         (folder / f"{file}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return corpus_config(
+    return text_config(
         kind="jsonl", path=str(folder), cache=str(tmp_path / "cache"), heldout=0.1, sequence_length=LENGTH, workers=1
     )
 
@@ -39,44 +39,44 @@ def bodies(rows: np.ndarray) -> set[bytes]:
 
 
 def test_a_part_gives_enough_rows_and_holds_out_the_same(
-    corpus: CorpusConfig, words: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+    config: Config, words: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "distill")
-    whole, some = tokens_of(corpus, words), tokens_of(changed(corpus, max_sequences=40), words)
+    whole, some = tokens_of(config, words), tokens_of(changed(config, max_sequences=40), words)
     assert 40 <= len(some.rows) < len(whole.rows) / 4
     assert any("of about 1/" in line and line.endswith("of it, as few rows are needed") for line in caplog.messages)
-    held = [tokens_of(each, words, "heldout") for each in (corpus, changed(corpus, max_sequences=40))]
+    held = [tokens_of(each, words, "heldout") for each in (config, changed(config, max_sequences=40))]
     assert held[0].digest == held[1].digest and len(held[0].rows) > 10
     assert not bodies(some.rows[:]) & bodies(held[0].rows[:])
 
 
 def test_processes_files_and_the_exact_number_change_nothing(
-    corpus: CorpusConfig, words: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, words: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = tokens_of(changed(corpus, max_sequences=40), words)
+    some = tokens_of(changed(config, max_sequences=40), words)
     monkeypatch.setattr("distill.data.sources._files.SHARD_BYTES", 1)
-    again = tokens_of(changed(corpus, max_sequences=40, cache=str(tmp_path / "other"), workers=2), words)
-    near = tokens_of(changed(corpus, max_sequences=41, cache=str(tmp_path / "third")), words)
+    again = tokens_of(changed(config, max_sequences=40, cache=str(tmp_path / "other"), workers=2), words)
+    near = tokens_of(changed(config, max_sequences=41, cache=str(tmp_path / "third")), words)
     assert some.digest == again.digest == near.digest
 
 
 def test_too_few_rows_are_made_up_for(
-    corpus: CorpusConfig, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    config: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the files hold less text than their size tells."""
     monkeypatch.setattr(part_of_text, "expected_tokens", lambda shard: 100 * expected_tokens(shard))
-    assert len(tokens_of(changed(corpus, max_sequences=300), words).rows) >= 300
-    everything = changed(corpus, max_sequences=10**6)
-    assert tokens_of(everything, words).digest == tokens_of(corpus, words).digest
+    assert len(tokens_of(changed(config, max_sequences=300), words).rows) >= 300
+    everything = changed(config, max_sequences=10**6)
+    assert tokens_of(everything, words).digest == tokens_of(config, words).digest
 
 
 def test_prepared_folders_and_small_texts_are_whole(
-    corpus: CorpusConfig, words: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, words: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tokens_of(corpus, words).digest
-    assert tokens_of(changed(corpus, max_sequences=40, tokens=str(tmp_path / "tokens")), words).digest == whole
+    whole = tokens_of(config, words).digest
+    assert tokens_of(changed(config, max_sequences=40, tokens=str(tmp_path / "tokens")), words).digest == whole
     monkeypatch.setattr(part_of_text, "SMALL", 1 << 20)
-    assert tokens_of(changed(corpus, max_sequences=40), words).digest == whole
+    assert tokens_of(changed(config, max_sequences=40), words).digest == whole
 
 
 def test_stretches_are_of_the_document_and_those_of_less_are_among_those_of_more() -> None:
@@ -100,8 +100,8 @@ def test_documents_with_prompts_are_used_whole_or_not() -> None:
     assert all(found in chats for found in used) and 25 <= len(used) <= 80
 
 
-def test_of_a_text_too_large_to_read_some_units_are_read(corpus: CorpusConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = corpus_text(corpus).sources[0]
+def test_of_a_text_too_large_to_read_some_units_are_read(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = corpus_text(*parts(config)).sources[0]
     work = [Work(Shard((f"{number}.jsonl",), size=40 << 20), source) for number in range(1000)]
     part = part_needed(5000, 128, work)
     smaller, units = part.units(work)
@@ -112,8 +112,8 @@ def test_of_a_text_too_large_to_read_some_units_are_read(corpus: CorpusConfig, m
     assert part_needed(5000, 128, few).units(few)[1] == few
 
 
-def test_where_nobody_knows_the_size_all_is_read(corpus: CorpusConfig) -> None:
-    source = find_source(corpus.source, "corpus", corpus.cache)
+def test_where_nobody_knows_the_size_all_is_read(config: Config) -> None:
+    source = find_source(config.corpus.source, "corpus", config.data)
     assert source is not None
     assert part_needed(10, LENGTH, [Work(Shard(("a.jsonl",), size=1 << 30), source)]).share < 0.01
     assert part_needed(10, LENGTH, [Work(Shard(("a.jsonl",)), source)]).whole

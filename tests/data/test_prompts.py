@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from chats import FORMAT, TEMPLATE, TOKENIZER, chats, conversations, naive_rows, tokens_of
 from test_sources import write_lines
-from tiny import PAD, SEP, changed, corpus_config
+from tiny import PAD, SEP, changed, parts, text_config
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.component import Component
-from distill.config.settings import CacheConfig, CorpusConfig, SourceConfig
+from distill.config.settings import Config, DataConfig, SourceConfig
 from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.packing import load_tokenizer, without_first_space
@@ -25,7 +25,7 @@ from distill.runtime.errors import SettingError
 
 
 def documents_of(settings: SourceConfig | Component) -> list[Document]:
-    source = find_source(settings, "corpus", CacheConfig())
+    source = find_source(settings, "corpus", DataConfig())
     assert source is not None
     return [document for shard in source.shards() for document in read(source, shard)]
 
@@ -60,9 +60,9 @@ def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
 
 
 def test_the_end_of_text_inside_a_conversation_and_in_a_content_differ(tmp_path: Path) -> None:
-    corpus = chats(tmp_path, cross_documents=False, sequence_length=128)
+    config = chats(tmp_path, cross_documents=False, sequence_length=128)
     write_lines(tmp_path / "chats.jsonl", [{"messages": [{"role": "assistant", "content": "an [SEP]"}]}])
-    (row,) = np.asarray(tokens_of(corpus).rows)
+    (row,) = np.asarray(tokens_of(config).rows)
     marked = row[(row & IDS) == SEP]  # of the template, and of the document; that of the content is letters
     assert marked.tolist() == [SEP | INNER, SEP]
     assert row[1] == PAD | INNER | PROMPT
@@ -132,7 +132,7 @@ def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
     assert "".join(part.text for part in first.parts if part.counts) == "Hi {role}\n\n"
     settings = settings.changed(target_role="gpt")
     errors: list[str] = []
-    source = find_source(settings, "corpus", CacheConfig())
+    source = find_source(settings, "corpus", DataConfig())
     assert source is not None
     assert not [each for shard in source.shards() for each in read(source, shard, lambda e: errors.append(str(e)))]
     assert errors == ["x.jsonl: no message in it is of corpus.target_role=gpt"]
@@ -140,11 +140,11 @@ def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
 
 def test_one_record_per_template_and_role(tmp_path: Path) -> None:
     """Another template or role is another corpus; the digest of the same one does not depend on where it lies."""
-    corpus = chats(tmp_path)
-    digest = tokens_of(corpus).digest
-    assert tokens_of(changed(corpus, template=TEMPLATE + " ")).digest != digest
-    assert tokens_of(changed(corpus, target_role="user")).digest != digest
-    assert tokens_of(changed(corpus, cache=str(tmp_path / "other"))).digest == digest
+    config = chats(tmp_path)
+    digest = tokens_of(config).digest
+    assert tokens_of(changed(config, template=TEMPLATE + " ")).digest != digest
+    assert tokens_of(changed(config, target_role="user")).digest != digest
+    assert tokens_of(changed(config, cache=str(tmp_path / "other"))).digest == digest
 
 
 @pytest.mark.parametrize("count", [8, 200])
@@ -155,12 +155,12 @@ def test_a_document_with_parts_is_held_out_whole(tmp_path: Path, count: int) -> 
         {"prompt": f"cat {chr(97 + i % 26)} {i // 26 * 'an'}", "text": answer} for i in range(count)
     ]
     path = write_lines(tmp_path / "x.jsonl", records)
-    corpus = corpus_config(
+    config = text_config(
         kind="jsonl", path=str(path), prompt="prompt", heldout=0.2, sequence_length=512, workers=1, cache=str(tmp_path)
     )
     lengths = set()
     for part in ("train", "heldout"):
-        found = tokens_of(corpus, part)
+        found = tokens_of(config, part)
         assert (
             found.documents
             == ((found.rows & PROMPT > 0).any(1) & (found.rows[:, 0] & IDS == FORMAT.document_start)).sum()
@@ -172,7 +172,7 @@ def test_a_document_with_parts_is_held_out_whole(tmp_path: Path, count: int) -> 
 def test_plain_text_stays_as_it_was(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"text": "the cat and then an hat " * 9}] * 5)
     given = {"heldout": 0.0, "sequence_length": 16, "workers": 1, "cache": str(tmp_path)}
-    found = tokens_of(corpus_config(kind="jsonl", path=str(path), **given))
+    found = tokens_of(text_config(kind="jsonl", path=str(path), **given))
     assert found.rows.dtype == np.uint16 and not found.prompts
 
 
@@ -217,10 +217,11 @@ class Undeclared(Riddles):
     prompts = False
 
 
-def own(name: str, folder: Path) -> CorpusConfig:
+def own(name: str, folder: Path) -> Config:
     (folder / "riddles").write_text("the cat|an hat\nan hat|then\n")
-    corpus = corpus_config(kind="text", heldout=0.0, sequence_length=32, workers=1, cache=str(folder))
-    return corpus.changed(source=Component("corpus", f"{__name__}.{name}", {"path": f"{folder}/riddles"}))
+    config = text_config(kind="text", heldout=0.0, sequence_length=32, workers=1, cache=str(folder))
+    source = Component("corpus", f"{__name__}.{name}", {"path": f"{folder}/riddles"})
+    return config.changed(corpus=config.corpus.changed(source=source))
 
 
 def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:
@@ -236,9 +237,9 @@ def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:
 def test_what_cannot_have_prompts_is_refused_in_one_line(tmp_path: Path, words: PreTrainedTokenizerFast) -> None:
     with pytest.raises(SettingError, match=r"^Undeclared gives documents of parts, such as riddle 0: .*prompts = True"):
         tokens_of(own("Undeclared", tmp_path))
-    for corpus in (own("Riddles", tmp_path), chats(tmp_path)):
+    for config in (own("Riddles", tmp_path), chats(tmp_path)):
         with pytest.raises(SettingError, match=r"^corpus has prompts, .*objective\.task=clm"):
-            prepare(corpus_text(corpus), words, corpus.tokens, corpus.cache, "train")
+            prepare(corpus_text(*parts(config)), words, *parts(config), "train")
     with pytest.raises(SettingError, match=r"^corpus\.prompt='ask': corpus\.kind=text has no such setting"):
         documents_of(SourceConfig(kind="text", path=str(tmp_path), prompt="ask"))
     with pytest.raises(SettingError, match=r"^corpus\.template='x': corpus\.kind=jsonl has no such setting"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data.sources import prose
 from distill.data.sources.prose import is_prose, paragraphs
 
@@ -87,7 +87,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_documents_are_folders_without_repeats(package: Path, tmp_path: Path, lines: list[str]) -> None:
-    cache = CacheConfig(cache=str(tmp_path / "cache"), workers=1)
+    cache = DataConfig(cache=str(tmp_path / "cache"), workers=1)
     path = prose.build(cache)
     found = {record["name"]: record["text"] for record in map(json.loads, path.read_text().splitlines())}
     assert found == {

@@ -78,7 +78,7 @@ def test_text_and_rows_in_a_bucket_are_those_of_a_disk(
     assert [meta[part]["digest"] for part in ("train", "heldout")] == [
         local[part]["digest"] for part in ("train", "heldout")
     ]
-    names = RemoteFolder(place, "corpus.tokens").names("")
+    names = RemoteFolder(place, "data.tokens").names("")
     assert "parts" not in names and "train-00002.rows.zst" in names and not (tmp_path / "scratch").exists()
 
 
@@ -86,7 +86,7 @@ def test_hosts_share_the_work_in_a_bucket(bucket: str, text: Path, tmp_path: Pat
     """The host that is killed leaves a claim and perhaps half an upload behind."""
     place = f"{bucket}/hosts/rows"
     hosts = [start(text, place, tmp_path / name) for name in "ab"]
-    folder, deadline = RemoteFolder(place, "corpus.tokens"), time.monotonic() + 60
+    folder, deadline = RemoteFolder(place, "data.tokens"), time.monotonic() + 60
     while not {name for name in folder.names("parts") if name.endswith(".claim")}:
         assert time.monotonic() < deadline and all(host.poll() is None for host in hosts)
     hosts[0].kill()
@@ -227,7 +227,7 @@ def test_what_is_not_there_is_one_line(bucket: str, url: str, line: str) -> None
 
 
 def test_a_place_that_cannot_be_written_is_one_line(bucket: str, text: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"^corpus\.tokens=s3://no-such-bucket/rows cannot be reached \("):
+    with pytest.raises(SettingError, match=r"^data\.tokens=s3://no-such-bucket/rows cannot be reached \("):
         prepare(text, "s3://no-such-bucket/rows", tmp_path / "scratch")
     with pytest.raises(StorageFailed, match=r"^http://127\.0\.0\.1:1/rows/.* storage has failed 12 times"):
         prepare(text, "http://127.0.0.1:1/rows", tmp_path / "scratch")
@@ -238,8 +238,8 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Please install gcsfs to access Google Storage")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
-    with pytest.raises(SettingError, match=r"^corpus\.tokens=gs://a/b: .*gcsfs.*pip install 'distill\[gcs\]'"):
-        file_system("gs://a/b", "corpus.tokens")
+    with pytest.raises(SettingError, match=r"^data\.tokens=gs://a/b: .*gcsfs.*pip install 'distill\[gcs\]'"):
+        file_system("gs://a/b", "data.tokens")
 
 
 def test_names_of_the_hub_go_to_its_own_library() -> None:
@@ -315,8 +315,8 @@ def test_storage_that_fails_in_the_middle_of_a_text_does_not_leave_text_out(
 def test_an_upload_that_fails_is_made_again(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
 ) -> None:
-    folder = RemoteFolder(f"{bucket}/upload", "corpus.tokens")
-    system, _ = file_system(bucket, "corpus.tokens")
+    folder = RemoteFolder(f"{bucket}/upload", "data.tokens")
+    system, _ = file_system(bucket, "data.tokens")
     put_file, calls = system.put_file, []
 
     def cut(local: str, *args: Any, **more: Any) -> None:
@@ -333,8 +333,8 @@ def test_an_upload_that_fails_is_made_again(
 
 
 def test_a_service_without_conditions_is_asked_whether_there_is_a_file(bucket: str, monkeypatch: Any) -> None:
-    folder = RemoteFolder(f"{bucket}/plain", "corpus.tokens")
-    system, _ = file_system(bucket, "corpus.tokens")
+    folder = RemoteFolder(f"{bucket}/plain", "data.tokens")
+    system, _ = file_system(bucket, "data.tokens")
     pipe_file = system.pipe_file
 
     def without(path: str, content: bytes, mode: str = "overwrite") -> None:

@@ -18,7 +18,7 @@ s3fs = pytest.importorskip("s3fs")
 
 # Ten blocks of about 3 kB, of which two make a window, and four are kept on the node: it fetches all the time.
 BLOCK_BYTES = 3000
-SMALL = ["corpus.shuffle_bytes=6000", "corpus.local_bytes=12500", "corpus.max_sequences=null"]
+SMALL = ["data.shuffle_bytes=6000", "data.local_bytes=12500", "corpus.max_sequences=null"]
 RUN = [*SMALL, "train.epochs=null", "train.steps=45", "train.save_every=5", "evaluate.pseudo_perplexity.fraction=0"]
 
 
@@ -34,7 +34,7 @@ def local(shelf: Shelf) -> Iterator[Path]:
     folder = shelf.root / "local_rows"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(publish, "BLOCK_BYTES", BLOCK_BYTES)
-        assert shelf.run(folder, *RUN, f"corpus.cache={shelf.root / 'small'}") == 0
+        assert shelf.run(folder, *RUN, f"data.cache={shelf.root / 'small'}") == 0
         yield folder
 
 
@@ -55,8 +55,8 @@ def proxy(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
 def stored(shelf: Shelf, bucket: str) -> list[str]:
     """Compressed rows in the bucket, and a cache of blocks on this machine."""
     return [
-        *RUN, f"corpus.tokens={bucket}/tokens", "corpus.compression=zstd", f"corpus.local={shelf.root / 'node'}",
-        f"corpus.cache={shelf.root / 'other'}",
+        *RUN, f"data.tokens={bucket}/tokens", "data.compression=zstd", f"data.local={shelf.root / 'node'}",
+        f"data.cache={shelf.root / 'other'}",
     ]  # fmt: skip
 
 

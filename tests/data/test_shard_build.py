@@ -250,7 +250,7 @@ def test_a_host_that_was_killed_goes_on_with_what_it_had(
     killed.communicate()
     before = {path.name: path.stat().st_mtime_ns for path in place.glob("train-*")}
     prepare(text, place, scratch, shard_bytes=99)  # goes on as it was begun
-    assert any("with corpus.shard_bytes=4000, corpus.compression=zstd" in line for line in lines)
+    assert any("with data.shard_bytes=4000, data.compression=zstd" in line for line in lines)
     assert any("was begun: " in line for line in lines)
     assert_same_rows(place, plain)
     kept = [name for name, changed in before.items() if (place / name).stat().st_mtime_ns == changed]
@@ -332,7 +332,7 @@ def test_another_division_of_the_text_is_refused(text: Path, tmp_path: Path) -> 
     folder = LocalFolder(str(tmp_path / "place"))
     plan = {"shard_bytes": SMALL, "compression": None, "units": 7}
     assert folder.create("parts/plan.json", json.dumps(plan).encode())
-    with pytest.raises(SettingError, match=r"^corpus\.tokens=.*divides the text in 7 units of work, not 6"):
+    with pytest.raises(SettingError, match=r"^data\.tokens=.*divides the text in 7 units of work, not 6"):
         prepare(text, tmp_path / "place", tmp_path / "scratch")
 
 

@@ -10,7 +10,7 @@ import pytest
 from tiny import corpus_config
 
 from distill.config.component import Component
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers, tokens
 from distill.data.heldout import HeldOut, fraction, held_out
 from distill.data.readers import Unreadable, blocks
@@ -22,7 +22,7 @@ from distill.runtime.errors import SettingError
 
 
 def find(settings: SourceConfig | Component, setting: str = "corpus") -> Source | None:
-    return find_source(settings, setting, CacheConfig())
+    return find_source(settings, setting, DataConfig())
 
 
 def located(settings: SourceConfig | Component) -> Source:
@@ -382,6 +382,6 @@ def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "verses" / "train").mkdir(parents=True)
     (tmp_path / "verses" / "train" / "a.verse").write_text("one\ntwo\n")
     monkeypatch.setenv("DISTILL_DATA", str(tmp_path))
-    source = find_source(corpus_config(kind="verses").source, "corpus", CacheConfig())
+    source = find_source(corpus_config(kind="verses").source, "corpus", DataConfig())
     assert source is not None and source.describe().startswith("verse file")
     assert [document.text for shard in source.shards() for document in read(source, shard)] == ["one", "two"]

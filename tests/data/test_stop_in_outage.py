@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from stored import Faulty, folder_of_files, write_shards
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data import remote
 from distill.data.disk_cache import workers
 from distill.data.prefetch import Prefetch, ThreadCount, prepared_in_loop
@@ -81,7 +81,7 @@ def test_a_loop_ends_with_the_step_under_way(tmp_path: Path, threads: int) -> No
     write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10, 100, "zstd")
     server = Faulty(folder_of_files(tmp_path / "s"))
     with server.serving() as url:
-        store = open_rows(url, "train", CacheConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100))
+        store = open_rows(url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100))
         first = store[np.arange(10)]
         server.share = 1.0
 
@@ -118,7 +118,7 @@ def test_a_request_without_an_answer_is_given_up(tmp_path: Path) -> None:
     write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10, 100, "zstd")
     server = Faulty(folder_of_files(tmp_path / "s"))
     with server.serving() as url:
-        store = open_rows(url, "train", CacheConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100))
+        store = open_rows(url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100))
         server.rate = 1.0  # byte a second
         with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal():
             store[np.array([150])]
@@ -129,7 +129,7 @@ def test_a_request_without_an_answer_is_given_up(tmp_path: Path) -> None:
 
 def test_processes_that_prepare_text_end_in_the_middle_of_it() -> None:
     """Each would sleep for a minute."""
-    with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal(), workers(CacheConfig(workers=2)) as pool:
+    with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal(), workers(DataConfig(workers=2)) as pool:
         assert pool is not None
         list(pool.map(time.sleep, [60, 60]))
 

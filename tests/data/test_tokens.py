@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from text import WORDS, some_text, tokens_of
-from tiny import changed, corpus_config
+from tiny import changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CorpusConfig, Missing, SourceConfig
+from distill.config.settings import Config, Missing, SourceConfig
 from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
 from distill.data.row_format import RowFormat
@@ -27,8 +27,8 @@ def tokenizer(words: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     return words
 
 
-def documents_of(corpus: CorpusConfig) -> list[str]:
-    folder = Path(str(corpus.source.path))
+def documents_of(config: Config) -> list[str]:
+    folder = Path(str(config.corpus.source.path))
     return [json.loads(line)["text"] for file in sorted(folder.iterdir()) for line in file.read_text().splitlines()]
 
 
@@ -51,24 +51,22 @@ def naive(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int, cro
     return rows
 
 
-def tokens_of_set(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerFast, source: SourceConfig) -> Tokens:
-    text = set_text(source, "evaluate.sources.mine", corpus.cache)
+def tokens_of_set(config: Config, tokenizer: PreTrainedTokenizerFast, source: SourceConfig) -> Tokens:
+    text = set_text(source, "evaluate.sources.mine", config.data)
     assert text is not None
-    return prepare(text, tokenizer, corpus.tokens, corpus.cache, "all")
+    return prepare(text, tokenizer, *parts(config), "all")
 
 
 # --- what the rows are
 
 
 @pytest.mark.parametrize("length", [10, 32, 128])
-def test_rows_are_those_of_a_naive_packer(
-    reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast, length: int
-) -> None:
-    corpus = changed(reviews, sequence_length=length)
-    held = [fraction(text, "heldout") < corpus.tokens.heldout for text in documents_of(corpus)]
+def test_rows_are_those_of_a_naive_packer(reviews: Config, tokenizer: PreTrainedTokenizerFast, length: int) -> None:
+    config = changed(reviews, sequence_length=length)
+    held = [fraction(text, "heldout") < config.corpus.heldout for text in documents_of(config)]
     for part, wanted in (("train", False), ("heldout", True)):
-        texts = [text for text, is_held in zip(documents_of(corpus), held, strict=True) if is_held is wanted]
-        found = tokens_of(corpus, tokenizer, part)
+        texts = [text for text, is_held in zip(documents_of(config), held, strict=True) if is_held is wanted]
+        found = tokens_of(config, tokenizer, part)
         rows = np.array(naive(texts, tokenizer, length))
         assert found.rows.dtype == np.uint16 and isinstance(found.rows, np.memmap)
         np.testing.assert_array_equal(found.rows, rows)
@@ -78,32 +76,32 @@ def test_rows_are_those_of_a_naive_packer(
 
 
 def test_all_takes_a_source_with_the_settings_of_the_corpus(
-    reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast
+    reviews: Config, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    found = tokens_of_set(reviews, tokenizer, SourceConfig(kind="jsonl", path=reviews.source.path))
+    found = tokens_of_set(reviews, tokenizer, SourceConfig(kind="jsonl", path=reviews.corpus.source.path))
     np.testing.assert_array_equal(found.rows, naive(documents_of(reviews), tokenizer, 32))
-    assert found.name == f"2 JSONL files in {reviews.source.path}" and found.documents == 60
+    assert found.name == f"2 JSONL files in {reviews.corpus.source.path}" and found.documents == 60
 
 
-def test_rows_cross_documents_only_when_asked(reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-    corpus = changed(reviews, cross_documents=True, heldout=0.0)
-    rows = naive(documents_of(corpus), tokenizer, 32, cross=True)
-    np.testing.assert_array_equal(tokens_of(corpus, tokenizer).rows, rows)
+def test_rows_cross_documents_only_when_asked(reviews: Config, tokenizer: PreTrainedTokenizerFast) -> None:
+    config = changed(reviews, cross_documents=True, heldout=0.0)
+    rows = naive(documents_of(config), tokenizer, 32, cross=True)
+    np.testing.assert_array_equal(tokens_of(config, tokenizer).rows, rows)
 
 
 def test_long_documents_lose_nothing_between_blocks(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     text = some_text(1, 20_000)
     (tmp_path / "long.txt").write_text(text)
-    corpus = corpus_config(kind="text", path=str(tmp_path / "long.txt"), cache=str(tmp_path), heldout=0.0, workers=1)
-    np.testing.assert_array_equal(tokens_of(corpus, tokenizer).rows, naive([text], tokenizer, 128))
+    config = text_config(kind="text", path=str(tmp_path / "long.txt"), cache=str(tmp_path), heldout=0.0, workers=1)
+    np.testing.assert_array_equal(tokens_of(config, tokenizer).rows, naive([text], tokenizer, 128))
 
 
 def test_the_name_of_a_special_token_is_text(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     (tmp_path / "a.txt").write_text("Ban [MASK] dan [SEP] fan [CLS] gan [PAD] kan. " * 20)
-    corpus = corpus_config(
+    config = text_config(
         kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), heldout=0.0, sequence_length=16, workers=1
     )
-    body = tokens_of(corpus, tokenizer).rows[:-1, 1:-1]
+    body = tokens_of(config, tokenizer).rows[:-1, 1:-1]
     assert not np.isin(body, [0, 2, 3, 4]).any()
 
 
@@ -116,12 +114,12 @@ def test_large_vocabularies_get_four_bytes() -> None:
 
 
 def test_the_digest_follows_content_alone(
-    reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tokens_of(reviews, tokenizer)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for file in Path(str(reviews.source.path)).iterdir():
+    for file in Path(str(reviews.corpus.source.path)).iterdir():
         (elsewhere / file.name).write_bytes(file.read_bytes())
         os.utime(elsewhere / file.name, (1, 1))
     monkeypatch.setattr(_files, "SHARD_BYTES", 1)
@@ -137,7 +135,7 @@ def test_the_digest_follows_content_alone(
 
 
 def test_the_second_time_comes_from_the_cache(
-    reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast, lines: list[str]
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, lines: list[str]
 ) -> None:
     first = tokens_of(reviews, tokenizer)
     assert len(lines) == 3 and "preparing tokens" in lines[0] and "tokens a second" in lines[1]
@@ -150,7 +148,7 @@ def test_the_second_time_comes_from_the_cache(
 
 
 def test_the_cache_is_asked_before_the_text_is_read(
-    reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One walk over the folder finds the files and names the cache; nothing is opened."""
     tokens_of(reviews, tokenizer)
@@ -163,7 +161,7 @@ def test_the_cache_is_asked_before_the_text_is_read(
 
 
 def test_progress_is_shown(
-    reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast, capfd: pytest.CaptureFixture[str]
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = tokens_of(changed(reviews, heldout=0.0), tokenizer)
     last = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("tokens 100%"))
@@ -179,52 +177,52 @@ def test_unreadable_files_are_counted_or_stop(
     (tmp_path / "books").mkdir()
     (tmp_path / "books/good.txt").write_text(some_text(1, 500))
     (tmp_path / "books/bad.txt.gz").write_bytes(b"no gzip")
-    corpus = corpus_config(kind="gutenberg", path=f"{tmp_path}/books", cache=str(tmp_path), workers=1, heldout=0.0)
+    config = text_config(kind="gutenberg", path=f"{tmp_path}/books", cache=str(tmp_path), workers=1, heldout=0.0)
     for _ in range(2):  # said when built, and when it comes from the cache
-        found = tokens_of(corpus, tokenizer)
+        found = tokens_of(config, tokenizer)
         (skipped,) = found.unread.skipped
         assert skipped.startswith("bad.txt.gz: BadGzipFile")
         assert lines[-2:] == [f"skipped {skipped}", "skipped 1 of the files: they could not be read"]
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: bad\.txt\.gz: BadGzipFile"):
-        tokens_of(changed(corpus, invalid_files=Missing.stop), tokenizer)
+        tokens_of(changed(config, invalid_files=Missing.stop), tokenizer)
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: bad\.txt\.gz: BadGzipFile"):
-        tokens_of(changed(corpus, invalid_files=Missing.stop, cache=f"{tmp_path}/fresh"), tokenizer)
+        tokens_of(changed(config, invalid_files=Missing.stop, cache=f"{tmp_path}/fresh"), tokenizer)
 
 
 def test_no_rows_no_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     (tmp_path / "a.txt").write_text("Ban dan.")
-    corpus = corpus_config(kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), workers=1)
+    config = text_config(kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), workers=1)
     with pytest.raises(SettingError, match=r"^corpus\.path=.*a\.txt: not one row: 1 document"):
-        tokens_of(corpus, tokenizer)
+        tokens_of(config, tokenizer)
     source = SourceConfig(kind="text", path=f"{tmp_path}/a.txt")
     with pytest.raises(SettingError, match=r"^evaluate\.sources\.mine\.path=.*a\.txt: not one row"):
-        tokens_of_set(corpus, tokenizer, source)
+        tokens_of_set(config, tokenizer, source)
     (tmp_path / "a.txt").write_text("Ban dan fan gan kan lan. " * 9)
-    assert len(tokens_of(corpus, tokenizer).rows) == 1
+    assert len(tokens_of(config, tokenizer).rows) == 1
     with pytest.raises(SettingError, match=r"^corpus\.heldout=0\.02: the corpus is too small"):
-        tokens_of(corpus, tokenizer, "heldout")
+        tokens_of(config, tokenizer, "heldout")
     with pytest.raises(SettingError, match=r"^corpus\.heldout=0\.0: "):
-        tokens_of(changed(corpus, heldout=0.0), tokenizer, "heldout")
+        tokens_of(changed(config, heldout=0.0), tokenizer, "heldout")
 
 
 def test_a_single_book_still_has_something_held_out(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     (tmp_path / "a.txt").write_text(some_text(5, 30_000))
-    corpus = corpus_config(kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), workers=1)
-    train, held = tokens_of(corpus, tokenizer), tokens_of(corpus, tokenizer, "heldout")
+    config = text_config(kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), workers=1)
+    train, held = tokens_of(config, tokenizer), tokens_of(config, tokenizer, "heldout")
     assert 0 < held.tokens < 0.1 * train.tokens
     assert not set(map(bytes, np.asarray(train.rows))) & set(map(bytes, np.asarray(held.rows)))
 
 
 def test_settings_that_cannot_work_are_refused(
-    reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     with pytest.raises(SettingError, match=r"^corpus\.path=null: no gutenberg text .* DISTILL_DATA"):
-        tokens_of(corpus_config(kind="gutenberg", cache=str(tmp_path)), tokenizer)
+        tokens_of(text_config(kind="gutenberg", cache=str(tmp_path)), tokenizer)
     with pytest.raises(SettingError, match=r"^corpus\.sequence_length=9"):
         tokens_of(changed(reviews, sequence_length=9), tokenizer)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingError, match=r"^corpus\.cache=.*file"):
+    with pytest.raises(SettingError, match=r"^data\.cache=.*file"):
         tokens_of(changed(reviews, cache=f"{tmp_path}/file"), tokenizer)
     with pytest.raises(SettingError, match=r"^teacher\.path=.*no \[SEP\]"):
         tokens_of(reviews, PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, cls_token="[CLS]"))
@@ -244,7 +242,7 @@ def small_prose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_prose")
 def test_prose_stands_in_or_joins_and_is_named(
-    reviews: CorpusConfig, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     alone = tokens_of(changed(reviews, kind="gutenberg", path=None, fallback=True, heldout=0.0), tokenizer)

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from text import some_text, tokens_of
-from tiny import corpus_config
+from tiny import parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import CorpusConfig
+from distill.config.settings import Config
 from distill.data.byte_bpe import corpus_tokenizer
 from distill.runtime.errors import SettingError
 
@@ -25,7 +25,7 @@ def write_records(folder: Path, suffix: str, field: str, texts: list[str], name:
         path.write_text("".join(json.dumps({field: text, "id": 1}) + "\n" for text in texts))
 
 
-def corpus_of(folder: Path, suffix: str, workers: int | None = None) -> CorpusConfig:
+def corpus_of(folder: Path, suffix: str, workers: int | None = None) -> Config:
     settings = {
         "kind": suffix,
         "path": str(folder),
@@ -33,7 +33,7 @@ def corpus_of(folder: Path, suffix: str, workers: int | None = None) -> CorpusCo
         "heldout": 0.0,
         "sequence_length": 32,
     }
-    return corpus_config(**settings, max_invalid=0.05, workers=workers)
+    return text_config(**settings, max_invalid=0.05, workers=workers)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
@@ -69,7 +69,7 @@ def test_a_field_that_no_file_has_is_the_settings_fault(
         with pytest.raises(SettingError, match=line):
             tokens_of(corpus_of(folder, suffix, workers), words)
     with pytest.raises(SettingError, match=line):
-        corpus_tokenizer(corpus_of(folder, suffix))
+        corpus_tokenizer(*parts(corpus_of(folder, suffix)))
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["tokens", "tokenizer"])
@@ -80,6 +80,6 @@ def test_where_no_file_can_be_read_the_first_reason_is_given(
     folder.mkdir()
     write_records(folder, "parquet", "text", [some_text(1, 30)] * 50, "a")
     (folder / "a.parquet").write_bytes((folder / "a.parquet").read_bytes()[:-20])
-    corpus = corpus_of(folder, "parquet")
+    config = corpus_of(folder, "parquet")
     with pytest.raises(SettingError, match=r"corpus\.path=.*none of its files can be read, first a\.parquet: Arrow"):
-        corpus_tokenizer(corpus) if train else tokens_of(corpus, words)
+        corpus_tokenizer(*parts(config)) if train else tokens_of(config, words)

@@ -98,7 +98,7 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
     assert "--kill-on-bad-exit=1" in arguments and "--cpus-per-task=8" in arguments
     config = settings(arguments)
     assert (config.backend.name, config.backend.threads, config.scale) == ("horovod", 8, "paper")
-    assert config.corpus.source.path == "/data/my books" and config.corpus.cache.local == "/scratch/distill-somebody"
+    assert config.corpus.source.path == "/data/my books" and config.data.local == "/scratch/distill-somebody"
     assert (config.seed, config.train.epochs) == (1, 1)
     # Slurm warns by the signal that these settings answer with a checkpoint and the end of the run.
     assert config.train.on_usr1 is OnUsr1.stop
@@ -214,8 +214,8 @@ def test_mpijob_gives_settings_that_compose_and_a_meeting_point(tmp_path: Path) 
     config = settings(arguments)
     job, worker = manifest("mpijob.yml")["spec"], containers(manifest("mpijob.yml"))["Worker"]
     cores = int(worker["resources"]["limits"]["cpu"])
-    assert config.backend.name == "horovod" and config.corpus.cache.local == "/local"
-    assert cores == job["slotsPerWorker"] * (config.backend.threads or 0) == config.corpus.cache.workers
+    assert config.backend.name == "horovod" and config.data.local == "/local"
+    assert cores == job["slotsPerWorker"] * (config.backend.threads or 0) == config.data.workers
     exported = dict(arguments[at + 1].split("=", 1) for at, word in enumerate(arguments) if word == "-x")
     of_rank = {
         "OMPI_COMM_WORLD_RANK": "5",
@@ -245,10 +245,10 @@ def test_pytorchjob_gives_settings_that_compose() -> None:
     config = settings([*worker["command"], *worker["args"]])
     (ranks,) = (int(word.partition("=")[2]) for word in worker["command"] if word.startswith("--nproc-per-node="))
     cores = int(worker["resources"]["limits"]["cpu"])
-    assert config.backend.name == "ddp" and config.corpus.cache.local == "/local"
+    assert config.backend.name == "ddp" and config.data.local == "/local"
     full = ranks * manifest("pytorchjob.yml")["spec"]["elasticPolicy"]["maxReplicas"]
     assert config.train.sequences_per_step == config.train.batch_size * config.train.accumulate * full
-    assert cores == ranks * (config.backend.threads or 0) == config.corpus.cache.workers
+    assert cores == ranks * (config.backend.threads or 0) == config.data.workers
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(ranks)
 
 

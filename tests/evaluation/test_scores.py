@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from tiny import MASK, PAD, SPECIAL, VOCAB, change, corpus_config, make_evaluator, make_model, make_rows
+from tiny import MASK, PAD, SPECIAL, VOCAB, change, make_evaluator, make_model, make_rows, text_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics.text import Perplexity as PerplexityOfTorchmetrics
@@ -341,7 +341,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     text.mkdir()
     for number in range(8):
         (text / f"{number}.txt").write_text("\n\n".join(" ".join(tiny.WORDS[number:]) for _ in range(6)))
-    corpus = corpus_config(
+    config = text_config(
         kind="text", path=str(text), sequence_length=16, heldout=0.25, cache=str(tmp_path / "cache"), workers=1
     )
     sources = {
@@ -350,8 +350,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         "wikitext2": SourceConfig(kind="wikitext"),
         "lost": SourceConfig(kind="text", path=str(tmp_path / "lost")),
     }
-    return Config(
-        corpus=corpus,
+    return config.changed(
         teacher=TeacherConfig(kind="none"),
         evaluate=EvaluateConfig(sets=["heldout", "own"], sources=sources),
     )

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distill.config.component import component
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data.sources import Document, Source, read
 from distill.runtime.errors import SettingError
 
@@ -50,7 +50,7 @@ def documents_of(kind: str, path: Path) -> list[Document]:
     source: Source | None = (
         component("corpus", {"kind": kind}, "distill.data.sources")
         ._import()
-        .find(settings, "corpus", CacheConfig(cache=str(path.parent / "cache")))
+        .find(settings, "corpus", DataConfig(cache=str(path.parent / "cache")))
     )
     assert source is not None
     unread: list[Any] = []

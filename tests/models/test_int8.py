@@ -158,7 +158,8 @@ def test_training_asks_the_copy_and_evaluation_the_teacher(tmp_path: Path) -> No
         folder = tmp_path / precision
         status = distill(
             "+recipe=smoke",
-            f"corpus={{kind:gutenberg,path:{books},cache:{tmp_path / 'cache'},workers:1,heldout:0.1,max_sequences:32}}",
+            f"corpus={{kind:gutenberg,path:{books},heldout:0.1,max_sequences:32}}",
+            f"data={{cache:{tmp_path / 'cache'},workers:1}}",
             "corpus.sequence_length=32",
             "train={batch_size:4,accumulate:2,steps:2,save_every:2}",
             "evaluate={sets:[heldout],max_sequences:4}",

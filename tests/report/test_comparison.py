@@ -66,7 +66,7 @@ def test_who_is_best_is_open_where_the_ranges_overlap(tmp_path: Path) -> None:
 
 def test_settings_without_a_part_in_the_student_do_not_tell_runs_apart(tmp_path: Path) -> None:
     for seed, tracker in enumerate(("none", "wandb")):
-        given = settings_of(seed, tracker={"kind": tracker}, corpus={"cache": f"c{seed}"}, resume=f"r{seed}")
+        given = settings_of(seed, tracker={"kind": tracker}, data={"cache": f"c{seed}"}, resume=f"r{seed}")
         make_run(tmp_path / str(seed), given, results_of({"heldout": 3.0}))
     (group,) = laid_out(tmp_path).groups
     assert group.values == {} and [run.seed for run in group.runs] == [0, 1]

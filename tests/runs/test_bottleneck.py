@@ -63,7 +63,7 @@ def test_too_few_steps_say_nothing() -> None:
     [
         (0.9, 1, "computed too slowly: set train.workers=2,"),
         (0.9, 0, "computed too slowly: set train.workers=1,"),
-        (0.1, 2, "wait for storage: set train.workers=4, or corpus.local=DIR"),
+        (0.1, 2, "wait for storage: set train.workers=4, or data.local=DIR"),
     ],
 )
 def test_waiting_for_data(computed: float, threads: int, words: str) -> None:

@@ -36,9 +36,9 @@ def config_of(*overrides: str) -> Config:
         "teacher.micro_batches=4",
         "teacher.path=elsewhere",
         "teacher.cache.gigabytes=3",
-        "corpus.cache=elsewhere",
-        "corpus.local=elsewhere",
-        "corpus.workers=1",
+        "data.cache=elsewhere",
+        "data.local=elsewhere",
+        "data.workers=1",
         "corpus.path=elsewhere",  # its text stands there by its digest
         "train.workers=0",
         "train.batch_size=4",  # with the accumulation in it, by their product

@@ -45,7 +45,7 @@ def test_names_of_secrets(name: str) -> None:
     ["tokenizer", "tokens", "mask_token", "pad_token", "key", "keys", "author", "row_key", "tokens_per_second",
      "secretary", "vocab_size", "token_weight", "corpus.token_column", "sort_key", "primary_key", "foreign_key",
      "key_field", "label_key", "stop_tokens", "monkey", "num_keys", "pin_memory", "spin", "pattern", "path",
-     "auth_mode", "feature_key", "corpus.tokens"],
+     "auth_mode", "feature_key", "data.tokens"],
 )  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret(name)
@@ -82,7 +82,7 @@ def test_settings_are_masked_wherever_they_stand() -> None:
      ("+a.api_key=a,b", "a.api_key"), ("+a={n: 1},{hf_token: x}", "hf_token"), ("+a.secret=wrong{", "a.secret"),
      ("corpus.path=https://host/x?api_key=abcdef&rows=5", "api_key"), ("+a.jwt=eyJ", "a.jwt"),
      ("a.api_key=${oc.env:KEY}", None), ("+a={api_key: '${oc.env:KEY}'}", None), ("a.password=null", None),
-     ("a.auth=false", None), ("seed=3", None), ("a.mask_token=[MASK]", None), ("corpus.tokens=s3://b/t", None),
+     ("a.auth=false", None), ("seed=3", None), ("a.mask_token=[MASK]", None), ("data.tokens=s3://b/t", None),
      ("a.password=", None)],
 )  # fmt: skip
 def test_secrets_on_the_command_line_are_found(override: str, name: str | None) -> None:

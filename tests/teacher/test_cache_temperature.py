@@ -10,7 +10,7 @@ STATIC = ["objective.masking.static=true", "objective.cosine.weight=0"]
 
 def test_the_cache_is_kept_at_the_temperature_of_the_term(shelf: Shelf, tmp_path: Path) -> None:
     """Almost all entries kept: the loss of the first step is the live teacher's, at another temperature than usual."""
-    settings = [*STATIC, "objective.soft.temperature=4", "train.steps=1", f"corpus.cache={tmp_path}/cache"]
+    settings = [*STATIC, "objective.soft.temperature=4", "train.steps=1", f"data.cache={tmp_path}/cache"]
     losses = []
     for name, cache in (("live", "null"), ("cached", "217")):
         assert shelf.run(tmp_path / name, *settings, f"teacher.cache.top_k={cache}") == 0

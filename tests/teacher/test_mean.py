@@ -164,7 +164,7 @@ def test_hidden_states_are_asked_of_the_first_alone(tokenizer: Any, teachers: li
 
 def cached(folder: Path, model: Any, source: Batches, own: Objective, top_k: int) -> CachedTeacher:
     settings = conf.Config(teacher=conf.TeacherConfig(kind="pretrained", cache=conf.TeacherCacheConfig(top_k=top_k)))
-    settings = change(settings, "corpus.cache", str(folder))
+    settings = change(settings, "data.cache", str(folder))
     origin = {"teacher": model_digest(model), "vocabulary": VOCAB, "temperature": own.top_k_temperature}
     cache = find_cache(settings, origin, source, own.positions)
     assert cache is not None and own.top_k_temperature is not None

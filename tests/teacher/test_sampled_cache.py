@@ -192,7 +192,7 @@ def test_a_run_from_draws_and_another_from_a_copy_of_them(
 ) -> None:
     settings = [*STATIC, "teacher.cache.sampled=24", "teacher.cache.top_k=4", "train.steps=3"]
     first, second = tmp_path / "first", tmp_path / "second"
-    assert shelf.run(first, *settings, f"corpus.cache={tmp_path / 'here'}") == 0
+    assert shelf.run(first, *settings, f"data.cache={tmp_path / 'here'}") == 0
     content = results(first)
     facts = content["teacher"]["cache"]
     assert (facts["top_k"], facts["sampled"], facts["exponent"]) == (4, 24, 1.0)
@@ -204,8 +204,8 @@ def test_a_run_from_draws_and_another_from_a_copy_of_them(
     shutil.copytree(made, tmp_path / "there" / "teacher" / made.name)
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
     monkeypatch.setattr(LiveTeacher, "outputs", never)
-    assert shelf.run(second, *settings, f"corpus.cache={tmp_path / 'there'}") == 0
+    assert shelf.run(second, *settings, f"data.cache={tmp_path / 'there'}") == 0
     assert_same(second, first)
-    assert shelf.run(first, *settings, f"corpus.cache={tmp_path / 'there'}", "teacher.cache.seed=4") == 2
+    assert shelf.run(first, *settings, f"data.cache={tmp_path / 'there'}", "teacher.cache.seed=4") == 2
     assert "teacher.cache.seed was 0 and is now 4" in capfd.readouterr().err
     assert "sampled" in json.dumps(content["identity"])

@@ -106,7 +106,7 @@ def test_a_single_member_is_an_only_teacher_to_the_bit(shelf: Shelf, tmp_path: P
 def test_members_may_be_read_from_caches_of_their_own(shelf: Shelf, second: Path, tmp_path: Path) -> None:
     """Both, in other formats, or one beside a live one; what is there is read again."""
     cached = [*STATIC, *both(shelf, second, more=", precision: bf16, cache: {top_k: 24}"), "train.steps=2"]
-    cached += ["teacher.cache.top_k=16", f"corpus.cache={tmp_path / 'cache'}"]
+    cached += ["teacher.cache.top_k=16", f"data.cache={tmp_path / 'cache'}"]
     for name in ("first", "again"):
         assert distill(*arguments(shelf, tmp_path / name, *cached)) == 0
     assert_same(tmp_path / "first", tmp_path / "again")

@@ -42,7 +42,7 @@ class Desk:
     """Settings, rows, masks and a teacher, and the cache that they want."""
 
     def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int = 8, rows: np.ndarray = ROWS) -> None:
-        self.config = change(conf.Config(teacher=conf.TeacherConfig(kind="pretrained")), "corpus.cache", str(folder))
+        self.config = change(conf.Config(teacher=conf.TeacherConfig(kind="pretrained")), "data.cache", str(folder))
         self.set("teacher.cache.top_k", top_k)
         self.soft_positions, self.temperature, self.kernel, self.mlm = "all", 2.0, "auto", 2.0
         self.masking = conf.MaskingConfig(mlm_probability=0.3, static=True)
@@ -197,9 +197,7 @@ def test_it_is_made_once(desk: Desk, tokenizer: Any, monkeypatch: pytest.MonkeyP
     first = desk.build()
     assert not first.ready
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
-    again = Desk(
-        Path(desk.config.corpus.cache.cache), tokenizer, make_model("bert", 4)
-    ).build()  # another copy of the model
+    again = Desk(Path(desk.config.data.cache), tokenizer, make_model("bert", 4)).build()  # another copy of the model
     assert again.ready and again.folder == first.folder and again.facts() == first.facts()
     numbers = np.array([7, 0, 39])
     before, after = first.read(numbers), again.read(numbers)
@@ -290,9 +288,9 @@ def test_too_large_it_is_refused_before_the_teacher_runs(desk: Desk, monkeypatch
 
 
 def test_no_room_on_the_disk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(desk.config.corpus.cache.cache)
+    usage = shutil.disk_usage(desk.config.data.cache)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
-    with pytest.raises(SettingError, match=r"corpus.cache: .*there is room for"):
+    with pytest.raises(SettingError, match=r"data.cache: .*there is room for"):
         desk.build()
 
 
@@ -390,7 +388,7 @@ def test_a_run_from_the_cache(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> 
 def test_two_ranks_make_one_cache_and_the_same_student(shelf: Shelf) -> None:
     one, two = shelf.root / "cache-one", shelf.root / "cache-two"
     assert shelf.run(one, *STATIC, "seed=3") == 0
-    ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1", f"corpus.cache={shelf.root / 'ranks'}"]
+    ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1", f"data.cache={shelf.root / 'ranks'}"]
     started = command(*shelf.arguments(two, *STATIC, "seed=3", *ranks))  # the ranks repeat this very command line
     _, errors = started.communicate(timeout=200)
     assert started.returncode == 0, errors

@@ -78,10 +78,10 @@ def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> No
     Raises:
         SettingError: so it is; it names `setting`.
     """
-    length = config.corpus.tokens.sequence_length
+    length = config.corpus.sequence_length
     if (limit := longest_row(model)) is not None and length > limit:
         raise SettingError(f"corpus.sequence_length={length} exceeds the {limit} positions of {setting}: lower it")
-    if kind.causal and config.corpus.tokens.cross_documents:
+    if kind.causal and config.corpus.cross_documents:
         check_packing(model, setting)
 
 

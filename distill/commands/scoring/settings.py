@@ -17,7 +17,7 @@ from distill.tasks import find_task
 
 OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans", "classes": "classes"}
 # The groups of settings that scoring reads; of the rest none would change anything.
-READ = ("corpus", "evaluate", "precision", "teacher", "backend", "recipe", "scale")
+READ = ("corpus", "data", "evaluate", "precision", "teacher", "backend", "recipe", "scale")
 TASK = ("objective", "objective.task")
 OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
 TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
@@ -97,7 +97,7 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
     """
     assert first.run is not None
     settings = settings_of_run(first.run)
-    kept = {name: settings.get(name) or {} for name in ("corpus", "evaluate") if name not in names}
+    kept = {name: settings.get(name) or {} for name in ("corpus", "data", "evaluate") if name not in names}
     if "evaluate" in kept:
         kept["evaluate"] = {**kept["evaluate"], "baseline": None}
     if "precision" not in names:

@@ -38,7 +38,7 @@ class _File(NamedTuple):
 class BlockCache:
     """The folder `<cache>/blocks` and what may be in it."""
 
-    def __init__(self, cache: str, most_bytes: int, setting: str = "corpus.cache") -> None:
+    def __init__(self, cache: str, most_bytes: int, setting: str = "data.cache") -> None:
         """
         Args:
             most_bytes: of all its files together.
@@ -114,7 +114,7 @@ class BlockCache:
         if total + num_bytes > self.most_bytes or num_bytes + RESERVE > free:
             raise StorageFailed(
                 f"{self.setting}: no room for a block of {size(num_bytes)}, with {size(free)} free and "
-                f"corpus.local_bytes={self.most_bytes}: make room, or give corpus.local=FOLDER on another disk; the "
+                f"data.local_bytes={self.most_bytes}: make room, or give data.local=FOLDER on another disk; the "
                 "same command then goes on"
             )
 

@@ -107,7 +107,7 @@ def read_range(name: str, start: int, stop: int) -> bytes:
         with open(name, "rb") as file:
             file.seek(start)
             return file.read(stop - start)
-    system, path = file_system(name, "corpus.tokens")
+    system, path = file_system(name, "data.tokens")
     data = _within(SECONDS, system, path, start, stop)
     if len(data) > stop - start:
         raise NoRanges("its server sends whole files only")
@@ -146,7 +146,7 @@ def read_whole(name: str) -> bytes:
     """
     if not is_url(name):
         return Path(name).read_bytes()
-    system, path = file_system(name, "corpus.tokens")
+    system, path = file_system(name, "data.tokens")
     try:
         data: bytes = retried(lambda: system.cat_file(path), name)
     except (FileNotFoundError, SettingError, StorageFailed):

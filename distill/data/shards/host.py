@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from pathlib import Path
 from typing import Any
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data.disk_cache import num_processes, workers
 from distill.data.packing import Packing, pack, packed_before
 from distill.data.shards.claims import Claims
@@ -39,10 +39,10 @@ class Host:
         compression: str | None,
         scratch: Path,
         claims: Claims,
-        cache: CacheConfig,
+        data: DataConfig,
     ) -> None:
         self.folder, self.packing, self.compression = folder, packing, compression
-        self.scratch, self.claims, self.cache = scratch, claims, cache
+        self.scratch, self.claims, self.data = scratch, claims, data
         self.groups = {group.number: group for group in groups}
         sources = dict.fromkeys(id(each.source) for group in groups for each in group.work)
         self._sources = {source: number for number, source in enumerate(sources)}
@@ -69,12 +69,12 @@ class Host:
         todo = [group for group in self.groups.values() if group.number not in self._done]
         of_files = all(each.shard.paths for group in self.groups.values() for each in group.work)
         scale, unit = (1e6, "MB") if of_files else (1, "rows")
-        parallel = workers(self.cache, only_if=sum(group.size for group in todo) > FEW_BYTES or not of_files)
+        parallel = workers(self.data, only_if=sum(group.size for group in todo) > FEW_BYTES or not of_files)
         size = sum(group.size for group in self.groups.values())
         self._note_what_is_there()
         with parallel as pool, Progress("tokens", size / scale, unit, start=self._size_done() / scale) as progress:
             while len(self._done) < len(self.groups):
-                self._step(pool or _InThisProcess(), 2 * num_processes(self.cache) if pool else 1)
+                self._step(pool or _InThisProcess(), 2 * num_processes(self.data) if pool else 1)
                 progress.update(self._size_done() / scale, f"{self._tokens:,} tokens")
 
     def _step(self, pool: Executor, most: int) -> None:
@@ -141,7 +141,7 @@ class Host:
         self._left[number], self._packed[number], self._spent[number] = len(group.work), 0, 0.0
         for unit in range(len(group.work)):
             if (before := packed_before(self._stem(number, unit), self.packing)) is not None:
-                self._spent[number] += before["seconds"] / num_processes(self.cache)
+                self._spent[number] += before["seconds"] / num_processes(self.data)
                 self._end_unit(number, unit, before, pool)
             else:
                 self._waiting.append((number, unit))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from distill.config.settings import CacheConfig
+from distill.config.settings import DataConfig
 from distill.data.remote import is_url
 from distill.data.row_store import RowStore
 from distill.data.shards.block_cache import BlockCache
@@ -33,22 +33,22 @@ def read_index(place: str, part: str) -> ShardIndex:
         raise Damaged(Path(name), str(error)) from error
 
 
-def open_rows(place: str, part: str, cache: CacheConfig) -> RowStore:
+def open_rows(place: str, part: str, data: DataConfig) -> RowStore:
     """The rows of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
 
     Raises as `read_index` does, and SettingError where the folder of the node's cache cannot be written.
     """
     place = place if is_url(place) else str(Path(place).expanduser())
     index = read_index(place, part)
-    if not is_url(place) and index.layout.compression is None and not _far(Path(place), cache):
-        small = index.num_rows * index.layout.row_bytes <= cache.shuffle_bytes  # its order needs no blocks
+    if not is_url(place) and index.layout.compression is None and not _far(Path(place), data):
+        small = index.num_rows * index.layout.row_bytes <= data.shuffle_bytes  # its order needs no blocks
         one = index.num_shards == 1 and small
         return map_shard(Path(place), index, 0) if one else MappedShards(Path(place), index)
-    setting = "corpus.cache" if cache.local is None else "corpus.local"
-    kept = BlockCache(cache.local or cache.cache, cache.local_bytes, setting)
+    setting = "data.cache" if data.local is None else "data.local"
+    kept = BlockCache(data.local or data.cache, data.local_bytes, setting)
     return BlockStore(index, Blocks(place, index.layout), kept)
 
 
-def _far(folder: Path, cache: CacheConfig) -> bool:
+def _far(folder: Path, data: DataConfig) -> bool:
     """Whether a folder is not on the disk of the node, though there is one: `local_copy` has found it too large."""
-    return cache.local is not None and not folder.is_relative_to(Path(cache.local).expanduser())
+    return data.local is not None and not folder.is_relative_to(Path(data.local).expanduser())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from distill.config.component import Component, class_name
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data.document import Document as Document
 from distill.data.document import Part as Part
 from distill.data.heldout import fraction
@@ -103,7 +103,7 @@ def _has_utf8(text: str) -> bool:
     return True
 
 
-def find_source(settings: SourceConfig | Component, setting: str, cache: CacheConfig) -> Source | None:
+def find_source(settings: SourceConfig | Component, setting: str, data: DataConfig) -> Source | None:
     """The source that settings name, its files found; None where it is not available.
 
     Args:
@@ -130,6 +130,6 @@ def find_source(settings: SourceConfig | Component, setting: str, cache: CacheCo
                 f"{setting}.{name}={getattr(value, 'value', value)!r}: {setting}.kind={settings.kind} has no such "
                 "setting; leave it out"
             )
-    found = kind.find(settings, setting, cache)
+    found = kind.find(settings, setting, data)
     assert found is None or isinstance(found, Source)
     return found

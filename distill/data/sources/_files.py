@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, find_files
@@ -44,7 +44,7 @@ class FileSource(Source):
     hub_names: ClassVar[tuple[str, ...]] = ()  # data sets of which the usual paths hold copies
 
     @classmethod
-    def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self | None:
+    def find(cls, settings: SourceConfig, setting: str, data: DataConfig) -> Self | None:
         """The source with its path filled in from $DISTILL_DATA where it has none; a Hub data set if it names one."""
         copied = settings.hub is None or settings.hub in cls.hub_names
         if settings.path is None and copied and (usual := cls._usual_path(settings.split)):

@@ -3,7 +3,7 @@
 from string import Formatter
 from typing import Any, Self
 
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.lines import Record
 from distill.data.sources import Part
@@ -30,9 +30,9 @@ class Chat(FileSource):
     read = FileSource.from_jsonl
 
     @classmethod
-    def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self | None:
+    def find(cls, settings: SourceConfig, setting: str, data: DataConfig) -> Self | None:
         template_of(settings, setting)
-        return super().find(settings, setting, cache)
+        return super().find(settings, setting, data)
 
     @property
     def target_role(self) -> str:

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
-from distill.config.settings import CacheConfig, SourceConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data.disk_cache import folder_of, once, workers
 from distill.data.readers import blocks
 from distill.data.sources import BadRecord, Document, Shard, Source
@@ -69,12 +69,12 @@ def installed() -> dict[str, tuple[Path, str]]:
 class Prose(Source):
     """A document is up to 16 KiB or so of the prose of one folder of modules, so that few rows end early."""
 
-    cache: CacheConfig
+    data: DataConfig
     share: float = 1.0
 
     @classmethod
-    def find(cls, settings: SourceConfig, setting: str, cache: CacheConfig) -> Self:
-        return cls(cache, settings.fraction)
+    def find(cls, settings: SourceConfig, setting: str, data: DataConfig) -> Self:
+        return cls(data, settings.fraction)
 
     def describe(self) -> str:
         count = len(installed()) - 1
@@ -86,7 +86,7 @@ class Prose(Source):
 
     def shards(self) -> list[Shard]:
         """Those of a JSONL file in the cache, which is made first where there is none for these packages."""
-        return _lines_of(build(self.cache)).shards()
+        return _lines_of(build(self.data)).shards()
 
     def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
         return _lines_of(Path(shard.paths[0])).documents(shard)
@@ -96,15 +96,15 @@ def _lines_of(path: Path) -> Jsonl:
     return Jsonl(SourceConfig(kind="jsonl", path=str(path)), "corpus")
 
 
-def build(cache: CacheConfig) -> Path:
+def build(data: DataConfig) -> Path:
     """A JSONL file of documents, one of `{"name", "text"}` a line, made once per set of package versions.
 
     A paragraph that came before, in any package, is left out.
     """
     packages = installed()
     key = hashlib.sha256(repr((FORMAT, [(name, version) for name, (_, version) in packages.items()])).encode())
-    path = folder_of(cache.cache, "prose", f"{key.hexdigest()[:32]}.jsonl")
-    with once(path) as missing, workers(cache) as pool:
+    path = folder_of(data.cache, "prose", f"{key.hexdigest()[:32]}.jsonl")
+    with once(path) as missing, workers(data) as pool:
         if missing:
             begun = time.perf_counter()
             versions = ", ".join(f"{name} {version}".strip() for name, (_, version) in packages.items())

@@ -44,8 +44,8 @@ srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     backend.threads="$SLURM_CPUS_PER_TASK" \
     train.on_usr1=stop \
     corpus.path="${BOOKS:-$PWD/books}" \
-    corpus.cache="$PWD/runs/cache" \
-    corpus.local="${TMPDIR:-/tmp}/distill-$USER" \
+    data.cache="$PWD/runs/cache" \
+    data.local="${TMPDIR:-/tmp}/distill-$USER" \
     "$@" || status=$?
 
 # 138: the time is over. 4: a rank lost another one. 137, 143: it was killed, or ended with its node. Slurm may have put

@@ -8,9 +8,9 @@ from distill.report.comparison.runs import Run, natural
 
 # Settings, or groups of them, that do not change the student.
 OF_TRAIN = ("workers", "log_every", "keep", "save_every", "on_usr1")
-OF_CORPUS = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes", "compression")
+OF_DATA = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes", "compression")
 IGNORED = ["resume", "optimize", "tracker", "profile", "report", "trust", "evaluate.baseline"]
-IGNORED += [*(f"train.{name}" for name in OF_TRAIN), *(f"corpus.{name}" for name in OF_CORPUS)]
+IGNORED += [*(f"train.{name}" for name in OF_TRAIN), *(f"data.{name}" for name in OF_DATA)]
 DIGESTS = ("corpus.digest", "teacher.digest")  # of the identity: two runs may name the same path and read other content
 SEED = "seed"
 ABSENT = "\u2013"  # stands for a setting that a run does not have

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from distill.config.flat_settings import flatten
+from distill.config.renamed import renamed
 from distill.config.sweep.index import FAILED, INDEX, Entry, SweepIndex
 from distill.runs.record import Record
 from distill.runs.results_file import read_results
@@ -29,7 +30,7 @@ class Run:
     Attributes:
         name: its folder, from the one that all compared runs lie in.
         status: `finished`, or what it is instead.
-        settings: by their dotted names, as config.yaml has them; none of a run that did not begin.
+        settings: of config.yaml, by their dotted names of today; none of a run that did not begin.
         record: None where the run is not finished.
         vocabulary: a digest of what its student's tokenizer does; None where there is no tokenizer file.
     """
@@ -159,7 +160,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return flatten(settings) if isinstance(settings, dict) else {}
+    return renamed(flatten(settings)) if isinstance(settings, dict) else {}
 
 
 def vocabulary_of(folder: Path, record: Record) -> str | None:

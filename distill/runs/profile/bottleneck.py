@@ -89,7 +89,7 @@ def waiting_for_data(times: Times) -> Finding:
     if loader.computed >= COMPUTED * loader.prepared:
         why = f"batches are computed too slowly: {cure}, up to the cores that are free"
     else:
-        why = f"batches wait for storage: {cure}, or corpus.local=DIR to read from a disk of each node"
+        why = f"batches wait for storage: {cure}, or data.local=DIR to read from a disk of each node"
     return _finding("data", lost, f"the loop waits for data in {lost:.0%} of its time, as {why}.")
 
 
