@@ -45,7 +45,11 @@ class TableScores(Metric):
         self.add_state("outputs", torch.zeros(data.num_rows, *width), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, rows: Tensor) -> None:
-        """logits [B, C], or [B, S, 2] of answers, and the numbers of their rows [B]"""
+        """Add the logits [B, C], or [B, S, 2] of answers, of the rows with these numbers, [B].
+
+        Raises:
+            ValueError: the set has another number of classes.
+        """
         if logits.dim() == 2:
             if logits.shape[1:] != self.outputs.shape[1:]:
                 raise ValueError(f"outputs of shape {tuple(logits.shape)} for {self.outputs.shape[1]} classes")
@@ -54,6 +58,7 @@ class TableScores(Metric):
             self.outputs[rows, : logits.shape[1]] = logits.float()  # batches are cut to the longest of their rows
 
     def compute(self) -> dict[str, float]:
+        """The measures of the set by name, in percent."""
         scores = self.data.scores(self.outputs.cpu().numpy())
         return {name: scores[name] for name in self.data.measures}
 
