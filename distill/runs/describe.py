@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -245,8 +245,7 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
 
 
 def cache_facts(cache: Cache) -> facts.TeacherCache:
-    names = {field.name for field in fields(facts.TeacherCache)}
-    return facts.TeacherCache(**{name: value for name, value in cache.facts().items() if name in names})
+    return facts.TeacherCache(**cache.facts())
 
 
 def environment(device: torch.device) -> facts.Environment:

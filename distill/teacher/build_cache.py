@@ -26,7 +26,7 @@ from distill.models.language_model import LanguageModel, OutputSpec, idle_forwar
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
 from distill.runtime.progress import Progress
-from distill.teacher.cache import Cache, Positions
+from distill.teacher.cache import Cache, CacheMeta, Positions
 from distill.teacher.sampling import kept_entries, offsets_of, stored
 
 FORWARD_TOKENS = 4096  # of one forward: the teacher keeps no activations
@@ -163,13 +163,13 @@ def _finish(cache: Cache, precision: str) -> None:
             return
         parts = [json.loads(_record_of(cache, part).read_text(encoding="utf-8")) for part in range(cache.num_parts)]
         np.save(cache.folder / "offsets.npy", cache.offsets)
-        meta = {
-            "origin": cache.origin,
-            "kept_mass": sum(part["kept"] for part in parts) / cache.num_positions,
-            "seconds": sum(part["seconds"] for part in parts),
-            "precision": precision,
-            "sha256": [cache.digest(part) for part in range(cache.num_parts)],
-        }
+        meta = CacheMeta(
+            origin=cache.origin,
+            kept_mass=sum(part["kept"] for part in parts) / cache.num_positions,
+            seconds=sum(part["seconds"] for part in parts),
+            precision=precision,
+            sha256=[cache.digest(part) for part in range(cache.num_parts)],
+        )
         with atomic(cache.meta_path) as new:
             new.write_text(json.dumps(meta), encoding="utf-8")
 
