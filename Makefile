@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test horovod lint clean
+.PHONY: demo test test-slow horovod lint clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,9 +20,9 @@ demo: .venv/ready  ## the main job: a distilled student and its report in runs/d
 
 horovod: .venv/horovod
 
-test: .venv/ready
+test test-slow: .venv/ready
 	@$(MAKE) --no-print-directory .venv/horovod || echo "Going on without Horovod: its tests are skipped."
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(if $(filter test-slow,$@),-m 'slow and not gpu')
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -72,7 +72,7 @@ LOOPBACK = [
 def run(row: Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One row's results.json; a finished run in `folder` is taken as it is, an interrupted one goes on."""
     command = [
-        sys.executable, "-m", "distill", "+recipe=distilbert_gutenberg", "scale=bundled", *row.settings(),
+        sys.executable, "-m", "distill", "+recipe=distilbert_gutenberg", *row.settings(),
         f"corpus.max_sequences={options.rows}", f"corpus.sequence_length={options.tokens}",
         f"train.epochs={options.epochs}",
         "backend.threads=1", "backend.device=cpu", "evaluate.max_sequences=128",

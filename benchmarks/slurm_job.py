@@ -73,7 +73,7 @@ class Trial:
     def submit(self, folder: Path, limit: str) -> int:
         script = self.home / "slurm.sh"
         script.write_text(job_file(limit))
-        given = {"BACKEND": self.backend, "SCALE": "bundled", "USER": "root", "TMPDIR": str(self.home)}
+        given = {"BACKEND": self.backend, "RECIPE": "distilbert_gutenberg", "USER": "root", "TMPDIR": str(self.home)}
         given |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         return self.cluster.submit(script, *self.settings, f"hydra.run.dir={folder}", **given)
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from families import depth_fields, make_family
 from forked import Forked
@@ -118,6 +119,10 @@ def program(*arguments: str, path: Path | None = None) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+# A run of several ranks is forked, and among the slow tests it starts interpreters of its own.
+STARTS = [pytest.param(command, id="forked"), pytest.param(program, id="program", marks=pytest.mark.slow)]
 
 
 def save_model(folder: Path, family: str = "gpt2", layers: int = 4, **fields: Any) -> Path:

@@ -54,9 +54,8 @@ def sample_results() -> dict[str, Any]:
         "objective": objective("soft", "mlm", "cosine"),
         "measures": to_json(measure_facts([PERPLEXITY, PSEUDO_PERPLEXITY])),
         "recipe": "distilbert_gutenberg",
-        "scale": "bundled",
         "command": "python -m distill +recipe=distilbert_gutenberg",
-        "notes": ["The teacher ships with the package; scale=paper gives the paper's."],
+        "notes": ["The teacher ships with the package; +recipe=distilbert_paper has the paper's."],
         "finished": True,
         "corpus": {
             "name": "Project Gutenberg",

@@ -28,7 +28,7 @@ def test_it_is_the_main_recipe(arguments: list[str]) -> None:
 def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
     config = composed([f"corpus.path={tmp_path}"])
     check(config)
-    assert config.scale == "bundled" and config.teacher.kind == "bundled"
+    assert config.teacher.kind == "bundled"
     assert config.evaluate.missing.value == "skip"
     assert all(getattr(source, "hub", None) is None for source in config.evaluate.sources.values())
 
@@ -37,8 +37,7 @@ def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
     ("arguments", "primary"),
     [
         (["+recipe=smoke"], "config"),
-        (["scale=custom"], "config"),
-        (["-m", "scale=bundled,custom"], "config"),
+        (["-m", "+recipe=smoke,squad"], "config"),
         (["--config-dir", ".", "+recipe=smoke", "seed=1,2", "--multirun"], "config"),
         (["--cfg", "job", "seed=1"], "main"),
         (["--config-dir", ".", "-m", "seed=1,2"], "main"),
@@ -90,4 +89,4 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sum("is left out: it lies neither" in note for note in content["notes"]) == 2
     card = (tmp_path / "runs" / MAIN_RECIPE / "student" / "README.md").read_text()
     assert "\n# DistilBert distilled from the bundled teacher\n" in card
-    assert any("scale    bundled" in line for line in lines)
+    assert any("teacher  the bundled teacher" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Every recipe and scale that ships: composes, passes the checks, runs."""
+"""Every recipe that ships: composes, passes the checks, runs."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from job import TINY, Shelf, composed, distill, metrics, results, save_model, save_ordered
 
 from distill.commands.chain import REFERENCE, check_chain
-from distill.config.compose import chain_config, register
+from distill.config.compose import add_recipe, chain_config, register
 from distill.config.settings import CONF, RECIPES, Config, SourceConfig
 from distill.optim.schedule import length_in_steps, make_schedule, progress_of
 from distill.runs.check import check
@@ -19,7 +19,7 @@ BENCHMARKS = RECIPES.parent / "benchmarks"
 MEASURED = {path.stem for path in (BENCHMARKS / "recipe").glob("*.yaml")}
 SEARCHES = {"search"}  # of an optional package; run by test_sweep_job.py
 NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS - SEARCHES)
-SCALES = sorted(path.stem for path in (CONF / "scale").glob("*.yaml"))
+LARGE = {"distilbert_gpu", "distilbert_paper", "albert_paper", "albert_aws"}  # for other machines than this one
 
 ALBERT = (
     "student.config={embedding_size:16,hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64}"
@@ -55,19 +55,17 @@ def test_recipe_says_what_it_is(name: str) -> None:
     check(config)
 
 
-@pytest.mark.parametrize("name", SCALES)
-def test_scale_composes_and_command_line_wins(name: str) -> None:
-    config = composed("+recipe=distilbert_gutenberg", f"scale={name}", "teacher=pretrained", "teacher.path=mine")
-    check(config)
-    assert config.scale == name and config.teacher.path == "mine"
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_the_command_line_wins_over_a_recipe(name: str) -> None:
+    config = composed(f"+recipe={name}", "teacher=pretrained", "teacher.path=mine", "corpus.sequence_length=64")
+    assert config.teacher.path == "mine" and config.corpus.sequence_length == 64
 
 
-@pytest.mark.parametrize("name", SCALES)
-def test_scale_needs_no_recipe(name: str) -> None:
-    """A scale is the same with a recipe and without; what else the recipe says is in the recipe."""
-    alone, with_recipe = composed(f"scale={name}"), composed("+recipe=distilbert_gutenberg", f"scale={name}")
-    check(alone)
-    assert alone == with_recipe
+def test_a_recipe_that_sets_nothing_is_for_the_machine_at_hand(tmp_path: Path) -> None:
+    """No 800 sequences a step and three epochs, which are those of the benchmark."""
+    add_recipe("empty", {})
+    train = composed("+recipe=empty").train
+    assert (train.batch_size, train.accumulate, train.epochs) == (16, 1, 1)
 
 
 @pytest.mark.parametrize("name", sorted(CHAINS | MEASURED))
@@ -96,8 +94,8 @@ def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> 
             assert positions[stage_name] <= positions[earlier], "longer rows than those of its model"
 
 
-def test_paper_scale_is_the_benchmarks() -> None:
-    config = composed("+recipe=distilbert_gutenberg", "scale=paper")
+def test_the_papers_recipe_is_the_benchmark() -> None:
+    config = composed("+recipe=distilbert_paper")
     assert config.teacher.path == "google-bert/bert-base-uncased"
     assert config.student.architecture == "distilbert" and config.student.layers == [0, 2, 4, 7, 9, 11]
     assert (config.train.batch_size, config.train.accumulate, config.train.epochs) == (16, 50, 3)
@@ -107,19 +105,19 @@ def test_paper_scale_is_the_benchmarks() -> None:
     assert weights == {"soft": 5.0, "mlm": 2.0, "cosine": 1.0} and objective.temperature == 2.0
 
 
-@pytest.mark.parametrize("name", ["aws", "albert_paper"])
-def test_scales_of_albert(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["albert_aws", "albert_paper"])
+def test_published_trainings_of_albert(name: str, tmp_path: Path) -> None:
     """ALBERT-base, 125,000 steps of 4,096 rows on 64 ranks; what differs between the two is in their heads."""
-    config = composed("+recipe=albert_pretrain", f"scale={name}", f"corpus.path={tmp_path}")
+    config = composed(f"+recipe={name}", f"corpus.path={tmp_path}")
     check(config)
-    assert config.scale == name and config.objective.task == composed("+recipe=albert_pretrain").objective.task
+    assert config.objective.task == composed("+recipe=albert_pretrain").objective.task
     student, train, optimizer = config.student, config.train, config.optimizer
     shape = ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     assert student.architecture == "albert" and [student.config[each] for each in shape] == [128, 768, 12, 12, 3072]
     assert train.batch_size * train.accumulate * 64 == 4096 and (train.epochs, train.steps) == (None, 125_000)
     assert config.corpus.sequence_length == 512 and config.corpus.vocab_size == 30_000
     assert optimizer.make.path.endswith("Lamb") and optimizer.make.arguments["weight_decay"] == 0.01
-    aws = name == "aws"
+    aws = name == "albert_aws"
     assert (optimizer.lr, optimizer.clip, optimizer.clip_each_rank) == (1.76e-3, 1.0, aws)
     assert config.backend.compression == ("fp16" if aws else "none")
     assert student.dropout == (0.0 if aws else 0.1) and config.objective.masking.max_predictions == (
@@ -138,11 +136,11 @@ def test_every_option_of_every_group_composes() -> None:
             extra = ["corpus.hub=x"] if option.stem == "hub" else []
             extra += ["teacher.path=x"] if group.name == "teacher" and option.stem == "pretrained" else []
             extra += ["student.path=x"] if group.name == "student" and option.stem == "pretrained" else []
-            extra += [f"{group.name}._target_=x.y"] if option.stem == "custom" and group.name != "scale" else []
+            extra += [f"{group.name}._target_=x.y"] if option.stem == "custom" else []
             assert isinstance(composed(f"{group.name}={option.stem}", *extra), Config), option
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES - OF_SOURCES))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES - OF_SOURCES - LARGE))
 def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
     small: list[Any] = [
         *shelf.corpus,

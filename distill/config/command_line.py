@@ -6,12 +6,12 @@ from typing import Any
 
 from distill.config.compose import group_of, written
 from distill.config.folders import CONF, RECIPES
+from distill.config.renamed import without_scale
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.redaction import literal_secret, redact
 
 MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings that every recipe starts from
-SAYS_WHAT = ("recipe", "scale")  # a command line that has neither is the main job
 # Where a run folder begins; of nothing it would be the folder that the user is in.
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 READ_BY_ONE_RUN = ("hydra.run.dir", "hydra.searchpath")
@@ -51,9 +51,9 @@ class CommandLine:
 
     @property
     def primary(self) -> str:
-        """The configuration that the overrides change."""
+        """The configuration that the overrides change: the main job where they name no recipe."""
         names = {text.lstrip("+~").partition("=")[0].partition("@")[0] for text in self.overrides}
-        return BASE if names.intersection(SAYS_WHAT) else MAIN
+        return BASE if "recipe" in names else MAIN
 
     @property
     def shows(self) -> bool:
@@ -108,6 +108,8 @@ def check_overrides(line: CommandLine) -> None:
             )
     groups = {each.name for each in CONF.iterdir() if each.is_dir()} | {"recipe"}
     for override in line.parsed():
+        if override.key_or_group == "scale":
+            raise SettingError(without_scale(None if override.is_sweep_override() else override.value()))
         if override.is_sweep_override() or override.is_delete():
             continue
         name, value = override.key_or_group, override.value()

@@ -15,6 +15,7 @@ from distill.config.flat_settings import flatten
 from distill.config.meant_overrides import REPLACED, apply_overrides
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
+from distill.config.renamed import without_scale
 from distill.config.settings import (
     RECIPES,
     ChainConfig,
@@ -128,6 +129,8 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     given = {str(name): value for name, value in container.items()}
     shown, compared = written_and_compared(composed, given)
     names = [name for name in Config.model_fields if name not in WHOLE]
+    if "scale" in given:
+        raise SettingError(without_scale(given["scale"]))
     for name in given:
         if name not in names:
             raise SettingError(
@@ -217,7 +220,7 @@ def student_config(given: dict[str, Any]) -> StudentConfig:
     """The group `student`: built-in settings, or those of the callable that `_target_` names."""
     if given.get("_target_") is None:
         return parse(StudentConfig, given, "student")
-    # A scale may set the dropout, say, of any student.
+    # A recipe may set the dropout, say, of any student.
     optional = tuple(name for name in StudentConfig.model_fields if name != "tokenizer")
     arguments = {name: value for name, value in given.items() if name != "tokenizer"}  # a callable gets it loaded
     made = component("student", arguments, "", optional=optional)

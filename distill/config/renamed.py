@@ -40,11 +40,30 @@ VALUES = {
 OPTIONS = {
     "teacher/embedded": "bundled",
     "teacher/embedded_deep": "bundled_deep",
-    "scale/embedded": "bundled",
     "recipe/distilbert_gutenberg_twin": "distilbert_gutenberg_baseline",
     "recipe/distilgpt2_gutenberg_twin": "distilgpt2_gutenberg_baseline",
     "recipe/albert_milestones": "albert_snapshots",
 }
+
+
+# By the `scale` that earlier releases had between defaults and recipe.
+RECIPES_OF_SCALES = {
+    "bundled": "distilbert_gutenberg",
+    "embedded": "distilbert_gutenberg",
+    "single_gpu": "distilbert_gpu",
+    "paper": "distilbert_paper",
+    "albert_small": "albert_pretrain",
+    "albert_paper": "albert_paper",
+    "aws": "albert_aws",
+}
+
+
+def without_scale(scale: object) -> str:
+    """The line about a `scale`."""
+    if recipe := RECIPES_OF_SCALES.get(str(scale)):
+        return f"scale={scale} is a recipe now: give +recipe={recipe}, or build a recipe of your own on it"
+    recipes = ", ".join(dict.fromkeys(RECIPES_OF_SCALES.values()))
+    return f"scale is not a setting any more: leave it out, or give the recipe of that size (of {recipes})"
 
 
 def new_name(setting: str) -> str | None:

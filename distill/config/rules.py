@@ -174,7 +174,7 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
         setting: of the teacher.
         first: whether this teacher is the one that losses on hidden states read.
     """
-    where, objective = cache.setting.replace("teacher.", f"{setting}.", 1), config.objective
+    where, objective = cache.described(setting), config.objective
     if not cache.wanted:
         return
     to_null = " and ".join(name for name in ("top_k", "sampled") if getattr(cache, name) is not None)
@@ -324,7 +324,7 @@ def check_unread(config: Config) -> None:
         ("teacher.path", teacher.path if has_teacher else None, teacher.kind, SAVED),
         ("teacher.tokenizer", teacher.tokenizer if has_teacher else None, teacher.kind, SAVED),
         ("student.path", student.path, student.init, SAVED),
-        # A rule is a scale's default; numbers are the user's, and a student from random weights takes none of them.
+        # A rule is a recipe's default; numbers are the user's, and a student from random weights takes none of them.
         ("student.layers", student.layers if isinstance(student.layers, list) else None, student.init, FROM_TEACHER),
         ("student.num_layers", student.num_layers, student.init, ("layers",)),
     ):

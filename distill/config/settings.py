@@ -65,11 +65,16 @@ class Config(Settings):
     tracker: TrackerConfig = setting(None, "Where metrics go besides metrics.jsonl.", factory=TrackerConfig)
     profile: ProfileConfig = setting(None, "What is recorded about where the time goes.", factory=ProfileConfig)
     report: ReportConfig = setting(None, "How the report is written.", factory=ReportConfig)
-    scale: str = setting("custom", "The size of the job, as banner and report call it.")
     seed: int = setting(0, "Seed of everything that is drawn.", ge=0, le=SEEDS)
-    resume: str = setting("auto", "auto, strict, never, or a checkpoint folder to begin from.")
+    resume: str = setting(
+        "auto",
+        "auto resumes the folder's run and quarantines damaged files, strict stops at them, never refuses a run that "
+        "has begun; or a checkpoint folder to begin from.",
+    )
     # A name, or that name with the direction of a search, `distill.report.comparison.goal.Goal`.
-    optimize: Any = setting(None, "Of a sweep: the number of a run's results that matters, by its name.")
+    optimize: Any = setting(
+        None, "Of a sweep: the number of a run's results that matters, such as perplexity or heldout.perplexity."
+    )
     # The same settings, nested by the names of the command line.
     given: dict[str, Any] = setting(None, "As they are written down, by the names of variables.", factory=dict)
     compared: dict[str, Any] = setting(None, "As a resumed run compares them, by digests of those.", factory=dict)

@@ -1,12 +1,12 @@
 """The settings of the teacher, of several teachers, and of what is kept of one on disk."""
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from distill.config.component import Component
 from distill.config.model import SEEDS, Settings, setting
-from distill.runtime.errors import SettingError
 
 MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
 
@@ -35,26 +35,24 @@ class TeacherCacheConfig(Settings):
         8.0, "Largest size on disk; more is refused before the teacher runs.", unit="GB", gt=0, le=1e6
     )
 
-    @model_validator(mode="after")
-    def _draws_what_it_sets(self) -> Self:
-        for name, default in (("exponent", 1.0), ("seed", 0)) if self.sampled is None else ():
-            if (value := getattr(self, name)) != default:
-                raise SettingError(
-                    f"teacher.cache.{name}={value} is about tokens that are drawn, and none are: set "
-                    f"teacher.cache.sampled to their number, or teacher.cache.{name} back to {default}"
-                )
-        return self
+    @field_validator("exponent", "seed")
+    @classmethod
+    def _is_about_draws(cls, value: float, info: ValidationInfo) -> float:
+        default = cls.model_fields[str(info.field_name)].default
+        if value != default and "sampled" in info.data and info.data["sampled"] is None:
+            cure = f"set sampled beside it to their number, or {info.field_name} back to {default}"
+            raise PydanticCustomError("refused", f"is about tokens that are drawn, and none are: {cure}")
+        return value
 
     @property
     def wanted(self) -> bool:
         """Whether a cache is read in place of a teacher that runs."""
         return self.top_k is not None or self.sampled is not None
 
-    @property
-    def setting(self) -> str:
-        """What decides the size of a position, as error lines call it."""
-        found = {"top_k": self.top_k, "sampled": self.sampled}
-        return " with ".join(f"teacher.cache.{name}={value}" for name, value in found.items() if value is not None)
+    def described(self, setting: str) -> str:
+        """What decides the size of a position, as error lines call it; `setting`: the teacher's name on them."""
+        sizes = {"top_k": self.top_k, "sampled": self.sampled}
+        return " with ".join(f"{setting}.cache.{name}={size}" for name, size in sizes.items() if size is not None)
 
 
 class FrozenModelConfig(Settings):

@@ -20,7 +20,7 @@ class TrainConfig(Settings):
 
     batch_size: int = setting(16, "Sequences per rank and micro-batch.", unit="sequences", ge=1, le=BATCH)
     accumulate: int = setting(
-        50, "Micro-batches per step; not read where sequences_per_step is given.", ge=1, le=1_000_000
+        1, "Micro-batches per step; not read where sequences_per_step is given.", ge=1, le=1_000_000
     )
     # Each rank takes its share of them in as many micro-batches as that needs, so the number of ranks may change from
     # one start of a run to the next.
@@ -29,7 +29,7 @@ class TrainConfig(Settings):
         unit="sequences", ge=1, le=10**9,
     )  # fmt: skip
     epochs: int | None = setting(
-        3, "Passes over the corpus; the run ends at the first limit that it reaches.", ge=1, le=1_000_000
+        1, "Passes over the corpus; the run ends at the first limit that it reaches.", ge=1, le=1_000_000
     )
     steps: int | None = setting(None, "Steps after which the run ends.", unit="steps", ge=1, le=STEPS)
     minutes: float | None = setting(None, "Time after which the run ends.", unit="minutes", ge=1e-6, le=1e7)
@@ -42,10 +42,12 @@ class TrainConfig(Settings):
         2, "Newest checkpoints kept, besides the newest that a later loss has shown to be good.", ge=1, le=1_000_000
     )
     snapshots: list[Annotated[int, Strict(), Field(ge=1, le=STEPS)]] | None = setting(
-        None, "Steps after which the student is kept as a folder that loads like student/.", unit="steps"
+        None,
+        "Steps after which the student is kept in snapshots/step-N, a folder that loads like student/.",
+        unit="steps",
     )
     snapshot_every: int | None = setting(
-        None, "The student is kept as a folder after every so many steps, too.", unit="steps", ge=1, le=STEPS
+        None, "The student is kept in such a folder after every so many steps, too.", unit="steps", ge=1, le=STEPS
     )
     max_nonfinite: int = setting(
         10, "Steps in a row without a finite loss and gradient before the run stops.", unit="steps", ge=1,
@@ -58,7 +60,9 @@ class TrainConfig(Settings):
     max_spike: int = setting(
         1000, "Steps in a row with a higher loss than that before the run stops.", unit="steps", ge=1, le=10**9
     )
-    on_usr1: OnUsr1 = setting(OnUsr1.save, "SIGUSR1 writes a checkpoint; stop ends the run after it, like SIGTERM.")
+    on_usr1: OnUsr1 = setting(
+        OnUsr1.save, "SIGUSR1 writes a checkpoint; stop ends the run after it like SIGTERM, for batch systems."
+    )
     workers: int | None = setting(
         None, "Threads that prepare batches ahead; 0 is none, null goes by the rank's cores and waiting time.", ge=0,
         le=1024,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from distill.config.renamed import OPTIONS, other_name
+from distill.config.renamed import OPTIONS, other_name, without_scale
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -34,6 +34,8 @@ def setting_error(error: Exception) -> SettingError | None:
 
 def explain(error: Exception) -> str:
     """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
+    if "Could not override 'scale'" in str(error):
+        return without_scale(None)
     if (missing := getattr(error, "missing_cfg_file", None)) is not None:
         return _no_such_option(str(missing), list(getattr(error, "options", None) or []))
     if isinstance(override := getattr(error, "override", None), str):
@@ -81,6 +83,8 @@ def _no_such_setting(key: str, parent: Any) -> str:
     Args:
         parent: the node of OmegaConf that has no such key.
     """
+    if key == "scale":
+        return without_scale(None)
     if key in REMOVED:
         return f"{key} is not a setting any more: {REMOVED[key]}"
     if (line := other_name(key)) is not None:

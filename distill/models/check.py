@@ -151,21 +151,18 @@ def check_packing(model: Any, setting: str) -> None:
         raise SettingError(f"{setting}: {_class(model)} does not keep the documents of a row apart: {cure}")
 
 
-def check_vocabulary(teacher: Any | None, student: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse models that do not know all tokens of the tokenizer. `teacher` may be None.
+def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a model that does not know all tokens of the tokenizer.
 
     Raises:
         SettingError: an output embedding smaller than the vocabulary.
     """
-    for name, model in (("teacher", teacher), ("student", student)):
-        if model is None:
-            continue
-        layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        size = (model.get_input_embeddings() if layer is None else layer).weight.shape[0]
-        if size < len(tokenizer):
-            raise SettingError(
-                f"{name}: it knows {size} tokens, but the tokenizer has {len(tokenizer)}; choose a fitting pair"
-            )
+    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    size = (model.get_input_embeddings() if layer is None else layer).weight.shape[0]
+    if size < len(tokenizer):
+        raise SettingError(
+            f"{setting}: it knows {size} tokens, but the tokenizer has {len(tokenizer)}; choose a fitting pair"
+        )
 
 
 def check_tokenizers(of_run: PreTrainedTokenizerBase, of_model: PreTrainedTokenizerBase, setting: str) -> None:

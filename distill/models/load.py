@@ -156,9 +156,10 @@ def refuse_own_class(setting: str, path: str) -> None:
     refuse_unfinished(setting, path)
     folder = Path(model_folder(path))
     if (folder / "model.safetensors").is_file() and not (folder / "config.json").is_file():
-        group = setting.partition(".")[0]
+        group = setting.rpartition(".")[0] or setting
+        chosen = "" if "." in group else f"{group}=custom "  # one of several teachers is no group with options
         raise SettingError(
-            f"{setting}={path} holds the weights of a module of your own: name what makes it, as {group}=custom "
+            f"{setting}={path} holds the weights of a module of your own: name what makes it, as {chosen}"
             f"{group}._target_=package.module.callable {group}.path={path}"
         )
 
@@ -202,10 +203,11 @@ def _no_folder(path: str) -> str:
 def _refuse_no_files(setting: str, path: str, folder: Path) -> None:
     """Refuse a folder with none of the files of a tokenizer, for which transformers would make an empty one up."""
     if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
+        teacher = setting.removesuffix(".path")
+        elsewhere = f", or name where it lies as {teacher}.tokenizer=FOLDER" if teacher.startswith("teacher") else ""
         raise SettingError(
             f"{setting}={path} has no tokenizer that loads: the folder has no tokenizer.json, nor a vocabulary; save "
-            "the tokenizer beside the model"
-            + (", or name where it lies as teacher.tokenizer=FOLDER" if setting == "teacher.path" else "")
+            f"the tokenizer beside the model{elsewhere}"
         )
 
 

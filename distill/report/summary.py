@@ -8,7 +8,7 @@ from distill.report.words import MINUS, NONE, TIMES, is_number, listed, number, 
 from distill.runs.facts import Backend, Baseline, Measure, Model, Resampled
 from distill.runs.record import Record
 
-NO_RECIPE, NO_SCALE = "default", "custom"  # what records call the lack of either
+NO_RECIPE = "default"  # what records call the lack of one
 SAME = "the same"
 NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep their capital
 AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -24,11 +24,11 @@ def findings(record: Record) -> str:
 
 
 def setting(record: Record) -> str:
-    """Which recipe, scale, corpus, teacher and start were used, and how long training took."""
+    """Which recipe, corpus, teacher and start were used, and how long training took."""
     corpus, training = record.corpus, record.training
-    recipe, scale = record.recipe, record.scale
+    recipe = record.recipe
     named = f"the recipe {recipe}" if recipe and recipe != NO_RECIPE else "a run without a recipe"
-    sentences = [f"This is {named}" + (f" at the scale “{scale}”." if scale and scale != NO_SCALE else ".")]
+    sentences = [f"This is {named}."]
     counted = {"documents": corpus.documents, "tokens": corpus.tokens}
     counts = [f"{number(count)} {name}" for name, count in counted.items() if is_number(count)]
     if corpus.name:

@@ -18,7 +18,9 @@ from distill.runtime.version import __version__
 from distill.tasks import Prepared
 from distill.teacher.members import settings_by_member, title_of
 
-PAPER = "The benchmark's own scale is scale=paper: bert-base, six layers, 512 tokens, 3 epochs of Project Gutenberg."
+PAPER = (
+    "The benchmark as published is +recipe=distilbert_paper: bert-base, six layers, 512 tokens, 3 epochs of the books."
+)
 BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_baseline")  # recipes of which that is true
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
@@ -28,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def notes_of(config: Config, recipe: str, pair: Pair, data: Prepared, objective: Objective) -> list[str]:
-    """Notes for the report besides corpus, teacher and scale, which it names itself."""
+    """Notes for the report besides corpus and teacher, which it names itself."""
     notes = [*_notes(config, recipe, data.tokens, objective.needs_teacher), *data.left_out]
     return notes if pair.comparable or not objective.needs_teacher else [*notes, OTHER_TOKENIZER]
 
@@ -39,7 +41,7 @@ def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> 
     Args:
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
     """
-    lines = [PAPER] if config.scale == "bundled" and recipe in BENCHMARK else []
+    lines = [PAPER] if recipe in BENCHMARK else []
     for name, own in settings_by_member(config).items() if needs_teacher else ():
         if own.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
@@ -112,7 +114,6 @@ def banner(
             f"distill {__version__}: {recipe}",
             f"  corpus   {tokens.name}",
             f"  teacher  {teacher_name or 'none'}",
-            f"  scale    {config.scale}",
             f"  models   {sizes}",
             f"  rows     {len(batches.order):,} of {length} tokens from {tokens.documents:,} documents",
             f"  steps    {_rows_of_a_step(batches)} = "

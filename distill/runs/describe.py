@@ -52,7 +52,6 @@ def describe(
     """The record of a run that is about to train: all but its name, what it does from now on, and its scores."""
     return Record(
         notes=[cache_note(cache_facts(cache), name) for name, cache in caches.items()],
-        scale=config.scale,
         corpus=corpus_facts(text.tokens, text.batches),
         teacher=teacher_facts(pair, caches) if objective.needs_teacher and pair.teachers else None,
         student=student_facts(config, pair),

@@ -14,7 +14,7 @@ from distill.models.kind import ModelKind
 from distill.models.language_model import block_list
 from distill.models.protocol import depth_of
 from distill.models.student import check_student
-from distill.teacher.members import Member, errors_of
+from distill.teacher.members import Member
 
 
 def divide_models(
@@ -40,8 +40,7 @@ def divide_models(
         for member in teachers:
             blocks, calls = blocks_of(member.model)
             ranks.divide(member.model, blocks, calls, trained=False)
-            with errors_of(member.name):
-                check_model(member.model, "teacher", kinds["teacher"])
+            check_model(member.model, member.setting, kinds["teacher"])
     skeleton = None
     if "student" in ranks.divides:
         skeleton = skeleton_of(student)

@@ -5,11 +5,11 @@ from typing import Any
 
 from distill.config.flat_settings import flatten
 from distill.config.renamed import renamed
-from distill.config.settings import Config
+from distill.config.settings import Config, TeacherCacheConfig
 from distill.config.weight_schedule import WeightSchedule, is_zero
 from distill.data.batches import Batches
 from distill.runtime.errors import SettingError
-from distill.teacher.members import settings_by_member, shares
+from distill.teacher.members import settings_by_member
 
 # Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
 # identity by the digest of its rows, the teacher by that of its weights.
@@ -23,7 +23,6 @@ RESUME_IGNORES = (
     "tracker",
     "profile",
     "report",
-    "scale",
     "resume",
     "optimize",
 )
@@ -91,20 +90,19 @@ def _teachers(config: Config) -> dict[str, Any]:
     """What the student learns from besides the teachers' weights; the first of several is also read in its layers."""
     if config.teacher.kind != "several":
         int8 = config.precision.teacher == "int8"
-        return {**_cached(config, "teacher.cache"), "precision.teacher.int8": int8}
+        return {**_cached(config.teacher.cache, "teacher.cache"), "precision.teacher.int8": int8}
     found: dict[str, Any] = {"teacher.members": list(config.teacher.members)}
     for name, own in settings_by_member(config).items():
         found |= {
-            f"teacher.members.{name}.weight": shares(config)[name],
-            **_cached(own, f"teacher.members.{name}.cache"),
+            f"teacher.members.{name}.weight": own.weight,
+            **_cached(own.cache, f"teacher.members.{name}.cache"),
             f"teacher.members.{name}.precision.int8": own.precision.teacher == "int8",
         }
     return found
 
 
-def _cached(config: Config, name: str) -> dict[str, Any]:
+def _cached(cache: TeacherCacheConfig, name: str) -> dict[str, Any]:
     """What is kept of a teacher in its cache. Draws stand there only where there are any: before them nothing did."""
-    cache = config.teacher.cache
     found: dict[str, Any] = {f"{name}.top_k": cache.top_k}
     if cache.sampled is not None:
         found |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}

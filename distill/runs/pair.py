@@ -28,7 +28,7 @@ from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
-from distill.teacher.members import Member, errors_of, load_members, settings_by_member
+from distill.teacher.members import Member, load_members, settings_by_member
 
 logger = logging.getLogger(__name__)
 
@@ -111,10 +111,9 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     if other is not None:
         _check_across_tokenizers(terms, config, other, tokenizer)
     student = new_student(config, first, tokenizer, task, ranks)
-    check_vocabulary(None, student, tokenizer)
+    check_vocabulary(student, "student", tokenizer)
     for member in teachers:
-        with errors_of(member.name):
-            check_vocabulary(member.model, None, other or tokenizer)
+        check_vocabulary(member.model, member.setting, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
     waits = config.student.init == "layers" and config.student.layers == AUTO
     built = None if waits else BuiltStudent(student, None, divided(config, teachers, student, task, ranks))
@@ -178,11 +177,9 @@ def find_start(
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
     """The tokenizer that a run of these settings makes its rows with; no model is loaded for it."""
     kind = task.teacher_kind(config.student.init)
-    teachers = list(settings_by_member(config).items())[:1]  # several share one tokenizer
-    for name, own in teachers:
-        with errors_of(name):
-            return _find_tokenizer(config, task, teacher_tokenizer(own.teacher, kind))
-    return _find_tokenizer(config, task, None)
+    first = next(iter(settings_by_member(config).values()), None)  # several share one tokenizer
+    shared = None if first is None else teacher_tokenizer(first.model, kind, first.setting)
+    return _find_tokenizer(config, task, shared)
 
 
 def _digests(
@@ -192,7 +189,7 @@ def _digests(
     digests: dict[str, str | None] = {"teacher": None, "student": None}
     settings = settings_by_member(config)
     for member in teachers:
-        own = settings[member.name].teacher
+        own = settings[member.name].model
         digests[member.setting] = (
             model_digest(member.model, shared)
             if own.kind == "custom"

@@ -56,7 +56,6 @@ class Record:
     command: str | None = None
     notes: list[str] = field(default_factory=list)
     identity: dict[str, Any] = field(default_factory=dict)
-    scale: str | None = None
     finished: bool = False
     corpus: Corpus = field(default_factory=Corpus)
     teacher: Teacher | None = None

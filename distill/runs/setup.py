@@ -65,16 +65,19 @@ def setup_student(student: Any, objective: Objective, precision: PrecisionConfig
     return Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(ranks.device)
 
 
-def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> LanguageModel:
+def setup_teacher(
+    teacher: Any, precision: PrecisionConfig, ranks: Ranks, setting: str = "precision.teacher"
+) -> LanguageModel:
     """Put a teacher on this rank's device, and give it as training runs it.
 
     That is packed or rounded, or computes in another format; the report scores the teacher itself.
+    Error lines call its number format `setting`.
     """
     if is_sharded(teacher):
         compute_in(teacher, dtype_of(precision.teacher))
         frozen = teacher
     else:
-        frozen = pack_teacher(teacher.to(ranks.device), precision, ranks.device)
+        frozen = pack_teacher(teacher.to(ranks.device), precision, ranks.device, setting)
     _choose_attention(frozen, precision, ranks)
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")
 

@@ -1,5 +1,6 @@
 """What is built for each teacher of a run: its cache, its kernels, and what the loop reads all of them from."""
 
+import logging
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,12 +12,15 @@ from distill.models.check import longest_row
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.runs.setup import setup_teacher
-from distill.teacher.cache import Cache
-from distill.teacher.make import find_cache, make_teacher
+from distill.teacher import build_cache
+from distill.teacher.cache import Cache, CachedTeacher, find
+from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
-from distill.teacher.members import Member, errors_of, setting_of, settings_by_member, shares
+from distill.teacher.members import Member, TeacherSettings, settings_by_member
 from distill.teacher.output import NoTeacher, Teacher
 from distill.teacher.retokenized import RetokenizedTeacher
+
+logger = logging.getLogger(__name__)
 
 
 def find_caches(
@@ -30,10 +34,11 @@ def find_caches(
     """
     found = {}
     for name, own in settings_by_member(config).items():
-        with errors_of(name):
-            whole = {**origin, "teacher": digests[setting_of(name)], **arithmetic(own.precision.teacher)}
-            found[name] = find_cache(own, whole, batches, objective.positions)
-    return {name: cache for name, cache in found.items() if cache is not None}
+        if own.cache.wanted:
+            whole = {**origin, "teacher": digests[own.setting], **arithmetic(own.precision.teacher)}
+            folder, setting = config.data.cache, f"{own.setting}.cache"
+            found[name] = find(own.cache, whole, batches, objective.positions, folder, setting)
+    return found
 
 
 def arithmetic(precision: str) -> dict[str, Any]:
@@ -47,11 +52,11 @@ def arithmetic(precision: str) -> dict[str, Any]:
 
 def setup_teachers(config: Config, members: list[Member], ranks: Ranks) -> dict[str, LanguageModel]:
     """The teachers as training runs them, by name."""
-    frozen, settings = {}, settings_by_member(config)
-    for member in members:
-        with errors_of(member.name):
-            frozen[member.name] = setup_teacher(member.model, settings[member.name].precision, ranks)
-    return frozen
+    settings = settings_by_member(config)
+    return {
+        member.name: setup_teacher(member.model, own.precision, ranks, own.precision_setting)
+        for member, own in ((member, settings[member.name]) for member in members)
+    }
 
 
 def make_teachers(
@@ -71,13 +76,26 @@ def make_teachers(
     if tokenizers is not None and frozen:
         (model,) = frozen.values()
         return RetokenizedTeacher(model, batches.rows, *tokenizers, longest_row(model.model))
-    made, settings = [], settings_by_member(config)
-    positions, temperature = objective.positions, objective.top_k_temperature
-    for name, model in frozen.items():
-        with errors_of(name):
-            own = settings[name]
-            made.append(make_teacher(model, caches.get(name), batches, positions, temperature, own, ranks))
+    settings = [own for name, own in settings_by_member(config).items() if name in frozen]
+    made = [_make_teacher(own, frozen[own.name], caches.get(own.name), batches, objective, ranks) for own in settings]
     if not made:
         return NoTeacher()
-    weights = shares(config)
-    return made[0] if len(made) == 1 else MeanTeacher(made, [weights[name] for name in frozen])
+    return made[0] if len(made) == 1 else MeanTeacher(made, [own.weight for own in settings])
+
+
+def _make_teacher(
+    settings: TeacherSettings,
+    model: LanguageModel,
+    cache: Cache | None,
+    batches: Batches,
+    objective: Objective,
+    ranks: Ranks,
+) -> Teacher:
+    """One teacher: live, or from a cache that is made first where there is none; all ranks call this."""
+    if cache is None:
+        return LiveTeacher(model, settings.micro_batches)
+    temperature = objective.top_k_temperature
+    assert temperature is not None, "the rules refuse a cache that no term reads"
+    build_cache.build(cache, model, batches, objective.positions, temperature, ranks)
+    logger.info(f"  the teacher is read from {cache.folder}, which other runs and machines can use")
+    return CachedTeacher(cache)

@@ -81,11 +81,17 @@ class Cache:
     origin: dict[str, Any]  # what it is made from
     offsets: np.ndarray  # [R + 1] int64
     ready: bool  # complete and checked; else still to be made
+    setting: str = "teacher.cache"  # what error lines call its settings
 
     @cached_property
     def layout(self) -> Layout:
         """What is kept of a position."""
         return layout_from(self.origin)
+
+    @property
+    def smaller_by(self) -> str:
+        """The setting that makes it smaller soonest."""
+        return f"{self.setting}.{self.layout.largest}"
 
     @property
     def key(self) -> str:
@@ -150,7 +156,7 @@ class Cache:
 
     def refusal(self, what: str) -> SettingError:
         return SettingError(
-            f"teacher.cache.{self.layout.title}: the cache {self.folder} is {what}; delete that folder, and it is "
+            f"{self.setting}.{self.layout.title}: the cache {self.folder} is {what}; delete that folder, and it is "
             "made anew"
         )
 
@@ -218,7 +224,12 @@ class CachedTeacher:
 
 
 def find(
-    settings: TeacherCacheConfig, origin: dict[str, Any], batches: Batches, positions: Positions, folder: str
+    settings: TeacherCacheConfig,
+    origin: dict[str, Any],
+    batches: Batches,
+    positions: Positions,
+    folder: str,
+    setting: str = "teacher.cache",
 ) -> Cache:
     """The cache that these settings want: checked if it is there, else to be made by `build_cache.build`.
 
@@ -226,6 +237,7 @@ def find(
         origin: everything that decides what the cache holds; what it is computed on, and how many at once, is no part.
         positions: which positions of a batch carry soft targets.
         folder: where caches are kept (`data.cache`).
+        setting: what error lines call these settings.
 
     Raises:
         SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`,
@@ -233,31 +245,29 @@ def find(
     """
     layout = layout_of(settings, origin["vocabulary"])
     if layout.top_k >= layout.vocabulary:
-        raise SettingError(
-            f"teacher.cache.top_k={layout.top_k}: the vocabulary has {layout.vocabulary} tokens; give fewer"
-        )
+        raise SettingError(f"{setting}.top_k={layout.top_k}: the vocabulary has {layout.vocabulary} tokens; give fewer")
     origin = {"format": FORMAT, **origin, "top_k": layout.top_k, "rows": len(batches.rows)}
     if layout.sampled:
         origin |= {"sampled": layout.sampled, "exponent": layout.exponent, "sample_seed": settings.seed}
     key = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():
-        return _checked(path, origin, len(batches.rows))
-    cache = Cache(path, origin, _offsets(batches, positions), False)
+        return _checked(path, origin, len(batches.rows), setting)
+    cache = Cache(path, origin, _offsets(batches, positions), False, setting)
     _check_size(cache, settings.gigabytes)
     return cache
 
 
-def _checked(path: Path, origin: dict[str, Any], num_rows: int) -> Cache:
+def _checked(path: Path, origin: dict[str, Any], num_rows: int, setting: str) -> Cache:
     """The finished cache at `path`. Raises SettingError where it is damaged."""
-    cache = Cache(path, origin, np.zeros(1, np.int64), True)
+    cache = Cache(path, origin, np.zeros(1, np.int64), True, setting)
     try:
         offsets = np.load(path / "offsets.npy")
     except (OSError, ValueError) as error:
         raise cache.refusal(f"damaged ({error})") from error
     if offsets.shape != (num_rows + 1,):
         raise cache.refusal("damaged (offsets.npy has the wrong size)")
-    cache = Cache(path, origin, offsets, True)
+    cache = Cache(path, origin, offsets, True, setting)
     cache.check()
     return cache
 
@@ -265,8 +275,8 @@ def _checked(path: Path, origin: dict[str, Any], num_rows: int) -> Cache:
 def _check_size(cache: Cache, gigabytes: float) -> None:
     if cache.num_bytes > gigabytes * 1e9:
         raise SettingError(
-            f"teacher.cache.gigabytes={gigabytes}: {cache.layout.title} at {cache.num_positions:,} positions takes "
-            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower {cache.layout.largest} or "
+            f"{cache.setting}.gigabytes={gigabytes}: {cache.layout.title} at {cache.num_positions:,} positions takes "
+            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower {cache.smaller_by} or "
             "corpus.max_sequences, or set objective.soft.positions=masked"
         )
 

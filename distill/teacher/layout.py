@@ -71,8 +71,8 @@ class Layout:
 
     @property
     def largest(self) -> str:
-        """The setting that makes it smaller soonest."""
-        return "teacher.cache.sampled" if self.sampled > 2 * self.top_k else "teacher.cache.top_k"
+        """The setting of a cache that makes it smaller soonest."""
+        return "sampled" if self.sampled > 2 * self.top_k else "top_k"
 
 
 def layout_of(settings: TeacherCacheConfig, vocabulary: int) -> Layout:

@@ -1,19 +1,16 @@
 """The frozen models of a run: its only teacher, or several, each with settings of its own.
 
-One teacher among several is read by the same functions as an only one: they get the settings of a run that had that
-teacher alone, and their errors are put into the names of the member's settings.
+One teacher among several is read by the same functions as an only one: they take `TeacherSettings`, which also know by
+which names the command line calls them.
 """
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, MemberConfig, TeacherConfig
+from distill.config.settings import Config, MemberConfig, PrecisionConfig, TeacherCacheConfig, TeacherConfig
 from distill.models.check import longest_row
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
@@ -21,7 +18,26 @@ from distill.models.teacher import load_teacher
 from distill.runtime.errors import SettingError
 
 ONLY = ""  # the name of a teacher that is no member of several
-OWN_SETTINGS = re.compile(rf"(?<![\w./])teacher\.(?=({'|'.join(each for each in MemberConfig.model_fields)})\b)")
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    """What is set of one teacher of a run."""
+
+    name: str  # among `teacher.members`; ONLY for the only one
+    model: TeacherConfig | MemberConfig  # what loads it
+    weight: float  # its share in the mean of all; they add up to 1
+    precision: PrecisionConfig  # of which `teacher` is its format
+    micro_batches: int
+    cache: TeacherCacheConfig
+
+    @property
+    def setting(self) -> str:
+        return setting_of(self.name)
+
+    @property
+    def precision_setting(self) -> str:
+        return "precision.teacher" if self.name == ONLY else f"{self.setting}.precision"
 
 
 @dataclass(frozen=True)
@@ -43,33 +59,25 @@ def setting_of(name: str) -> str:
     return "teacher" if name == ONLY else f"teacher.members.{name}"
 
 
-def settings_by_member(config: Config) -> dict[str, Config]:
-    """The run's settings as they would be with each of its teachers alone, by name; empty without a teacher."""
-    if config.teacher.kind == "several":
-        return {name: _alone(config, member) for name, member in config.teacher.members.items()}
-    return {} if config.teacher.kind == "none" else {ONLY: config}
-
-
-def shares(config: Config) -> dict[str, float]:
-    """The weight of each teacher in the mean of all, by name; they add up to 1."""
-    weights = {name: member.weight for name, member in config.teacher.members.items()}
-    if config.teacher.kind != "several":
-        return dict.fromkeys(settings_by_member(config), 1.0)
-    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
-
-
-@contextmanager
-def errors_of(name: str) -> Iterator[None]:
-    """Errors that name settings of an only teacher, raised inside, name those of this member instead."""
-    try:
-        yield
-    except SettingError as error:
-        if name == ONLY:
-            raise
-        own = setting_of(name)
-        line = OWN_SETTINGS.sub(f"{own}.", str(error))
-        line = re.sub(r"\bprecision\.teacher\b", f"{own}.precision", re.sub(r"^teacher:", f"{own}:", line))
-        raise SettingError(line) from error
+def settings_by_member(config: Config) -> dict[str, TeacherSettings]:
+    """What is set of each teacher, by name; empty without a teacher."""
+    shared, precision = config.teacher, config.precision
+    if shared.kind == "none":
+        return {}
+    if shared.kind != "several":
+        return {ONLY: TeacherSettings(ONLY, shared, 1.0, precision, shared.micro_batches, shared.cache)}
+    total = sum(member.weight for member in shared.members.values())
+    return {
+        name: TeacherSettings(
+            name,
+            member,
+            member.weight / total,
+            precision.changed(teacher=member.precision or precision.teacher),
+            shared.micro_batches if member.micro_batches is None else member.micro_batches,
+            shared.cache if member.cache is None else member.cache,
+        )
+        for name, member in shared.members.items()
+    }
 
 
 def load_members(
@@ -83,11 +91,10 @@ def load_members(
     members: list[Member] = []
     shared: PreTrainedTokenizerBase | None = None
     for name, own in settings_by_member(config).items():
-        with errors_of(name):
-            if own.precision.teacher == "int8":
-                int8.check(device)
-            model, tokenizer, title = load_teacher(own.teacher, kind, mapped)
-        member = Member(name, shares(config)[name], model, title)
+        if own.precision.teacher == "int8":
+            int8.check(device, own.precision_setting)
+        model, tokenizer, title = load_teacher(own.model, kind, mapped, own.setting)
+        member = Member(name, own.weight, model, title)
         assert tokenizer is not None
         if shared is not None:
             _check_member(member, tokenizer, members[0], shared, config.corpus.sequence_length)
@@ -118,19 +125,3 @@ def _check_member(
         raise SettingError(
             f"corpus.sequence_length={length} exceeds the {limit} positions of {member.setting}: lower it"
         )
-
-
-def _alone(config: Config, member: MemberConfig) -> Config:
-    shared = config.teacher
-    teacher = TeacherConfig(
-        kind=member.kind,
-        path=member.path,
-        revision=member.revision,
-        trust_remote_code=member.trust_remote_code,
-        tokenizer=member.tokenizer,
-        custom=member.custom,
-        micro_batches=shared.micro_batches if member.micro_batches is None else member.micro_batches,
-        cache=shared.cache if member.cache is None else member.cache,
-    )
-    precision = config.precision.changed(teacher=member.precision or config.precision.teacher)
-    return config.changed(teacher=teacher, precision=precision)

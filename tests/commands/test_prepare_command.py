@@ -1,11 +1,9 @@
 """`python -m distill.prepare` makes the rows that a run of the same recipe finds, and refuses what it cannot make."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from job import Shelf
+from job import Shelf, command
 
 from distill.commands.cli import main
 from distill.config.settings import Config
@@ -32,15 +30,14 @@ def test_a_run_finds_what_was_prepared(shelf: Shelf, tmp_path: Path, capfd: pyte
 
 def test_as_a_command_it_says_what_is_there(shelf: Shelf, tmp_path: Path) -> None:
     arguments = shelf.arguments(tmp_path / "run", f"data.cache={tmp_path / 'cache'}")
-    command = [sys.executable, "-m", "distill.prepare", *arguments]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert any(line.startswith("corpus: 1 shard, ") for line in said.splitlines()), said
+    process = command("prepare", *arguments)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 0 and any(line.startswith("corpus: 1 shard, ") for line in said.splitlines()), said
 
 
 def test_compression_and_shards_are_said_and_change_no_run(
     shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("distill.data.shards.open")  # what reads several shards
     monkeypatch.setattr("distill.data.sources._files.SHARD_BYTES", 1)
     settings = [f"data.cache={tmp_path / 'cache'}", "data.shard_bytes=2000", "data.compression=zstd"]
     assert run(*shelf.arguments(tmp_path / "run", *settings)) == 0

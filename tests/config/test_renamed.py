@@ -1,9 +1,12 @@
 """Names that settings had in earlier releases: refused with the new one, and read where old runs hold them."""
 
-import pytest
-from job import distill
+import re
+from pathlib import Path
 
-from distill.config.renamed import OPTIONS, new_name, renamed
+import pytest
+from job import composed, distill
+
+from distill.config.renamed import OPTIONS, RECIPES_OF_SCALES, new_name, renamed
 
 OLD = {
     "corpus.rows=10": "corpus.max_sequences",
@@ -50,6 +53,26 @@ def test_an_old_option_is_refused_with_the_new_one(option: str, capfd: pytest.Ca
     assert distill(f"{'+' * (group == 'recipe')}{group}={name}") == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
     assert f"give {group}={OPTIONS[option]}" in line
+
+
+@pytest.mark.parametrize("scale", RECIPES_OF_SCALES)
+def test_a_scale_is_refused_with_its_recipe(scale: str, capfd: pytest.CaptureFixture) -> None:
+    assert distill("+recipe=distilbert_gutenberg", f"scale={scale}") == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert f"scale={scale} is a recipe now: give +recipe={RECIPES_OF_SCALES[scale]}," in line
+    assert composed(f"+recipe={RECIPES_OF_SCALES[scale]}").teacher.kind in ("bundled", "pretrained", "none")
+
+
+@pytest.mark.parametrize("recipe", ["defaults: [override /scale: paper, _self_]", "scale: paper"])
+def test_a_recipe_of_the_users_with_a_scale_is_refused(
+    recipe: str, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text(f"# @package _global_\n{recipe}\n")
+    assert distill("--config-dir", str(tmp_path), "+recipe=mine") == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert re.match("distill: scale(=paper is a recipe now| is not a setting any more): ", line)
+    assert "distilbert_paper" in line
 
 
 def test_the_identity_of_an_earlier_run_is_read_by_the_names_of_today() -> None:

@@ -77,10 +77,9 @@ def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
     found = documents_of(SourceConfig(kind="jsonl", path=f"{tmp_path}/lines", **columns))
     assert [document.parts for document in found] == parts
     assert found[0].text == "Question 0: answer 0 "
-    pytest.importorskip("datasets")
     found = documents_of(SourceConfig(kind="hub", hub=f"{tmp_path}/lines", **columns))
     assert [document.parts for document in found] == parts
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_pylist([{**each, "id": 1} for each in records]), tmp_path / "x.parquet")  # type: ignore[dict-item]
@@ -92,8 +91,7 @@ def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
 
 
 def test_conversations_of_parquet_and_of_the_hub_are_those_of_jsonl(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     records: list[Any] = [{"messages": each} for each in conversations()]

@@ -148,7 +148,7 @@ def test_ranges_give_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_parquet_ranges_give_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     monkeypatch.setattr(_files, "SHARD_BYTES", 1)
@@ -243,7 +243,6 @@ def test_a_wrong_field_names_those_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     """`datasets` reads a local folder the way it reads the Hub."""
-    pytest.importorskip("datasets")
     monkeypatch.setattr(_files, "HUB_ROWS", 3)
     write_lines(tmp_path / "train.jsonl", [{"text": f"Row {i}.<br />"} for i in range(10)])
     source = SourceConfig(kind="hub", hub=str(tmp_path), streaming=streaming)
@@ -255,7 +254,6 @@ def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamin
 
 
 def test_wikitext_on_the_hub_has_a_line_a_row(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
     lines = ["", " = One = \n", "", " a @-@ b \n", "", " = Two = \n", "", " c \n"]
     write_lines(tmp_path / "train.jsonl", [{"text": line} for line in lines])
     assert texts(SourceConfig(kind="wikitext", hub=str(tmp_path))) == ["One\n\na-b", "Two\n\nc"]

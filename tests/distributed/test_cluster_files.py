@@ -73,7 +73,7 @@ def settings(arguments: list[str]) -> Config:
     overrides = arguments[arguments.index("distill") + 1 :]
     assert arguments[arguments.index("distill") - 1] == "-m" and all(OVERRIDE.fullmatch(each) for each in overrides)
     folders = [each.partition("=")[2] for each in overrides if each.startswith("hydra.")]
-    assert folders in ([], ["/shared/runs/distilbert_gutenberg"])
+    assert folders in ([], ["/shared/runs/distilbert_paper"])
     given = [each for each in overrides if not each.startswith("hydra.")]
     check(composed(*(re.sub(r"=/.*", f"={ROOT}", each) for each in given)))  # as if the folders were here
     return composed(*given)
@@ -97,7 +97,8 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
     arguments = slurm(tmp_path, "seed=1", "train.epochs=1", BOOKS="/data/my books", TMPDIR="/scratch")
     assert "--kill-on-bad-exit=1" in arguments and "--cpus-per-task=8" in arguments
     config = settings(arguments)
-    assert (config.backend.name, config.backend.threads, config.scale) == ("horovod", 8, "paper")
+    assert (config.backend.name, config.backend.threads) == ("horovod", 8)
+    assert config.teacher.path == "google-bert/bert-base-uncased"
     assert config.corpus.source.path == "/data/my books" and config.data.local == "/scratch/distill-somebody"
     assert (config.seed, config.train.epochs) == (1, 1)
     # Slurm warns by the signal that these settings answer with a checkpoint and the end of the run.
@@ -105,9 +106,9 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
     assert "#SBATCH --signal=USR1@180" in (FOLDER / "slurm.sh").read_text().splitlines()
 
 
-def test_slurm_takes_backend_and_scale_from_the_environment(tmp_path: Path) -> None:
-    config = settings(slurm(tmp_path, BACKEND="ddp", SCALE="bundled"))
-    assert (config.backend.name, config.scale) == ("ddp", "bundled")
+def test_slurm_takes_backend_and_recipe_from_the_environment(tmp_path: Path) -> None:
+    config = settings(slurm(tmp_path, BACKEND="ddp", RECIPE="distilbert_gutenberg"))
+    assert (config.backend.name, config.teacher.kind) == ("ddp", "bundled")
 
 
 def starts(tmp_path: Path, *statuses: int, **variables: str) -> list[bool]:

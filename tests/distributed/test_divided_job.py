@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from job import Shelf, assert_alike, command, metrics, program, results, wait_for
+from job import STARTS, Shelf, assert_alike, command, metrics, results, wait_for
 from safetensors.torch import load_file
 
 RANKS = ["backend=fsdp", "backend.processes=2", "train.accumulate=1"]
@@ -84,10 +84,13 @@ def test_one_process_goes_on_from_their_checkpoint(shelf: Shelf, divided: Path, 
     assert_alike(folder, alone)
 
 
-def test_a_divided_teacher_beside_a_whole_student(shelf: Shelf, alone: Path) -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_a_divided_teacher_beside_a_whole_student(
+    start: Callable[..., Any], shelf: Shelf, alone: Path, tmp_path: Path
+) -> None:
     """The common case; the student's checkpoints are those of any backend."""
-    folder = shelf.root / "beside"
-    run(shelf, folder, *RANKS, "backend.shard_student=false", start=program)
+    folder = tmp_path / "run"
+    run(shelf, folder, *RANKS, "backend.shard_student=false", start=start)
     assert_alike(folder, alone)
     assert all((path / "model.safetensors").is_file() for path in (folder / "checkpoints").glob("step-*"))
 

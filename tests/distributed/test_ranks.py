@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 from distributed import run_ranks
-from job import Shelf, assert_alike, command, metrics, program, results, wait_for
+from job import STARTS, Shelf, assert_alike, command, metrics, results, wait_for
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.mlm import masked_lm
@@ -40,12 +40,15 @@ def alone(shelf: Shelf) -> Path:
     return shelf.root / "alone"
 
 
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_ranks_end_as_one_process_does(backend: str, shelf: Shelf, alone: Path) -> None:
+def test_two_ranks_end_as_one_process_does(
+    backend: str, start: Callable[..., Any], shelf: Shelf, alone: Path, tmp_path: Path
+) -> None:
     """The same rows in every step: half the accumulation on twice the ranks."""
-    folder = shelf.root / f"two-{backend}"
+    folder = tmp_path / "run"
     ranks = [f"backend={backend}", "backend.processes=2", "train.accumulate=1"]
-    errors = run(shelf, folder, *ranks, start=program)
+    errors = run(shelf, folder, *ranks, start=start)
     assert errors.count("distill 0.") == 1, "only rank 0 speaks"
     assert_alike(folder, alone)
     two, one = results(folder), results(alone)

@@ -15,11 +15,11 @@ CHINESE = "\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n"  # "This is a rive
 
 def test_the_published_protocol_is_that_of_scale_paper() -> None:
     """Every position of WikiText-2, and of a random tenth of the reviews."""
-    config = composed("+recipe=distilbert_gutenberg", "scale=paper")
+    config = composed("+recipe=distilbert_paper")
     assert config.evaluate.sets == ["wikitext2", "imdb"] and config.evaluate.max_sequences is None
     assert [config.evaluate.fraction_of(name) for name in config.evaluate.sets] == [1.0, 1.0]
     assert [config.evaluate.sources[name].fraction for name in config.evaluate.sets] == [1.0, 0.1]
-    less = composed("+recipe=distilbert_gutenberg", "scale=paper", "evaluate.pseudo_perplexity.fraction=0.02")
+    less = composed("+recipe=distilbert_paper", "evaluate.pseudo_perplexity.fraction=0.02")
     assert less.evaluate.fraction_of("wikitext2") == 0.02
 
 

@@ -112,11 +112,11 @@ def test_tokenizers_that_do_not_fit_are_refused(saved: Path, tmp_path: Path) -> 
 
 
 def test_pairs_that_do_not_fit_are_refused(tokenizer: Any, teacher: Any) -> None:
-    check_vocabulary(teacher, make_model("distilbert", 1), tokenizer)
-    check_vocabulary(teacher, make_model("bert", 1, vocab=VOCAB + 24), tokenizer)  # padded for speed
-    check_vocabulary(None, make_model("bert", 1), tokenizer)
+    check_vocabulary(teacher, "teacher", tokenizer)
+    check_vocabulary(make_model("distilbert", 1), "student", tokenizer)
+    check_vocabulary(make_model("bert", 1, vocab=VOCAB + 24), "student", tokenizer)  # padded for speed
     with pytest.raises(SettingError) as error:
-        check_vocabulary(teacher, make_model("bert", 1, vocab=VOCAB - 1), tokenizer)
+        check_vocabulary(make_model("bert", 1, vocab=VOCAB - 1), "student", tokenizer)
     assert "student" in refusal(error) and str(VOCAB - 1) in refusal(error) and str(VOCAB) in refusal(error)
 
 

@@ -137,11 +137,9 @@ def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teache
     assert "Teacher:" in words or not teacher
 
 
-def test_a_run_without_recipe_and_scale(results: dict[str, Any]) -> None:
-    assert "This is the recipe distilbert_gutenberg at the scale “bundled”." in summary.setting(
-        Record.from_json(results)
-    )
-    results.update(recipe="default", scale="custom")
+def test_a_run_without_recipe(results: dict[str, Any]) -> None:
+    assert "This is the recipe distilbert_gutenberg." in summary.setting(Record.from_json(results))
+    results.update(recipe="default")
     assert summary.setting(Record.from_json(results)).startswith("This is a run without a recipe. Corpus:")
 
 
@@ -159,19 +157,19 @@ def test_titles_inside_a_sentence(title: str, words: str) -> None:
     assert summary.in_a_sentence(title) == words
 
 
-def notes(recipe: str = "", scale: str = "bundled", int8: bool = False, needs_teacher: bool = True) -> list[str]:
+def notes(recipe: str = "", int8: bool = False, needs_teacher: bool = True) -> list[str]:
     data: Any = SimpleNamespace(tokens=SimpleNamespace(unread=Unread(), duplicates=None), left_out=[])
     pair: Any = SimpleNamespace(comparable=True)
     objective: Any = SimpleNamespace(needs_teacher=needs_teacher)
     precision = PrecisionConfig(teacher="int8" if int8 else "fp32")
-    config = Config(teacher=TeacherConfig(kind="bundled"), precision=precision, scale=scale)
+    config = Config(teacher=TeacherConfig(kind="bundled"), precision=precision)
     return notes_of(config, recipe, pair, data, objective)
 
 
-def test_the_benchmarks_scale_is_named_in_its_own_recipe_alone() -> None:
+def test_the_published_benchmark_is_named_by_the_small_recipes_of_it_alone() -> None:
     for recipe in ("distilbert_gutenberg", "distilbert_gutenberg_baseline"):
-        assert notes(recipe) == [PAPER] and notes(recipe, scale="paper") == []
-    assert notes("mixture") == notes("smoke") == notes("default", scale="custom") == []
+        assert notes(recipe) == [PAPER]
+    assert notes("distilbert_paper") == notes("mixture") == notes("smoke") == notes("default") == []
 
 
 def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:

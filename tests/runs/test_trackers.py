@@ -86,7 +86,6 @@ def wandb_run(folder: Path, home: Path, mode: str) -> subprocess.CompletedProces
 
 
 def test_wandb_runs_offline_quietly_and_keeps_its_id(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
     folder = tmp_path / "run"
     for _ in range(2):
         done = wandb_run(folder, tmp_path / "home", "offline")
@@ -102,7 +101,6 @@ def test_wandb_runs_offline_quietly_and_keeps_its_id(tmp_path: Path) -> None:
 
 
 def test_wandb_online_without_a_key_says_so_and_does_not_ask(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
     done = wandb_run(tmp_path / "run", tmp_path / "home", "online")
     assert done.returncode == 2
     assert "SettingError: tracker.mode=online: no wandb key on this machine; run `wandb login`" in done.stdout

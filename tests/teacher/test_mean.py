@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from naive import attention_of, targets_of
-from tiny import VOCAB, change, make_masks, make_model, make_objective, make_rows, objective_config
+from tiny import VOCAB, make_masks, make_model, make_objective, make_rows, objective_config
 
 from distill.config import settings as conf
 from distill.data.batch import Batch
@@ -19,10 +19,9 @@ from distill.models.language_model import LanguageModel, OutputSpec
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.teacher import build_cache
-from distill.teacher.cache import CachedTeacher
+from distill.teacher.cache import CachedTeacher, find
 from distill.teacher.distributions import Mixture
 from distill.teacher.live import LiveTeacher
-from distill.teacher.make import find_cache
 from distill.teacher.mean import MeanTeacher
 from distill.teacher.output import Teacher, TeacherOutput, Wanted
 
@@ -163,11 +162,9 @@ def test_hidden_states_are_asked_of_the_first_alone(tokenizer: Any, teachers: li
 
 
 def cached(folder: Path, model: Any, source: Batches, own: Objective, top_k: int) -> CachedTeacher:
-    settings = conf.Config(teacher=conf.TeacherConfig(kind="pretrained", cache=conf.TeacherCacheConfig(top_k=top_k)))
-    settings = change(settings, "data.cache", str(folder))
     origin = {"teacher": model_digest(model), "vocabulary": VOCAB, "temperature": own.top_k_temperature}
-    cache = find_cache(settings, origin, source, own.positions)
-    assert cache is not None and own.top_k_temperature is not None
+    cache = find(conf.TeacherCacheConfig(top_k=top_k), origin, source, own.positions, str(folder))
+    assert own.top_k_temperature is not None
     ranks = Single(conf.BackendConfig(device="cpu"))
     build_cache.build(cache, LanguageModel(model), source, own.positions, own.top_k_temperature, ranks)
     return CachedTeacher(cache)

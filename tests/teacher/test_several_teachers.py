@@ -188,6 +188,14 @@ BAD = {
         [*STATIC, "++teacher.members.b.cache={top_k: 99999}"],
         ["teacher.members.b.cache.top_k=99999", "vocabulary"],
     ),
+    "draws that there are not": (
+        ["++teacher.members.b.cache={top_k: 8, exponent: 0.5}"],
+        ["teacher.members.b.cache.exponent=0.5", "sampled", "back to 1.0"],
+    ),
+    "a folder without a model": (
+        ["++teacher.members.b.path=."],
+        ["teacher.members.b.path=.", "config.json"],
+    ),
     "a weight of nothing": (["++teacher.members.b.weight=0"], ["teacher.members.b.weight=0", "above 0"]),
     "a weight of no number": (["++teacher.members.b.weight=heavy"], ["teacher.members.b", "heavy"]),
     "no path": (["++teacher.members.b.path=null"], ["teacher.members.b.path=None", "give a path"]),

@@ -28,10 +28,9 @@ from distill.runs.teachers import arithmetic
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
-from distill.teacher.cache import Cache, CachedTeacher
+from distill.teacher.cache import Cache, CachedTeacher, find
 from distill.teacher.distributions import TopK
 from distill.teacher.live import LiveTeacher
-from distill.teacher.make import find_cache
 from distill.teacher.output import Teacher
 
 ROWS = make_rows(40, shortest=5)
@@ -73,9 +72,8 @@ class Desk:
             "temperature": self.temperature,
             "vocabulary": self.vocab,
         }
-        found = find_cache(self.config, origin, batches, objective.positions)
-        assert found is not None
-        return found
+        folder = self.config.data.cache
+        return find(self.config.teacher.cache, origin, batches, objective.positions, folder)
 
     def build(self, teacher: Any | None = None) -> Cache:
         cache = self.find()

@@ -252,7 +252,8 @@ def load_pair(
     with torch.random.fork_rng([]), without_bars():
         torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
         made = make_student(student, model, tokenizer, length, kind)
-    check_vocabulary(model, made, tokenizer)
+    check_vocabulary(model, "teacher", tokenizer)
+    check_vocabulary(made, "student", tokenizer)
     path = student.path or ""
     return Pair(
         LoadedModel(model.to(place), tokenizer, kind, str(teacher)),

@@ -16,7 +16,7 @@ from distill.models.load import load_pretrained, load_tokenizer, size
 from distill.models.loaded import SETTING
 from distill.runs.located import Located
 from distill.runtime.errors import SettingError
-from distill.teacher.members import Member, errors_of, load_members, title_of
+from distill.teacher.members import Member, load_members, title_of
 
 TEACHER = "the teacher"  # the name of its column
 
@@ -67,8 +67,7 @@ def _check_members(
 ) -> None:
     """Refuse teachers as a run does: they have to know the vocabulary, and to take and keep apart what a row holds."""
     for member in members:
-        with errors_of(member.name):
-            check_vocabulary(member.model, None, tokenizer)
+        check_vocabulary(member.model, member.setting, tokenizer)
         _check_rows(config, kind, member.model, member.setting)
 
 

@@ -17,7 +17,7 @@ from distill.tasks import find_task
 
 OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans", "classes": "classes"}
 # The groups of settings that scoring reads; of the rest none would change anything.
-READ = ("corpus", "data", "evaluate", "precision", "teacher", "backend", "recipe", "scale")
+READ = ("corpus", "data", "evaluate", "precision", "teacher", "backend", "recipe")
 TASK = ("objective", "objective.task")
 OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
 TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
@@ -69,24 +69,29 @@ def _defaults(first: Located, task: str, names: Sequence[str]) -> Iterator[str]:
         yield f"objective={OBJECTIVES[task]}"
     if "teacher" not in names:
         yield "teacher=none"
-    if {"recipe", "scale"} & set(names):
+    if "recipe" in names:
         return
-    yield "scale=custom"  # the others say how much of a set is scored
     if first.run is not None:
-        add_recipe(OF_RUN, _of_run(first, names))
-        yield f"+recipe={OF_RUN}"
+        yield from _as_recipe(_of_run(first, names))
     elif not find_task(task).kind.vocabulary:
         if task == "classes" and "evaluate.sets" not in names:
             raise SettingError(
                 f"model={first.name} gives classes or values of texts: name the labelled ones, as +recipe=glue "
                 "corpus.task=sst2, or +recipe=table corpus.path=FOLDER"
             )
-        yield "+recipe=squad" if task == "spans" else "evaluate=local"
+        yield from ["+recipe=squad"] if task == "spans" else [*_as_recipe({}), "evaluate=local"]
     else:
+        yield from _as_recipe({})  # the main job, which no recipe means, says how much of a set is scored
         if "evaluate" not in names:
             yield "evaluate=local"
         if "evaluate.sets" not in names:
             yield "evaluate.sets=" + ("[heldout]" if TEXTS & set(names) else USUAL)
+
+
+def _as_recipe(settings: dict[str, Any]) -> Iterator[str]:
+    """The argument that names these settings."""
+    add_recipe(OF_RUN, settings)
+    yield f"+recipe={OF_RUN}"
 
 
 def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:

@@ -4,9 +4,9 @@
 #   python -m distill.distributed.cluster slurm > slurm.sh
 #   sbatch slurm.sh                            from the checkout, which lies where all nodes see it
 #   BACKEND=ddp BOOKS=/data/books sbatch slurm.sh seed=1      settings of Distill are handed on
-#   SCALE=bundled BOOKS=/data/books sbatch slurm.sh          a small trial that needs no internet
+#   RECIPE=distilbert_gutenberg BOOKS=/data/books sbatch slurm.sh    a small trial that needs no internet
 #
-# Before: `make horovod` on a node like those of the job (for backend=ddp any `make` target). scale=paper fetches its
+# Before: `make horovod` on a node like those of the job (for backend=ddp any `make` target). distilbert_paper fetches its
 # teacher from the Hugging Face Hub. Where the nodes have no internet, run once on the login node
 #   HF_HOME=runs/hub .venv/bin/hf download google-bert/bert-base-uncased --include '*.json' '*.txt' '*.safetensors'
 # and submit with HF_HUB_OFFLINE=1 in the environment.
@@ -39,7 +39,7 @@ export HF_HOME="${HF_HOME:-$PWD/runs/hub}"
 # own, which Distill would share out once more. Host and port of rank 0 follow from Slurm's own variables.
 status=0
 srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    .venv/bin/python -m distill +recipe=distilbert_gutenberg scale="${SCALE:-paper}" \
+    .venv/bin/python -m distill +recipe="${RECIPE:-distilbert_paper}" \
     backend="${BACKEND:-horovod}" \
     backend.threads="$SLURM_CPUS_PER_TASK" \
     train.on_usr1=stop \

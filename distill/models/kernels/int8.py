@@ -45,14 +45,14 @@ class Int8Linear(nn.Module):
         return torch.addcmul(self.bias, product, scales, out=product)
 
 
-def check(device: torch.device) -> None:
+def check(device: torch.device, setting: str = "precision.teacher") -> None:
     """Raises SettingError where int8 would not be faster: only AVX-512 VNNI multiplies it at several times the rate."""
     if device.type != "cpu":
-        raise SettingError(f"precision.teacher=int8 is for the CPU, and this run is on {device.type}: set bf16")
+        raise SettingError(f"{setting}=int8 is for the CPU, and this run is on {device.type}: set bf16")
     if not torch.cpu._is_vnni_supported() or not torch.backends.mkldnn.is_available():
-        raise SettingError("precision.teacher=int8: this processor has no AVX-512 VNNI; set bf16 or fp32")
+        raise SettingError(f"{setting}=int8: this processor has no AVX-512 VNNI; set bf16 or fp32")
     if not _operators_work():
-        raise SettingError(f"precision.teacher=int8: torch {torch.__version__} lacks its operators; set bf16 or fp32")
+        raise SettingError(f"{setting}=int8: torch {torch.__version__} lacks its operators; set bf16 or fp32")
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _operators_work() -> bool:
         return False
 
 
-def quantize(teacher: Any) -> Any:
+def quantize(teacher: Any, setting: str = "precision.teacher") -> Any:
     """A copy of the frozen `teacher` with the linear layers of its encoder in int8; all else is shared, not copied.
 
     Raises:
@@ -76,7 +76,7 @@ def quantize(teacher: Any) -> Any:
     rounded = copy.deepcopy(teacher, {id(tensor): tensor for tensor in teacher.parameters()})
     layers = list(linear_layers(rounded.base_model))
     if not layers:
-        raise SettingError("precision.teacher=int8: this teacher's encoder has no linear layers; set bf16 or fp32")
+        raise SettingError(f"{setting}=int8: this teacher's encoder has no linear layers; set bf16 or fp32")
     made = {id(layer): Int8Linear(linear) for _, _, layer, linear in layers}
     for parent, name, layer, _ in layers:
         setattr(parent, name, made[id(layer)])

@@ -38,17 +38,20 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, name, [], kind)
 
 
-def pack_teacher(teacher: Any, precision: PrecisionConfig, device: torch.device) -> Any:
+def pack_teacher(
+    teacher: Any, precision: PrecisionConfig, device: torch.device, setting: str = "precision.teacher"
+) -> Any:
     """A copy of `teacher`, which is in evaluation mode, for training's forward passes under `precision.teacher`.
 
-    Families that are not known are given back as they are; int8 takes any family.
+    Families that are not known are given back as they are; int8 takes any family. Error lines call the format
+    `setting`.
     """
     dtype = dtype_of(precision.teacher)
     # Inductor lays out what it compiles itself.
     packs = device.type == "cpu" and not precision.compile and precision.kernels != "plain" and can_pack(dtype)
     if precision.teacher != "int8" and family_of(teacher) not in FAMILIES:
         return teacher
-    frozen = int8.quantize(teacher) if precision.teacher == "int8" else _share(teacher)
+    frozen = int8.quantize(teacher, setting) if precision.teacher == "int8" else _share(teacher)
     if precision.kernels != "plain" and not precision.compile:
         use_one_gelu(frozen)
     return _pack(frozen, dtype, packs)
