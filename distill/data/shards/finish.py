@@ -1,6 +1,6 @@
 """Puts the records of all groups together: the index of the shards, the counts of each token, and meta.json.
 
-Any host that finds all records may do it, and two that do write the same. No text and no rows are read.
+Any host that finds all records may do it, and two that do write the same. No text and no sequences are read.
 """
 
 import io
@@ -11,13 +11,13 @@ from hashlib import sha256
 
 import numpy as np
 
+from distill.data.invalid import Invalid
 from distill.data.packing import Packing
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.publish import header, layout_of, record_name
 from distill.data.shards.records import PARTS, GroupRecord, Meta, PartMeta, Plan, ShardRecord, SourceRecord, counts_of
 from distill.data.shards.token_counts import total_counts
-from distill.data.unread import Unread
 
 META = "meta.json"
 THREADS = 16  # that read records
@@ -34,7 +34,7 @@ def finish(
 
     Args:
         plan: the settings by which the groups were made, which meta.json repeats.
-        duplicates: counts of duplicate documents, where anybody has counted them.
+        duplicates: counts of duplicate documents, where they were counted.
 
     Raises:
         SettingError: a setting names a field that no record of a source has.
@@ -45,7 +45,7 @@ def finish(
         records = list(pool.map(read, range(num_groups)))
     counts = total_counts(folder, num_groups)
     units = [unit for record in records for unit in record["units"]]
-    unread = _unread(units).counts()
+    invalid = _invalid(units).counts()
     parts: list[PartMeta] = []
     for part in PARTS:
         index = ShardIndex.of_shards(
@@ -57,46 +57,46 @@ def finish(
         np.save(file, counts[part])
         folder.write(f"{part}.counts.npy", file.getvalue())
     seconds = sum(record["seconds"] for record in records)
-    meta = Meta(**unread, **plan, train=parts[0], heldout=parts[1], duplicates=duplicates, seconds=seconds)
+    meta = Meta(**invalid, **plan, train=parts[0], heldout=parts[1], duplicates=duplicates, seconds=seconds)
     folder.write(META, json.dumps(meta).encode())
     folder.remove(WORK)
     return meta
 
 
-def _unread(units: Sequence[SourceRecord]) -> Unread:
+def _invalid(units: Sequence[SourceRecord]) -> Invalid:
     """What could not be read of the whole text, once every source has shown that its fields are there."""
-    by_source: dict[int, list[Unread]] = {}
+    by_source: dict[int, list[Invalid]] = {}
     for unit in units:
-        by_source.setdefault(unit["source"], []).append(Unread.of(unit, unit["blame"]))
+        by_source.setdefault(unit["source"], []).append(Invalid.of(unit, unit["blame"]))
     for parts in by_source.values():
-        Unread.together(parts).require_fields()
-    return Unread.together(each for parts in by_source.values() for each in parts)
+        Invalid.together(parts).require_fields()
+    return Invalid.together(part for parts in by_source.values() for part in parts)
 
 
 def _blocks(listed: Sequence[tuple[int, int, int, str]]) -> list[Block]:
-    return [Block(0, 0, rows, offset, size, bytes.fromhex(digest)) for rows, offset, size, digest in listed]
+    return [Block(0, 0, count, offset, size, bytes.fromhex(digest)) for count, offset, size, digest in listed]
 
 
 def _summary(shards: Sequence[ShardRecord], index: ShardIndex) -> PartMeta:
-    """What meta.json says of a part."""
+    """The entry of a part in meta.json."""
     counts = counts_of(shards)
-    assert counts["rows"] == index.num_rows
+    assert counts["rows"] == index.num_sequences
     return PartMeta(
         **counts,
         digest=_digest(shards, index),
         shards=sum(bool(shard["blocks"]) for shard in shards),
         bytes=int(index.size.sum()),
-        plain_bytes=index.num_rows * index.layout.row_bytes,
+        plain_bytes=index.num_sequences * index.layout.sequence_bytes,
         compress_seconds=sum(shard["compress_seconds"] for shard in shards),
     )
 
 
 def _digest(shards: Sequence[ShardRecord], index: ShardIndex) -> str:
-    """That of the rows of a single shard; of several, that of their digests in their order.
+    """That of the sequences of a single shard; of several, that of their digests in their order.
 
-    So a text of one shard has the digest that it had before there were shards, which checkpoints and teacher caches
-    know; and of a text of many no process has to read all rows.
+    So a text of one shard has the digest that it had before there were shards, which stands in checkpoints and teacher
+    caches; and of a text of many no process has to read all sequences.
     """
     if len(shards) == 1:
         return str(shards[0]["digest"])
-    return sha256(header(index.layout) + "".join(each["digest"] for each in shards).encode()).hexdigest()
+    return sha256(header(index.layout) + "".join(shard["digest"] for shard in shards).encode()).hexdigest()
