@@ -49,7 +49,7 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
     Args:
         models: run folders, students, snapshots or other model folders, names on the Hub, `bundled` or
             `bundled_deep`.
-        settings: as on the command line of a run, of the groups corpus, evaluate, precision, teacher and backend. What
+        settings: as on the command line of a run, of corpus, data, evaluate, precision, teacher and backend. What
             is not given is as in the run that made the first model; of a model from elsewhere the books, WikiText-2 and
             IMDB under $DISTILL_DATA are scored, or, with a corpus, what is held out of it.
         output: folder that gets scores.json and scores.md; None: nothing is written.
