@@ -185,7 +185,7 @@ def _rank(options: argparse.Namespace) -> None:
     with peaks.phase("interpreter"):
         name = options.rank
         ranks = join_ranks(BackendConfig(name=name, device="cpu", timeout=600.0, shard_student=False))
-    divided = "teacher" in ranks.divides
+    divided = "teacher" in ranks.sharded
     with peaks.phase("load"):
         model = load_pretrained("teacher.path", options.folder, CAUSAL, mapped=divided).requires_grad_(False).eval()
     with peaks.phase("digest"):

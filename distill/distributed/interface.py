@@ -72,11 +72,11 @@ class Ranks:
 
     Attributes:
         name: single, ddp, fsdp or horovod.
-        engine: in words, what carries the gradients.
+        engine: the library and transport of the gradients, for the report.
         rank, size: this process among all of them.
         local_rank, local_size: this process among those of its host.
         device: where model and batches of this rank live.
-        rings: rings in force for the exchange of gradients; with `backend.rings=auto` known after `choose_rings`.
+        rings: rings in use for the exchange of gradients; with `backend.rings=auto` set by `choose_rings`.
         measures_rings: whether that is still to come.
         ring_seconds: what `backend.rings=auto` measured: seconds of one exchange by number of rings; else empty.
         traffic: what this rank has exchanged so far.
@@ -85,7 +85,7 @@ class Ranks:
     name: str
     engine: str
     equal_windows = False  # whether all ranks have to have the same number of micro-batches in a window
-    divides: frozenset[str] = frozenset()  # of "student" and "teacher", those whose weights are divided between ranks
+    sharded: frozenset[str] = frozenset()  # of "student" and "teacher", those whose weights are sharded between ranks
 
     def __init__(self, settings: BackendConfig, info: RankInfo, device: torch.device) -> None:
         self.settings = settings
@@ -97,8 +97,8 @@ class Ranks:
         self.ring_seconds: dict[int, float] = {}
         self.traffic = Traffic()
 
-    def divide(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
-        """Divide the weights of a model between the ranks, in place, if it is one that this backend divides.
+    def shard(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
+        """Shard the weights of a model between the ranks, in place, where this backend shards it.
 
         Args:
             blocks: modules in it that are called one after the other, `calls` times in all.
@@ -141,23 +141,25 @@ class Ranks:
         lengths = self.sum(lengths)
         table = torch.zeros(self.size, int(lengths.max()), dtype=torch.int32)  # Horovod sums no bytes
         table[self.rank, : len(data)] = data
-        rows = self.sum(table).to(torch.uint8)
-        return [json.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths.tolist(), strict=True)]
+        by_rank = self.sum(table).to(torch.uint8)
+        return [
+            json.loads(row[:length].numpy().tobytes()) for row, length in zip(by_rank, lengths.tolist(), strict=True)
+        ]
 
     @contextmanager
     def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
         """While it is open ranks may compute different numbers of forwards of the models; all ranks open it together.
 
-        Where models are divided between the ranks those without work join in the forwards of the others.
+        Where models are sharded between the ranks those without work join in the forwards of the others.
 
         Args:
-            idle: computes a forward of one of the models whose outcome nobody reads.
+            idle: computes a forward of one of the models whose outcome is not used.
         """
         yield
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Around forward and backward passes, in which divided models exchange their weights."""
+        """Around forward and backward passes, in which sharded models exchange their weights."""
         yield
 
     def barrier(self) -> None:
@@ -213,7 +215,7 @@ class Ranks:
                 start = stop
 
     def choose_rings(self, trial: Tensor) -> None:
-        """Measure one, two and four rings on `trial`, a flat tensor of zeros, and take what pays, once for all."""
+        """Measure one, two and four rings on `trial`, a flat tensor of zeros, and keep the fastest number."""
         self.measures_rings = False
 
         def seconds(rings: int) -> float:
@@ -227,7 +229,7 @@ class Ranks:
         self.traffic.num_collectives = self.traffic.bytes_sent = 0
 
     def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
-        """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; gives how to wait.
+        """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; returns a function that waits.
 
         `name` is the same for the same part of every exchange.
         """

@@ -34,17 +34,17 @@ def divide_models(
     Raises:
         SettingError: a model is not read right.
     """
-    if ranks.divides:
+    if ranks.sharded:
         return_large_tensors()
-    if "teacher" in ranks.divides:
+    if "teacher" in ranks.sharded:
         for member in teachers:
             blocks, calls = blocks_of(member.model)
-            ranks.divide(member.model, blocks, calls, trained=False)
+            ranks.shard(member.model, blocks, calls, trained=False)
             check_model(member.model, member.setting, kinds["teacher"])
     skeleton = None
-    if "student" in ranks.divides:
+    if "student" in ranks.sharded:
         skeleton = skeleton_of(student)
-        ranks.divide(student, *blocks_of(student), trained=True)
+        ranks.shard(student, *blocks_of(student), trained=True)
         check_student(student, length, kinds["student"])
     return skeleton
 
@@ -55,7 +55,7 @@ def new_weights(ranks: Ranks, init: str) -> AbstractContextManager[None]:
     Args:
         init: of the student, `student.init`; saved weights and those of a teacher lie in files already.
     """
-    new = "student" in ranks.divides and init in ("random", "neighbours", "custom")
+    new = "student" in ranks.sharded and init in ("random", "neighbours", "custom")
     return parameters_in_file() if new else nullcontext()
 
 

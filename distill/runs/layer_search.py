@@ -152,7 +152,7 @@ def on_device(teacher: Any, ranks: Ranks) -> Any:
     Raises:
         SettingError: the device has no room for it.
     """
-    if not ranks.divides:
+    if not ranks.sharded:
         return teacher.to(ranks.device)
     try:
         memo = {id(each): nn.Parameter(each.detach().to(ranks.device), False) for each in teacher.parameters()}
@@ -259,7 +259,7 @@ class Losses:
     def __call__(self, chosen: Sequence[Layer]) -> float:
         """The loss; infinite where these layers do not go into the student."""
         try:
-            model = from_layers(self.settings, self.teacher, list(chosen), self.prediction.kind, share=True)
+            model = from_layers(self.settings, self.teacher, list(chosen), self.prediction.kind, alias=True)
         except SettingError as error:
             self.refusal = str(error)
             return math.inf

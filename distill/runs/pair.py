@@ -104,7 +104,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     Also a student whose layers are to be found is built once, to refuse what does not fit; none of it is kept.
     """
     teacher_kind = task.teacher_kind(config.student.init)
-    teachers, shared = load_members(config, teacher_kind, ranks.device, "teacher" in ranks.divides)
+    teachers, shared = load_members(config, teacher_kind, ranks.device, "teacher" in ranks.sharded)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
     other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
@@ -132,7 +132,7 @@ def new_student(
 ) -> Any:
     """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
     torch.manual_seed(config.seed)
-    length, mapped = config.corpus.sequence_length, "student" in ranks.divides
+    length, mapped = config.corpus.sequence_length, "student" in ranks.sharded
     with new_weights(ranks, config.student.init):
         return make_student(config.student, teacher, tokenizer, length, task.kind, mapped)
 

@@ -49,7 +49,7 @@ class RunFolder:
         """`identity`: what the trained student depends on."""
         self.path, self.resume, self.identity, self.ranks = path, resume, identity, ranks
         self.writes = ranks.rank == 0
-        make = partial(PartCheckpoints, ranks) if "student" in ranks.divides else Checkpoints
+        make = partial(PartCheckpoints, ranks) if "student" in ranks.sharded else Checkpoints
         self.checkpoints = make(path / "checkpoints", keep, identity)
         self._start: list[Path | None] = []  # one entry, once it is chosen
 

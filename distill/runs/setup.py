@@ -55,7 +55,7 @@ def setup_student(student: Any, objective: Objective, precision: PrecisionConfig
         student.to(ranks.device)
     _choose_attention(student, precision, ranks)
     if ranks.device.type == "cpu":
-        if precision.kernels != "plain" and not ranks.divides:  # else memory counts for more
+        if precision.kernels != "plain" and not ranks.sharded:  # else memory counts for more
             retain_heap()
         if not precision.compile:
             replace_dropout(student)

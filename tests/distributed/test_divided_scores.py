@@ -59,8 +59,8 @@ PART = 5  # rows of a part of the cache: 23 rows are 5 parts, which neither 2 no
 
 def divided(ranks: Ranks, model: Any, trained: bool = False) -> Any:
     """A model as a run divides it, where the backend does."""
-    if ranks.divides:
-        ranks.divide(model, *blocks_of(model), trained=trained)
+    if ranks.sharded:
+        ranks.shard(model, *blocks_of(model), trained=trained)
     return model
 
 
@@ -76,7 +76,7 @@ def masked_scores(ranks: Ranks) -> dict[str, float]:
     student = divided(ranks, make_model("distilbert", 2), trained=True)
     one, other = (divided(ranks, noisy(make_model("distilbert", 2), seed)) for seed in (8, 9))
     both = MeanModel([one, other], [0.25, 0.75])
-    assert all(is_sharded(each) == bool(ranks.divides) for each in (student, one, both))
+    assert all(is_sharded(each) == bool(ranks.sharded) for each in (student, one, both))
     rows = [make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=5))
@@ -177,7 +177,7 @@ def trained_weights(ranks: Ranks, folder: Path, precision: str, evaluates: bool)
     with reduced_in() as dtypes:
         fit.run()
     assert fit.state.step == 4 and fit.state.skipped == 0
-    assert dtypes == ({torch.float32} if ranks.divides else set()), "gradients are summed in fp32"
+    assert dtypes == ({torch.float32} if ranks.sharded else set()), "gradients are summed in fp32"
     found = {name: whole(parameter.detach()).clone() for name, parameter in fit.model.named_parameters()}
     return {**found, "scores": torch.tensor(seen)}
 
