@@ -40,6 +40,6 @@ def require_memory_for_step(student: Any, precision: str, batch_size: int, lengt
     least = dtype_of(precision).itemsize * MIN_KEPT * width * (depth_of(student) or 1) * batch_size * length
     if least > free:
         raise SettingError(
-            f"train.batch_size={batch_size}: a micro-batch with {length} positions a sequence takes {least / 1e9:.3g} GB at "
-            f"least, and {free / 1e9:.3g} GB are free for each rank; lower it, and raise train.accumulate in proportion"
+            f"train.batch_size={batch_size}: a micro-batch of {length} positions a sequence takes "
+            f"{least / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free for each rank; lower it, and raise train.accumulate in proportion"
         )

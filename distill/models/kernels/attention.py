@@ -68,8 +68,8 @@ def attention(
     """transformers' attention function: query, key and value [B, heads, S, size] -> [B, S, heads, size].
 
     attention_mask: None, or broadcastable to [B, heads, S, S]: bool (True: look here) or to be added to the scores.
-    Without one a causal module attends to earlier positions, as in torch's SDPA. Keys and values of fewer heads than the
-    queries serve groups of them.
+    Without one a causal module attends to earlier positions, as in torch's SDPA. Keys and values of fewer heads than
+    the queries serve groups of them.
     """
     if torch.is_autocast_enabled(query.device.type):  # which supports SDPA, and not the products
         dtype = torch.get_autocast_dtype(query.device.type)

@@ -1,8 +1,9 @@
 """Dropout on the CPU whose random numbers belong to the sequence, and a quarter as many of them as torch's.
 
-Torch draws a number for every value from one stream, so what is dropped depends on which sequences are in a micro-batch,
-and on the rank. Here each sequence has a stream of its own, named by a key of (seed, epoch, number): the same values are
-dropped however the sequences of a step are split over micro-batches and ranks. One number of 64 bits decides for four values.
+Torch draws a number for every value from one stream, so what is dropped depends on the sequences of a micro-batch and
+on the rank. Here each sequence has a stream of its own, named by a key of (seed, epoch, number): the same values are
+dropped however the sequences of a step are split over micro-batches and ranks. One number of 64 bits decides for four
+values.
 """
 
 from collections.abc import Iterator, Sequence
