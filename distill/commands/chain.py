@@ -66,7 +66,7 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
             for model, stages in chain.table.items()
         }
         text = chain_report.write(path, results, _snapshot_runs(path, chain), chain.anchors)
-        page.blocks = chain_report.blocks(results, chain.anchors)
+        page.end_with(chain_report.blocks(results, chain.anchors))
     return text
 
 
@@ -242,7 +242,7 @@ def _run(command: list[str]) -> int:
         processes.append(subprocess.Popen(command, preexec_fn=dying_with(os.getpid())))
         status = processes[0].wait()
         # A stage that failed has acted on them; if it succeeded all the same, the chain stops before the next stage.
-        signals.received = [number for number in signals.received if number in STOPPING and not status]
+        signals.received[:] = [number for number in signals.received if number in STOPPING and not status]
     return status
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,10 +128,10 @@ class Sweep:
 
         try:
             title = f"Sweep {self.folder.name}" + (", so far" if renew else "")
-            runs = find_runs([str(self.folder)])
-            for run in runs:
-                if run.record is None and run.folder.resolve() == self.under_way:
-                    run.status = "running"
+            runs = [
+                replace(run, status="running") if run.record is None and run.folder.resolve() == self.under_way else run
+                for run in find_runs([str(self.folder)])
+            ]
             comparison = write(self.folder, runs, title, self.goal, renew)
         except Exception as error:
             failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"

@@ -1,4 +1,4 @@
-"""torch.distributed with models that are sharded between the ranks (`fully_shard`, FSDP2)."""
+"""torch.distributed with models that are sharded over the ranks (`fully_shard`, FSDP2)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from distill.config.settings import BackendConfig
 from distill.distributed.ddp import Ddp
+from distill.distributed.formats import compute_in
 from distill.distributed.gradient_sync import GradientSync
 from distill.distributed.interface import Ranks, naming_lost_rank_inside
 from distill.distributed.lockstep import Lockstep, roots
-from distill.distributed.shard import local, reshard, shard, sharded_modules
+from distill.distributed.shard import is_sharded, local, reshard, shard, sharded_modules
 from distill.runtime.errors import SettingError
 
 # By their names in torch 2.13, and in older releases.
@@ -25,7 +26,7 @@ REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 class Fsdp(Ddp):
-    """The interface where parameters, gradients and the optimizer's state are sharded between the ranks.
+    """The interface where parameters, gradients and the optimizer's state are sharded over the ranks.
 
     See `ShardedSync` for the gradients.
     """
@@ -43,10 +44,10 @@ class Fsdp(Ddp):
         if self.size == 1:
             self._join_alone()
         self.mesh = init_device_mesh(self.device.type, (self.size,))
-        by_model = {"student": settings.shard_student, "teacher": settings.shard_teacher}
-        self.sharded = frozenset(name for name, wanted in by_model.items() if wanted is not False)
+        self.shards_student = settings.shard_student is not False
+        self.shards_teacher = settings.shard_teacher is not False
         self._offloads = settings.offload_teacher
-        self.equal_windows = bool(self.sharded)
+        self.equal_windows = self.shards
 
     def _join_alone(self) -> None:
         dist.init_process_group(
@@ -57,6 +58,12 @@ class Fsdp(Ddp):
         # What is trained is stored in fp32, what is frozen as it was saved.
         storage = torch.float32 if trained else None
         shard(model, blocks, calls, self.mesh, storage, not trained and self._offloads)
+
+    def place(self, model: Any, dtype: torch.dtype) -> Any:
+        if not is_sharded(model):
+            return super().place(model, dtype)
+        compute_in(model, dtype)
+        return model
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -93,16 +100,16 @@ class Fsdp(Ddp):
 
 
 class ShardedSync(GradientSync):
-    """The gradients of a model whose parameters may be sharded between the ranks.
+    """The gradients of a model whose parameters may be sharded over the ranks.
 
     Those of sharded parameters are added up whole on each rank until the last micro-batch of a window, whose backward
-    pass reduces and shards them, once for each sharded module. With `sync=every` each micro-batch does so: more
+    pass reduces and scatters them, once for each sharded module. With `sync=every` each micro-batch does so: more
     exchanges, and no whole gradients in memory. Parameters that are not sharded (projections of loss terms, a student
     that stays whole) lie in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
     """
 
     def __init__(self, ranks: Ranks, model: nn.Module) -> None:
-        """As in every backend; parameters that are sharded have to be the same model's on all ranks already."""
+        """As for all ranks; parameters that are sharded have to be the same model's on all ranks already."""
         reshard(model)  # forward passes of checks have made weights whole
         self._sharded = [
             weight for weight in model.parameters() if isinstance(weight, DTensor) and weight.requires_grad
@@ -134,7 +141,7 @@ class ShardedSync(GradientSync):
         self.ranks.traffic.num_syncs += every and not last
 
     def sum(self, stats: Tensor | None = None) -> Tensor | None:
-        """As in every backend: what is sharded was summed by the last backward, all else is summed here."""
+        """As for all ranks: what is sharded was summed by the last backward, all else is summed here."""
         for parameter in self._sharded:
             if parameter.grad is None:  # of a part that no micro-batch touched
                 parameter.grad = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""Tensors that are sharded between ranks as files of parts: every rank writes its own, any number of ranks reads them.
+"""Tensors that are sharded over ranks as files of parts: every rank writes its own, any number of ranks reads them.
 
 The files are those of torch's distributed checkpoint in safetensors: each holds parts under the names of the whole
 tensors and, in its header, where these parts begin. They are read by torch's own reader, without any message between

@@ -1,4 +1,4 @@
-"""Shards a model between ranks: each holds a part of every weight, and has a block whole only while it computes it.
+"""Shards a model over ranks: each holds a part of every weight, and has a block whole only while it computes it.
 
 The sharded modules are the model itself and its blocks. What belongs to no block (embeddings, the output embedding,
 the last norm) is made whole in the model's forward and stays so until the end of its backward pass, or until `reshard`:
@@ -25,7 +25,7 @@ def shard(
     storage: torch.dtype | None = None,
     offload: bool = False,
 ) -> None:
-    """Shard the parameters of `model` between the ranks of `mesh`, in place, and put them on its device.
+    """Shard the parameters of `model` over the ranks of `mesh`, in place, and put them on its device.
 
     Every rank gives the same weights, which may lie in memory or in mapped files: a rank keeps its part of one block
     after the other, so no rank ever holds all of a model that is mapped.
@@ -88,7 +88,7 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a model, or one that it is made of, is sharded between ranks."""
+    """Whether a model, or one that it is made of, is sharded over ranks."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 

@@ -1,4 +1,4 @@
-"""Lets a loss read tensors from inside of a block that is sharded between ranks."""
+"""Lets a loss read tensors from inside of a block that is sharded over ranks."""
 
 from typing import Any
 

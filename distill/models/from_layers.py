@@ -53,7 +53,7 @@ def copy_layers(
     A layer that stands for several gets the means of their weights.
 
     Args:
-        alias: let the student have the teacher's tensors themselves, until it is sharded between ranks.
+        alias: let the student have the teacher's tensors themselves, until it is sharded over ranks.
 
     Raises:
         SettingError: they do not fit its shape, or a part is in only one of the two.

@@ -143,7 +143,7 @@ class LanguageModel(nn.Module):
         attention = None if documents is None or "position_ids" in inputs else documents >= 0
         if attention is not None and isinstance(self.model, PreTrainedModel):
             attention = attention.long()  # which is what transformers calls it: DeBERTa takes it from 1
-        # A model that is sharded between ranks is made whole in its own forward alone.
+        # A model that is sharded over ranks is made whole in its own forward alone.
         model = self.model if spec.head or spec.extra or is_root(self.model) else self.model.base_model
         inputs = _without_segments(inputs, self.model)
         with ExitStack() as entered:

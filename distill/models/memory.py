@@ -41,5 +41,6 @@ def require_memory_for_step(student: Any, precision: str, batch_size: int, lengt
     if least > free:
         raise SettingError(
             f"train.batch_size={batch_size}: a micro-batch of {length} positions a sequence takes "
-            f"{least / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free for each rank; lower it, and raise train.accumulate in proportion"
+            f"{least / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free for each rank; "
+            "lower it, and raise train.accumulate in proportion"
         )

@@ -61,7 +61,7 @@ def make_student(
 
     Args:
         mapped: its weights are those of files, in their format and as windows on them, where it takes them from there;
-            `check_student` is then left to the caller, once the student is sharded between ranks.
+            `check_student` is then left to the caller, once the student is sharded over ranks.
 
     Raises:
         SettingError: an unknown start or one that lacks its source, or sequences too long for either model.

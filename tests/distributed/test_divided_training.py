@@ -16,7 +16,7 @@ from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
 from distill.distributed import fsdp, join_ranks
 from distill.distributed.shard import sharded_modules, whole
 from distill.optim.optimizers.lamb import Lamb
-from distill.runs.divide import blocks_of
+from distill.runs.setup import blocks_of
 
 FAMILIES = ("bert", "distilbert", "roberta", "albert", "modernbert", "gpt2", "llama")
 # Everything that a term can read: logits, inner hidden states, queries and keys, vectors of whole rows.

@@ -20,7 +20,7 @@ from distill.distributed.shard import whole
 from distill.models.identity import model_digest
 from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
-from distill.runs.divide import blocks_of
+from distill.runs.setup import blocks_of
 
 MB = 1 << 20
 LAYERS = 12

@@ -15,7 +15,7 @@ from distill.config.settings import BackendConfig
 from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.gather import empty_copy, put_together, skeleton_of
 from distill.models.custom import load_weights
-from distill.runs.divide import blocks_of
+from distill.runs.setup import blocks_of
 
 
 class Scaled(Convolutions):
@@ -34,7 +34,7 @@ class Scaled(Convolutions):
 
 
 @pytest.fixture
-def backend() -> Iterator[Ranks]:
+def ranks() -> Iterator[Ranks]:
     made = join_ranks(BackendConfig(name="fsdp", device="cpu"))
     yield made
     made.close()
