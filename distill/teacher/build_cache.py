@@ -142,7 +142,7 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
 
 
 def _fill_together(builder: CacheBuilder, ranks: Ranks) -> None:
-    """Fill all parts with a teacher that is sharded between the ranks, each of which computes a part of them.
+    """Fill all parts with a teacher that is sharded over the ranks, each of which computes a part of them.
 
     First of all parts; then, where hosts have disks of their own, of those that this host lacks. What another run does
     with the same cache at the same time may be done twice. A rank's share is by the numbers of the parts, and not of

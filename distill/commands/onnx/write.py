@@ -9,7 +9,7 @@ import transformers
 from safetensors import SafetensorError
 
 from distill.commands.onnx import convert, measure
-from distill.models.check import longest_row
+from distill.models.check import max_positions
 from distill.models.load import model_folder, size
 from distill.report.use import CAUSAL, CLASSES, SPANS, use_of
 from distill.runtime.errors import SettingError, first_line
@@ -75,7 +75,7 @@ def write(path: str, text: Path | None, max_sequences: int) -> tuple[Path, Repor
     """
     convert.need_packages()
     model, folder, causal = load(path)
-    length = min(LENGTH, longest_row(model) or LENGTH)
+    length = min(LENGTH, max_positions(model) or LENGTH)
     scored_text = None
     if text is not None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
