@@ -46,6 +46,7 @@ class EvaluationSet:
 
     @property
     def num_sequences(self) -> int:
+        """How many sequences are scored."""
         return len(self.sequences)
 
 
