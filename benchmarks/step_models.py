@@ -18,7 +18,7 @@ from distill.config.settings import MaskingConfig, PrecisionConfig
 from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
-from distill.data.row_format import RowFormat
+from distill.data.sequence_format import SequenceFormat
 
 AfterStep = Callable[[], None]
 END = 0  # the token that ends a document
@@ -124,7 +124,7 @@ def batches(shape: Shape, accumulate: int, steps: int) -> Batches:
     if shape.documents:
         for row in rows:  # a document is as long as it happens to be
             row[rng.choice(shape.tokens - 1, shape.documents - 1, replace=False)] = END
-        collator: Any = CausalLM(RowFormat(None, None, None, END, None, shape.vocabulary, 1), packed=True)
+        collator: Any = CausalLM(SequenceFormat(None, None, None, END, None, shape.vocabulary, 1), packed=True)
     else:
         maskable = np.arange(shape.vocabulary) >= 5
         uniform = np.ones(shape.vocabulary)

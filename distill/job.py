@@ -212,7 +212,7 @@ def make_followers(
     settings = config.tracker if folder.writes else TrackerConfig()
     tracker = trackers.build(settings, folder.path, config.given, record.recipe or "")
     log = RunLog(folder, tracker, page, state.step, steps)
-    examination = Examination(evaluator, data.sets, by_row=config.evaluate.baseline is not None)
+    examination = Examination(evaluator, data.sets, by_sequence=config.evaluate.baseline is not None)
     points = Points.of(config.evaluate)
     teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None
     return Followers(

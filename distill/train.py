@@ -19,7 +19,7 @@ from distill.models.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS, RunningMean
 from distill.objective.trainable import Trainable
-from distill.optim.schedule import Limits, Schedule, share
+from distill.optim.schedule import Limits, Schedule, rate_fraction
 from distill.optim.updates import bound_of_rank, clip, peak_lr, set_learning_rate
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.health import Health
@@ -165,7 +165,7 @@ def step(
         # The one place where a step waits for a GPU: whether all is finite is known from what is read anyway.
         *values, norm = torch.cat([summed, gradient_norm.detach().to(summed).reshape(1)]).tolist()
         stats = StepStats.unpack(values, len(objective.names))
-        lr = run.peak_lr * share(learner.schedule, limits.progress(state.step, stats.clock))
+        lr = run.peak_lr * rate_fraction(learner.schedule, limits.progress(state.step, stats.clock))
         if math.isfinite(sum(stats.sums)) and math.isfinite(norm):
             set_learning_rate(learner.optimizer, lr)
             learner.optimizer.step()

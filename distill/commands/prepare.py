@@ -58,10 +58,10 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
         raise SettingError(f"objective.task={config.objective.task} reads labelled examples, which need no preparation")
     tokenizer, corpus, data = tokenizer_of_run(config, task), config.corpus, config.data
     found = {
-        text.setting: prepare_rows(text, tokenizer, corpus, data, "train", task.row_format)
+        text.setting: prepare_rows(text, tokenizer, corpus, data, "train", task.sequence_format)
         for text in corpus_texts(corpus, data).values()
     }
-    for name, tokens in tokens_of_sets(config, tokenizer, task.row_format):
+    for name, tokens in tokens_of_sets(config, tokenizer, task.sequence_format):
         if tokens is not None:
             found[name] = tokens
         elif config.evaluate.missing is Missing.stop:

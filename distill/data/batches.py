@@ -1,6 +1,6 @@
-"""The training rows in their order: every window of micro-batches is a pure function of its step.
+"""The training sequences in their order: every window of micro-batches is a pure function of its step.
 
-Shapes: B rows of a micro-batch, S positions.
+Shapes: B sequences of a micro-batch, S positions.
 """
 
 import os
@@ -16,7 +16,7 @@ from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, FullShuffle, Order
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
-from distill.data.row_store import RowStore, expect
+from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
 
 # From what prepares the window of a step to the same, watched.
@@ -24,20 +24,20 @@ Watch = Callable[[Callable[[int], list[Batch]]], Callable[[int], list[Batch]]]
 
 
 class Collator(Protocol):
-    """What makes micro-batches of rows, for one task."""
+    """What makes micro-batches of sequences, for one task."""
 
     @property
     def pad_id(self) -> int:
-        """What fills up rows."""
+        """What fills up sequences."""
         ...
 
     @property
     def identity(self) -> str:
-        """Everything that decides the batch of a row besides its key."""
+        """Everything that decides the batch of a sequence besides its key."""
         ...
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """ids [B, S] int64, row_keys [B] uint64, row_ids [B]; everything random is a function of the row's key."""
+        """ids [B, S] int64, row_keys [B] uint64, row_ids [B]; everything random is a function of the sequence's key."""
         ...
 
 
@@ -57,11 +57,11 @@ class Batches:
     """Shuffled, collated, shared between the ranks.
 
     The order of an epoch depends on seed and epoch alone; a step takes the next `rows_per_step` of it, which are dealt
-    to the ranks. So the rows of a step are the same for every split into ranks, micro-batches and accumulation, the
-    ranks' shares differ by one row at most, and the last step of an epoch is merely shorter.
+    to the ranks. So the sequences of a step are the same for every split into ranks, micro-batches and accumulation,
+    the ranks' parts differ by one sequence at most, and the last step of an epoch is merely shorter.
     """
 
-    rows: RowStore  # [num_rows, S]
+    rows: SequenceStore  # [num_rows, S]
     collator: Collator
     batch_size: int
     accumulate: int
@@ -72,12 +72,12 @@ class Batches:
     static: bool = False  # the same masks in every epoch: those of epoch 0
     most_threads: int = 0  # where it is more than `threads`: these grow so far while the loop waits for storage
     equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a dummy batch
-    step_rows: int | None = None  # rows of a step, of all ranks together, in place of what `accumulate` makes of it
-    fed: Order | None = None  # the order of the rows; None: all are shuffled
+    step_rows: int | None = None  # sequences of a step, of all ranks together; None: as `accumulate` gives
+    fed: Order | None = None  # the order of the sequences; None: all are shuffled
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and positions of a micro-batch."""
+        """Sequences and positions of a micro-batch."""
         return self.batch_size, self.rows.shape[1]
 
     @property
@@ -86,7 +86,7 @@ class Batches:
 
     @property
     def micro_batches(self) -> int:
-        """Most micro-batches of a rank in a step; ranks that have a row less than others may have one less."""
+        """The most micro-batches of a rank in a step; ranks that have a sequence less than others may have one less."""
         return -(-self.rows_per_step // (self.size * self.batch_size))
 
     @property
@@ -100,14 +100,15 @@ class Batches:
     def window(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step.
 
-        When a short last step has fewer rows than ranks it is empty, or of dummy batches where windows are to be equal.
+        When a short last step has fewer sequences than ranks it is empty, or of dummy batches where windows are to be
+        equal.
         """
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         first = step_of_epoch * self.rows_per_step
         positions = np.arange(first, min(first + self.rows_per_step, len(self.order)))
         numbers = self.order.numbers(epoch, positions)
         passes = np.broadcast_to(self.order.passes(epoch, positions), numbers.shape)
-        own = self.order.share(numbers, self.rank, self.size)
+        own = self.order.of_rank(numbers, self.rank, self.size)
         parts = [own[start : start + self.batch_size] for start in range(0, len(own), self.batch_size)]
         window = [self.batch(numbers[part], passes[part]) for part in parts]
         if self.equal_windows:
@@ -117,14 +118,14 @@ class Batches:
         return window
 
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
-        """The rows of these numbers with their masks of a pass, in the plain orders an epoch, of each or of all."""
+        """The sequences of these numbers with their masks of a pass (in plain orders an epoch), of each or of all."""
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
         batch = self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
         dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
         return replace(batch, dropout_keys=tuple(int(number) for number in dropout_keys))
 
     def first(self, count: int) -> Iterator[Batch]:
-        """The `count` rows that training begins with, of all ranks, in micro-batches."""
+        """The `count` sequences that training begins with, of all ranks, in micro-batches."""
         positions = np.arange(min(count, len(self.order)))
         numbers = self.order.numbers(0, positions)
         passes = np.broadcast_to(self.order.passes(0, positions), numbers.shape)
@@ -174,7 +175,7 @@ class Batches:
             expect(self.rows, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
 
     def _expect(self, step: int, stop: int) -> None:
-        """Tell the store of rows what this rank reads in the steps from `step` on."""
+        """Tell the store of sequences what this rank reads in the steps from `step` on."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         left = (stop - step) * self.rows_per_step
         at = At(epoch, step_of_epoch * self.rows_per_step, self.rows_per_step, left)

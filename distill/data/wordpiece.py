@@ -75,9 +75,9 @@ def _alphabet(counts: Counter[str], normalizer: "Normalizer", vocab_size: int) -
     """The commonest characters after normalisation, sorted; each costs two pieces, so they take half at most."""
     kept: Counter[str] = Counter()
     for character, count in counts.items():
-        for each in normalizer.normalize_str(character):
-            if not each.isspace():
-                kept[each] += count
+        for letter in normalizer.normalize_str(character):
+            if not letter.isspace():
+                kept[letter] += count
     if not kept:
         raise SettingError(NO_TEXT)
     common = sorted(kept, key=lambda character: (-kept[character], character))

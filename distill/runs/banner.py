@@ -45,11 +45,11 @@ def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> 
     for name, own in settings_by_member(config).items() if needs_teacher else ():
         if own.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
-    skipped = tokens.unread.skipped
+    skipped = tokens.invalid.skipped
     if skipped:
         lines.append(f"{len(skipped)} files could not be read and were skipped: {', '.join(skipped[:5])}.")
-    if tokens.unread.bad:
-        lines.append(f"The preparation of the corpus {tokens.unread.bad_line()}.")
+    if tokens.invalid.bad:
+        lines.append(f"The preparation of the corpus {tokens.invalid.bad_line()}.")
     if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
         lines.append(f"Duplicates: {described(tokens.duplicates)}.")
     return lines

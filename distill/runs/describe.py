@@ -128,17 +128,17 @@ def _start(config: Config, pair: Pair) -> facts.Start:
 
 
 def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
-    unread, order = tokens.unread, batches.order
+    invalid, order = tokens.invalid, batches.order
     return facts.Corpus(
         name=tokens.name,
         documents=tokens.documents,
         tokens=tokens.tokens,
         sequences=len(batches.rows),
         sequence_length=batches.rows.shape[1],
-        skipped=unread.skipped,
-        records=unread.records,
-        invalid=unread.bad,
-        first_invalid=unread.first_bad,
+        skipped=invalid.skipped,
+        records=invalid.records,
+        invalid=invalid.bad,
+        first_invalid=invalid.first_bad,
         duplicates=tokens.duplicates or {},
         sources=_sources(tokens, order) if isinstance(order, Mixture) else {},
         preparation=facts.Preparation(tokens.seconds, tokens.tokens / tokens.seconds if tokens.seconds else None),

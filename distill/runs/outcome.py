@@ -109,14 +109,14 @@ def score_each(
     losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
         # What an earlier process scored has left no losses by row, by which the student is compared with its baseline.
-        lacking = label != "student" or (examination.by_row and history.row_losses is None)
+        lacking = label != "student" or (examination.by_sequence and history.sequence_losses is None)
         before = None if lacking else history.last_scores()
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured
         if before:
-            scores, by_row = before, history.row_losses
+            scores, by_sequence = before, history.sequence_losses
         else:
-            scores, by_row = examination.score(model, label, keep)
-        losses[label] = by_row or {}
+            scores, by_sequence = examination.score(model, label, keep)
+        losses[label] = by_sequence or {}
         filled[label] = replace(facts, scores=scores, tokens_per_second=speed)
     return filled, losses
 

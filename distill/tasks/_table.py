@@ -1,4 +1,4 @@
-"""Tasks whose targets come from labelled examples: models are fine-tuned on rows of a table.
+"""Tasks whose targets come from labelled examples: models are fine-tuned on the rows of a table.
 
 Beside these there may be unlabelled ones, which only the terms with a teacher learn from: the task-specific stage of
 TinyBERT (Jiao et al. 2020) on further text, as in the distillation of Turc et al. (2019, arXiv:1908.08962).
@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.component import Component
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
-from distill.data.known_share import check_counts
-from distill.data.sample import sample_rows
+from distill.data.invalid import Invalid
+from distill.data.sample import sample_numbers
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
-from distill.data.unread import Unread
+from distill.data.unknown_tokens import check_counts
 from distill.distributed import Ranks
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import EvaluationSet
@@ -70,22 +70,24 @@ class TableTask(Task):
         )
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
-        rows = self.rows(self.split, self.examples, tokenizer, config, scoring=False)
+        sequences = self.sequences(self.split, self.examples, tokenizer, config, scoring=False)
         if self.unlabelled is not None:
-            rows = rows.with_unlabelled(self.rows(self.split, self.unlabelled, tokenizer, config, scoring=False))
+            sequences = sequences.with_unlabelled(
+                self.sequences(self.split, self.unlabelled, tokenizer, config, scoring=False)
+            )
         tokens = Tokens(
-            rows=rows.rows,
-            counts=_known_counts(rows, tokenizer, config, "corpus"),
-            digest=rows.digest,
+            rows=sequences.rows,
+            counts=_checked_counts(sequences, tokenizer, config, "corpus"),
+            digest=sequences.digest,
             name=self._describe(),
             documents=len(self.examples) + len(self.unlabelled or ()),
-            tokens=int((rows.rows != rows.pad_id).sum()),
+            tokens=int((sequences.rows != sequences.pad_id).sum()),
             seconds=0.0,
             tokens_per_second=0.0,
-            unread=Unread(),
+            invalid=Invalid(),
         )
         sets, left_out = self.evaluation_sets(config, tokenizer)
-        return Prepared(tokens, make_batches(config, rows.rows, self.collator(rows), ranks), sets, left_out)
+        return Prepared(tokens, make_batches(config, sequences.rows, self.collator(sequences), ranks), sets, left_out)
 
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
@@ -95,7 +97,7 @@ class TableTask(Task):
     def scoring(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Scoring:
-        """Each set has a collator of its own, which alone knows its rows."""
+        """Each set has a collator of its own, which alone fits its sequences."""
         collator: Any = next((data.collator for data in sets if data.collator is not None), None)
         return Scoring(collator, tokenizer, config.evaluate, ranks, sets, self.kind.heads)
 
@@ -105,16 +107,18 @@ class TableTask(Task):
         return [TablePass(scoring)]
 
     @abstractmethod
-    def rows(self, split: Any, examples: Any, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool) -> Any:
-        """The examples as rows; `scoring`: with what turns outputs into scores."""
+    def sequences(
+        self, split: Any, examples: Any, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
+    ) -> Any:
+        """The examples as sequences; `scoring`: with what turns outputs into scores."""
 
     @abstractmethod
-    def collator(self, rows: Any) -> Collator:
-        """What makes micro-batches of just these rows."""
+    def collator(self, sequences: Any) -> Collator:
+        """What makes micro-batches of just these sequences."""
 
     @abstractmethod
-    def evaluation_set(self, name: str, split: Any, examples: Any, rows: Any) -> EvaluationSet:
-        """Rows to score."""
+    def evaluation_set(self, name: str, split: Any, examples: Any, sequences: Any) -> EvaluationSet:
+        """Sequences to score."""
 
     def _describe(self) -> str:
         if self.unlabelled is None:
@@ -139,16 +143,16 @@ class TableTask(Task):
             raise SettingError(
                 f"{setting} has only texts that corpus.unlabelled is trained on too: keep those that are scored apart"
             )
-        rows = self.rows(split, examples, tokenizer, config, scoring=True)
-        _known_counts(rows, tokenizer, config, f"evaluate.sets: {name}")
-        return self.evaluation_set(name, split, examples, rows)
+        sequences = self.sequences(split, examples, tokenizer, config, scoring=True)
+        _checked_counts(sequences, tokenizer, config, f"evaluate.sets: {name}")
+        return self.evaluation_set(name, split, examples, sequences)
 
     def _source(self, name: str, config: Config) -> tuple[str, Any]:
         """What error lines call the settings of an evaluation set, and these."""
         setting = f"evaluate.sources.{name}"
         if (source := config.evaluate.sources.get(name)) is None:
-            known = ", ".join(sorted(config.evaluate.sources))
-            raise SettingError(f"evaluate.sets: {name} has no source; choose from {known} or add {setting}")
+            names = ", ".join(sorted(config.evaluate.sources))
+            raise SettingError(f"evaluate.sets: {name} has no source; choose from {names} or add {setting}")
         return setting, source
 
     def _split(self, source: Any, setting: str) -> Split:
@@ -162,14 +166,14 @@ class TableTask(Task):
         return split
 
 
-def _known_counts(rows: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str) -> np.ndarray:
-    """[V] how often each token occurs in the rows. Raises SettingError where too many of them are the unknown one."""
-    counts = np.bincount(rows.rows.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
-    check_counts(counts, int((rows.rows != rows.pad_id).sum()), tokenizer, config.corpus.max_unknown, setting)
+def _checked_counts(sequences: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str) -> np.ndarray:
+    """[V] how often each token occurs in the sequences. Raises SettingError where too many are the unknown one."""
+    counts = np.bincount(sequences.rows.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
+    check_counts(counts, int((sequences.rows != sequences.pad_id).sum()), tokenizer, config.corpus.max_unknown, setting)
     return counts
 
 
-def _some(examples: Any, most: int | None, purpose: str) -> Any:
+def _some(examples: Any, max_examples: int | None, purpose: str) -> Any:
     """At most so many of the examples, a seeded choice."""
-    numbers = sample_rows(len(examples), most, purpose)
+    numbers = sample_numbers(len(examples), max_examples, purpose)
     return examples if numbers is None else examples.take(numbers)

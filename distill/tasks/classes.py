@@ -5,7 +5,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
-from distill.data.class_rows import ClassRows, class_rows
+from distill.data.class_sequences import ClassSequences, class_sequences
 from distill.data.collate import classes
 from distill.data.tables import LabelledTexts
 from distill.data.tables.glue import Glue
@@ -16,7 +16,7 @@ from distill.tasks._table import TableTask
 
 
 class Classes(TableTask):
-    """Rows of one text or two; the measures of GLUE's task, or those for classes or for values."""
+    """Sequences of one text or two; the measures of GLUE's task, or those for classes or for values."""
 
     kind: ModelKind = CLASSES
     labels: tuple[str, ...] = ("class",)
@@ -33,18 +33,20 @@ class Classes(TableTask):
         }
         self.kind = replace(CLASSES, fields=fields)
 
-    def rows(
+    def sequences(
         self,
         split: Glue | Table,
         examples: LabelledTexts,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
         scoring: bool,
-    ) -> ClassRows:
-        return class_rows(examples, tokenizer, config.corpus.sequence_length, "corpus.sequence_length")
+    ) -> ClassSequences:
+        return class_sequences(examples, tokenizer, config.corpus.sequence_length, "corpus.sequence_length")
 
-    def collator(self, rows: ClassRows) -> classes.Classes:
-        return classes.Classes(rows, segments=True)
+    def collator(self, sequences: ClassSequences) -> classes.Classes:
+        return classes.Classes(sequences, segments=True)
 
-    def evaluation_set(self, name: str, split: Glue | Table, examples: LabelledTexts, rows: ClassRows) -> ClassSet:
-        return replace(class_set(name, examples, rows, split.measures), collator=self.collator(rows))
+    def evaluation_set(
+        self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences
+    ) -> ClassSet:
+        return replace(class_set(name, examples, sequences, split.measures), collator=self.collator(sequences))

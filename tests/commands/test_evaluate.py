@@ -218,8 +218,8 @@ def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> 
     text.write_text("\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n", encoding="utf-8")
     source = f"+evaluate.sources.mine={{kind: text, path: {text}}}"
     said = refused([str(done)], source, "evaluate.sets=[mine]")
-    assert said.startswith("evaluate.sets: mine: the vocabulary does not know 100.0% of its tokens")
-    assert "not know" in refused([str(done)], source, "evaluate.sets=[mine]", "corpus.max_unknown=1.0")
+    assert said.startswith("evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary")
+    assert "not in the vocabulary" in refused([str(done)], source, "evaluate.sets=[mine]", "corpus.max_unknown=1.0")
 
 
 def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

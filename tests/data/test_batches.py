@@ -1,4 +1,4 @@
-"""Batches: the same rows in a step for every split, each row once an epoch, and windows without memory."""
+"""Batches: the same sequences in a step for every split, each sequence once an epoch, and windows without memory."""
 
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tiny import LENGTH, PAD, VOCAB, make_masks, make_rows
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches, num_threads
 from distill.data.collate.mlm import IGNORE
-from distill.data.sample import subsample_rows
+from distill.data.sample import subsample
 from distill.runtime.seed import key
 
 ROWS = make_rows(53, shortest=5)
@@ -33,7 +33,7 @@ def targets_of(batch: Batch) -> torch.Tensor:
 
 
 def lines(windows: list[list[Batch]]) -> Counter[tuple[int, ...]]:
-    """Every row that the batches hold, with its mask and its targets."""
+    """Every sequence that the batches hold, with its mask and its targets."""
     return Counter(
         tuple(torch.cat([row, targets]).tolist())
         for window in windows
@@ -69,7 +69,7 @@ def test_same_rows_in_a_step_for_every_split(tokenizer: Any, size: int, batch_si
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 14])
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_same_rows_in_a_step_where_ranks_do_not_divide_them(tokenizer: Any, size: int, batch_size: int) -> None:
-    """With the rows of a step given: micro-batches follow from them, and some ranks have one less, or none."""
+    """With the sequences of a step given: micro-batches follow from them, and some ranks have one less, or none."""
     whole = make(tokenizer, 11, 1)
     ranks = [
         replace(make(tokenizer, batch_size, accumulate=99, rank=rank, size=size), step_rows=11) for rank in range(size)
@@ -188,11 +188,11 @@ def test_positions_of_a_batch(tokenizer: Any) -> None:
 
 def test_subsample_rows_is_a_fixed_choice_in_the_old_order() -> None:
     numbers = np.arange(100).reshape(-1, 1)
-    chosen = subsample_rows(numbers, 10, "training rows")
+    chosen = subsample(numbers, 10, "training rows")
     assert isinstance(chosen, np.ndarray) and chosen.shape == (10, 1) and (np.diff(chosen[:, 0]) > 0).all()
-    assert np.array_equal(chosen, subsample_rows(numbers, 10, "training rows"))
-    assert not np.array_equal(chosen, subsample_rows(numbers, 10, "other rows"))
-    assert subsample_rows(numbers, None, "x") is numbers and subsample_rows(numbers, 100, "x") is numbers
+    assert np.array_equal(chosen, subsample(numbers, 10, "training rows"))
+    assert not np.array_equal(chosen, subsample(numbers, 10, "other rows"))
+    assert subsample(numbers, None, "x") is numbers and subsample(numbers, 100, "x") is numbers
 
 
 def test_threads_follow_the_cores_of_a_rank_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:

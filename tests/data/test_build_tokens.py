@@ -1,4 +1,4 @@
-"""Rows that several processes make or wait for, and builds that are killed."""
+"""Sequences that several processes make or wait for, and builds that are killed."""
 
 import fcntl
 import logging

@@ -1,4 +1,4 @@
-"""Orders: every row once an epoch, nothing lost by resuming on other ranks, few blocks at a time, well mixed."""
+"""Orders: every sequence once an epoch, nothing lost by resuming on other ranks, few blocks at a time, well mixed."""
 
 from itertools import pairwise
 from typing import Any
@@ -76,13 +76,13 @@ def test_the_full_shuffle_is_the_one_of_before() -> None:
     for epoch in (0, 3):
         expected = shuffled(np.arange(997), 997, key(5, "order", epoch))
         assert np.array_equal(whole(order, epoch), expected)
-        shares = [expected[:64][order.share(expected[:64], rank, 3)] for rank in range(3)]
+        shares = [expected[:64][order.of_rank(expected[:64], rank, 3)] for rank in range(3)]
         assert all(np.array_equal(share, expected[:64][rank::3]) for rank, share in enumerate(shares))
     assert order.identity is None
 
 
 class Stored(np.ndarray):
-    """Rows that lie in blocks of ten."""
+    """Sequences that lie in blocks of ten."""
 
     @property
     def starts(self) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_ranks_share_a_step_without_loss(order: Order) -> None:
     for count in (1, 5, 64, 97):
         numbers = order.numbers(1, np.arange(200, 200 + count))
         for size in (1, 2, 3, 8, 100):
-            shares = [order.share(numbers, rank, size) for rank in range(size)]
+            shares = [order.of_rank(numbers, rank, size) for rank in range(size)]
             assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(count))
             assert all((np.diff(share) > 0).all() for share in shares)
             lengths = [len(share) for share in shares]
@@ -126,7 +126,7 @@ def test_a_run_resumes_on_other_numbers_of_ranks_without_losing_or_repeating_a_r
             positions = np.arange(step * step_rows, min((step + 1) * step_rows, len(order)))
             numbers = order.numbers(0, positions)
             for rank in range(size):
-                seen += numbers[order.share(numbers, rank, size)].tolist()
+                seen += numbers[order.of_rank(numbers, rank, size)].tolist()
     assert sorted(seen) == list(range(len(order)))
 
 
@@ -139,7 +139,7 @@ def test_a_rank_reads_its_part_of_a_window(size: int) -> None:
     for begin in range(first, last, 4096):
         numbers = order.numbers(1, np.arange(begin, min(begin + 4096, last)))
         for rank in range(size):
-            read[rank] |= set((numbers[order.share(numbers, rank, size)] // 512).tolist())
+            read[rank] |= set((numbers[order.of_rank(numbers, rank, size)] // 512).tolist())
     for rank, blocks in enumerate(read):
         assert len(blocks) <= 64 / size + 6
         expected = order.upcoming(At(1, first, 4096, last - first), rank, size) // 512

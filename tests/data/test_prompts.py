@@ -18,7 +18,7 @@ from distill.config.settings import Config, DataConfig, SourceConfig
 from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.packing import load_tokenizer, without_first_space
-from distill.data.row_format import IDS, INNER, PROMPT
+from distill.data.sequence_format import IDS, INNER, PROMPT
 from distill.data.sources import Document, Part, Shard, Source, find_source, read
 from distill.data.tokens import corpus_text, prepare
 from distill.runtime.errors import SettingError

@@ -36,7 +36,7 @@ from distill.config.settings import (
 from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
-from distill.data.row_format import causal_rows
+from distill.data.sequence_format import causal_format
 from distill.distributed import Ranks, fsdp, join_ranks
 from distill.distributed.formats import compute_in
 from distill.distributed.shard import is_sharded, whole
@@ -99,9 +99,9 @@ def causal_scores(ranks: Ranks) -> dict[str, float]:
     tokenizer, found = vocabulary_of("llama"), {}
     for packed in (True, False):
         model = divided(ranks, without_dropout("llama", **special_ids(tokenizer)), trained=True)
-        collator = CausalLM(causal_rows(tokenizer), packed)
+        collator = CausalLM(causal_format(tokenizer), packed)
         ids = np.random.default_rng(4).integers(5, 40, (11, 12)).astype(np.uint16)
-        ids[3, 4] = ids[7, 0] = causal_rows(tokenizer).document_end
+        ids[3, 4] = ids[7, 0] = causal_format(tokenizer).document_end
         scoring = Scoring(collator, tokenizer, EvaluateConfig(batch_size=2, stride=5), ranks)
         evaluator = Evaluator(scoring, find_task("clm").passes(scoring), PrecisionConfig())
         scores = evaluator.score(model, "student", [EvaluationSet("set", "", ids, 1)])
@@ -132,7 +132,7 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
 class SmallParts(Cache):
     """A cache of parts of a few rows."""
 
-    rows_per_part = property(lambda self: PART)  # type: ignore[assignment]
+    sequences_per_part = property(lambda self: PART)  # type: ignore[assignment]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from distill.config.settings import StudentConfig, TeacherConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import RowFormat, causal_rows, masked_rows
+from distill.data.sequence_format import SequenceFormat, causal_format, masked_format
 from distill.models import kind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import make_student
@@ -76,7 +76,7 @@ def student_of(case: str, layers: Any, **settings: Any) -> Any:
 # --- rows: padded and masked, or packed
 
 
-CLM = CausalLM(RowFormat(None, None, 2, 3, None, 0, 1), packed=True)  # [CLS] begins a document, [SEP] ends it
+CLM = CausalLM(SequenceFormat(None, None, 2, 3, None, 0, 1), packed=True)  # [CLS] begins a document, [SEP] ends it
 
 
 def packed_rows() -> np.ndarray:
@@ -122,10 +122,10 @@ def test_a_folder_with_its_own_kind_of_tokenizer_gives_the_model_back(family: st
     ids = own(text, add_special_tokens=False).input_ids
     assert tokenizer(text, add_special_tokens=False).input_ids == ids and tokenizer.get_vocab() == own.get_vocab()
     if wanted is kind.MASKED:
-        rows = masked_rows(tokenizer)
+        rows = masked_format(tokenizer)
         assert own(text).input_ids == [rows.row_start, *ids, rows.row_end] and tokenizer.mask_token_id is not None
     else:
-        rows = causal_rows(tokenizer)
+        rows = causal_format(tokenizer)
         assert rows.document_end == own.eos_token_id and rows.pad not in (own.bos_token_id, own.eos_token_id, *ids)
     row = torch.tensor([own(text).input_ids])
     torch.testing.assert_close(loaded(input_ids=row).logits, model(input_ids=row).logits, rtol=0, atol=0)

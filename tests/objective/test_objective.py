@@ -114,7 +114,7 @@ def test_value_and_gradient_are_those_of_the_definition(
 
 
 def test_no_teacher_is_asked_where_none_is_needed(tokenizer: Any) -> None:
-    """With the masked words alone the loss is the same whether a teacher is there or not."""
+    """With the masked tokens alone the loss is the same whether a teacher is there or not."""
     batches, student = window(tokenizer), make_model("distilbert", 1)
 
     def never(*_: Any, **__: Any) -> None:
@@ -129,7 +129,7 @@ def test_no_teacher_is_asked_where_none_is_needed(tokenizer: Any) -> None:
 @KERNELS
 @pytest.mark.parametrize("case", ["default", "masked", "mlm", "cosine", "all_masked"])
 def test_micro_batch_without_targets(tokenizer: Any, teacher: Any, case: str, kernel: str) -> None:
-    """It gives nothing to the masked words, no nan, and its positions still count for the other terms."""
+    """It gives nothing to the masked tokens, no nan, and its positions still count for the other terms."""
     settings = CASES[case].changed(kernel=kernel)
     batches = window(tokenizer)
     batches[1] = without_targets(batches[1])

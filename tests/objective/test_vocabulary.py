@@ -73,7 +73,7 @@ class Entropy(VocabularyTerm):
 
 @pytest.mark.parametrize("terms", [[Entropy()], [Mlm(), Entropy()]], ids=["alone", "beside_mlm"])
 def test_a_term_without_a_teacher_acts_on_every_row(terms: list[VocabularyTerm]) -> None:
-    """Also on those without a target, which masked words alone leave out."""
+    """Also on those without a target, which masked tokens alone leave out."""
     case, scales = problem(41), torch.linspace(0.2, 0.9, len(terms))
     assert case.targets is not None
     want, want_sums = PlainLosses(terms, VOCAB)(case.student._replace(dtype=torch.float32), None, case.targets, scales)

@@ -67,7 +67,7 @@ def objective(teacher: Any, **settings: Any) -> Objective:
 
 
 def expected(models: list[Any], window: list[Batch], temperature: float) -> tuple[float, dict[str, torch.Tensor]]:
-    """5 * soft targets + 2 * masked words + 1 * cosine of the first teacher's hidden states, position by position."""
+    """5 * soft targets + 2 * masked tokens + 1 * cosine of the first teacher's hidden states, position by position."""
     student = make_model("distilbert", 1, seed=2).double()
     values: dict[str, list[torch.Tensor]] = {"soft": [], "mlm": [], "cosine": []}
     for batch in window:

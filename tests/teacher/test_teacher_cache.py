@@ -38,7 +38,7 @@ KINDS = pytest.mark.parametrize("soft_positions", ["all", "masked"])
 
 
 class Desk:
-    """Settings, rows, masks and a teacher, and the cache that they want."""
+    """Settings, sequences, masks and a teacher, and the cache that they want."""
 
     def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int = 8, rows: np.ndarray = ROWS) -> None:
         self.config = change(conf.Config(teacher=conf.TeacherConfig(kind="pretrained")), "data.cache", str(folder))
@@ -304,7 +304,7 @@ def test_large_vocabularies_have_wider_ids(desk: Desk) -> None:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, most: int = 10**9) -> list[int]:
-    """Rows of each question to the teacher; it fails after `most` of them."""
+    """Sequences of each question to the teacher; it fails after `most` of them."""
     questions: list[int] = []
     real = build_cache.CacheBuilder.entries
 
@@ -319,8 +319,8 @@ def counting(monkeypatch: pytest.MonkeyPatch, most: int = 10**9) -> list[int]:
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "FEWEST_ROWS", 4)
-    monkeypatch.setattr(build_cache, "FORWARD_TOKENS", 3 * LENGTH)  # a question of 3 rows and one of 1 for each part
+    monkeypatch.setattr(cache_module, "FEWEST_SEQUENCES", 4)
+    monkeypatch.setattr(build_cache, "FORWARD_TOKENS", 3 * LENGTH)  # a question of 3 sequences and one of 1 a part
 
 
 def same_files(one: Path, other: Path) -> bool:

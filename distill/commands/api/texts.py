@@ -13,7 +13,7 @@ from distill.config.settings import MaskingConfig
 from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
-from distill.data.row_format import causal_rows, masked_rows
+from distill.data.sequence_format import causal_format, masked_format
 from distill.data.text_pairs import TextEncoder
 from distill.models.kind import ModelKind
 from distill.runtime.errors import SettingError
@@ -29,14 +29,14 @@ def text_rows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, kind: Mo
     if isinstance(texts, str):
         raise SettingError("texts is one string: give a list of texts")
     if kind.causal:
-        ends = causal_rows(tokenizer)
+        ends = causal_format(tokenizer)
         first = [] if ends.document_start is None else [ends.document_start]
         before, after, pad = [], [], ends.pad
         encoded = [[*first, *ids, int(ends.document_end or 0)] for ids in _causal_ids(texts, tokenizer) if ids]
     else:
         encoder = TextEncoder(tokenizer)
         around = encoder.surroundings(pairs=False)
-        before, after, pad = list(around.before), list(around.after), masked_rows(tokenizer).pad
+        before, after, pad = list(around.before), list(around.after), masked_format(tokenizer).pad
         encoded = [list(each.ids) for each in encoder.encode(texts) if each.ids]
     room = length - len(before) - len(after)
     if room < 1:
@@ -58,6 +58,6 @@ def _causal_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> lis
 def text_collator(tokenizer: PreTrainedTokenizerBase, kind: ModelKind, masking: MaskingConfig) -> Collator:
     """What makes micro-batches of such rows; `masking` is read for masked models alone, without its smoothing."""
     if kind.causal:
-        return CausalLM(causal_rows(tokenizer), packed=False)
+        return CausalLM(causal_format(tokenizer), packed=False)
     counts: Any = np.ones(len(tokenizer), np.int64)  # how often tokens occur in a corpus, which is not known here
     return masked_lm(masking, tokenizer, counts)

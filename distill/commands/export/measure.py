@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from distill.commands.export.convert import Logits
 from distill.data import readers
 from distill.data.collate.mlm import IGNORE, masked_lm
-from distill.data.readers import Unreadable
+from distill.data.readers import InvalidFile
 from distill.evaluation.sets import MASKING, SEED
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key
@@ -50,7 +50,7 @@ def rows_of(path: Path, tokenizer: Any, length: int, most: int) -> np.ndarray:
         raise SettingError(f"--text {path} is no file: give a plain text")
     try:
         text = "".join(readers.lines(path))
-    except Unreadable as error:
+    except InvalidFile as error:
         raise SettingError(f"--text {path} cannot be read: {error}") from error
     found = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True, verbose=False)
     rows = [row for row in found["input_ids"] if len(row) == length]

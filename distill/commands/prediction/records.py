@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from distill.data import readers
-from distill.data.lines import LONGEST, Unreadable
+from distill.data.lines import LONGEST, InvalidFile
 from distill.data.tables._rows import kind_of, read_files
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
@@ -47,7 +47,7 @@ def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
             raise SettingError(
                 f"input={path}: its name does not say what it is: *.jsonl, *.csv, *.tsv, *.parquet, *.txt"
             )
-    except Unreadable as error:
+    except InvalidFile as error:
         raise SettingError(f"input={path}: {error}; mend or remove that") from error
 
 

@@ -12,7 +12,7 @@ import torch
 from distill.commands.prediction.batches import head_outputs, row_length
 from distill.commands.prediction.settings import PredictConfig
 from distill.data.collate.spans import Spans
-from distill.data.span_rows import SpanConfig, SpanRows, span_rows
+from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
 from distill.models.loaded import LoadedModel
@@ -52,7 +52,7 @@ def answer_questions(
     return [_outcome(each, best, allowed) for each in answered]
 
 
-def _windows(found: LoadedModel, questions: Questions, settings: PredictConfig) -> SpanRows:
+def _windows(found: LoadedModel, questions: Questions, settings: PredictConfig) -> SpanWindows:
     """The windows of the questions, as in the run that trained the model, else of BERT's sizes where these fit."""
     corpus, length = found.corpus, row_length(found, settings)
     if settings.sequence_length is None and "sequence_length" not in corpus:
@@ -63,12 +63,12 @@ def _windows(found: LoadedModel, questions: Questions, settings: PredictConfig) 
         int(corpus.get("max_query") or min(USUAL.max_query, max(length // 2 - 4, 1))),
     )
     try:
-        return span_rows(questions, found.tokenizer, windows, "rows", scoring=True)
+        return span_windows(questions, found.tokenizer, windows, "rows", scoring=True)
     except SettingError as error:
         raise SettingError(str(error).replace("rows.", "")) from None
 
 
-def _logits(found: LoadedModel, rows: SpanRows, batch_size: int) -> np.ndarray:
+def _logits(found: LoadedModel, rows: SpanWindows, batch_size: int) -> np.ndarray:
     """Those of an answer's first and last token, float32 [W, S, 2]; 0 at padding, which no answer touches."""
     logits = np.zeros((*rows.rows.shape, 2), np.float32)
     collator = Spans(rows, segments=True)

@@ -8,7 +8,7 @@ import torch
 
 from distill.commands.prediction.batches import head_outputs, row_length
 from distill.commands.prediction.settings import PredictConfig
-from distill.data.class_rows import class_rows
+from distill.data.class_sequences import class_sequences
 from distill.data.collate.classes import Classes
 from distill.data.tables import LabelledTexts
 from distill.models.loaded import LoadedModel
@@ -66,7 +66,7 @@ def class_outputs(found: LoadedModel, records: Sequence[dict[str, Any]], setting
         raise SettingError(f"record {odd}: some records are pairs of texts and others are not; give one kind at a time")
     seconds = [str(record["second"]) for record in records] if pairs[0] else None
     texts = LabelledTexts("input", [record["text"] for record in records], seconds, np.empty(0), ())
-    rows = class_rows(texts, found.tokenizer, row_length(found, settings), "sequence_length")
+    rows = class_sequences(texts, found.tokenizer, row_length(found, settings), "sequence_length")
     batches = list(
         head_outputs(found, rows.rows, rows.pad_id, Classes(rows, segments=True), "class", settings.batch_size)
     )

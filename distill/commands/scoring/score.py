@@ -132,7 +132,7 @@ def _score_group(config: Config, task: Task, group: Group, number: int, ranks: R
     for name, model in load_models(config, task.kind, group, ranks):
         check_memory(evaluator, [model], sets)
         is_teacher = model is group.teacher
-        scores, losses[name] = evaluator.score_by_row(model, name, sets, "teacher" if is_teacher else "student")
+        scores, losses[name] = evaluator.score_by_sequence(model, name, sets, "teacher" if is_teacher else "student")
         agreement = None
         if group.teacher is not None and not is_teacher and task.kind.vocabulary:
             agreement = evaluator.agree(model, group.teacher, sets)
