@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from distill.config.command_line import CommandLine, check_one_run, check_overrides
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
-from distill.config.layers import apply_overrides
+from distill.config.layers import apply_overrides, overrides_of
 from distill.config.settings import ChainConfig, Config
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
@@ -133,16 +133,18 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     """
     from hydra import compose as hydra_compose
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
+    from omegaconf import open_dict
 
-    composed = hydra_compose(primary, overrides, return_hydra_config=True)
-    HydraConfig.instance().set_config(composed)  # settings may refer to it, as ${hydra:...}
-    settings = OmegaConf.masked_copy(composed, [str(name) for name in composed if name != "hydra"])
-    return _composition(settings, HydraConfig.get(), Path(str(composed.hydra.run.dir)))
+    settings = hydra_compose(primary, overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
+    folder = Path(str(settings.hydra.run.dir))
+    with open_dict(settings):
+        del settings["hydra"]
+    return _composition(settings, HydraConfig.get(), folder)
 
 
 def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:
-    overrides = list(hydra.overrides.task)
+    overrides = overrides_of(hydra, "task")
     apply_overrides(settings, overrides, hydra)
     return Composition(settings, hydra, overrides, folder)
 

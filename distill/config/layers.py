@@ -43,7 +43,7 @@ def layers_of(hydra: Any) -> list[Layer]:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
+    overrides = [*overrides_of(hydra, "hydra"), *overrides_of(hydra, "task")]
     loader = GlobalHydra.instance().config_loader()
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
     layers = []
@@ -53,6 +53,19 @@ def layers_of(hydra: Any) -> list[Layer]:
             file, settings = _load(option, hydra.runtime.config_sources)
             layers.append(Layer(option, str(default.parent), file, _nested(settings, default.package or "")))
     return layers
+
+
+def overrides_of(hydra: Any, part: str) -> list[str]:
+    """The overrides of the settings, `task`, or of Hydra itself, as they were given: nothing in them is resolved.
+
+    Args:
+        hydra: its own part of the composition.
+    """
+    from omegaconf import OmegaConf
+
+    overrides = OmegaConf.to_container(hydra.overrides[part], resolve=False)
+    assert isinstance(overrides, list)
+    return [str(override) for override in overrides]
 
 
 def _load(option: str, sources: Any) -> tuple[Path | None, Any]:
@@ -110,9 +123,9 @@ def apply_overrides(settings: Any, overrides: list[str], hydra: Any) -> None:
 
     struct = OmegaConf.is_struct(settings)
     OmegaConf.set_struct(settings, False)
-    if any(_options(overrides)) and (named := named_layers(layers_of(hydra), overrides)):
+    if any(_options(overrides)) and (named := named_layers(layers := layers_of(hydra), overrides)):
         _merge_again(settings, named)
-        _set_again(settings, overrides, {layer.option for layer in named})
+        _set_again(settings, overrides, {layer.option.rpartition("/")[0] for layer in layers})
     _replace_dicts(settings, overrides)
     _take_teacher_path(settings, overrides)
     OmegaConf.set_struct(settings, struct)
@@ -129,13 +142,13 @@ def _merge_again(settings: Any, named: list[Layer]) -> None:
     settings.merge_with(options)
 
 
-def _set_again(settings: Any, overrides: list[str], options: set[str]) -> None:
-    """Let the settings of the command line win over the options that it names."""
+def _set_again(settings: Any, overrides: list[str], groups: set[str]) -> None:
+    """Let the settings of the command line win over the options of groups that it names."""
     from omegaconf import OmegaConf
 
     for override in _parsed(overrides):
         name, value = override.key_or_group, override.value()
-        if name == RECIPE or name.startswith(HYDRA) or f"{name}/{value}" in options:
+        if name.startswith(HYDRA) or (name in groups and isinstance(value, str | list)):
             continue
         group, _, last = name.rpartition(".")
         if not override.is_delete():

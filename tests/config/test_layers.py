@@ -61,7 +61,7 @@ def test_settings_of_the_command_line_come_last(mine: list[str]) -> None:
         optimizer = composed([*mine, "+recipe=distilbert_gutenberg", *order]).optimizer
         assert (optimizer.lr, optimizer.make.arguments["weight_decay"]) == (1.0, 0.5)
     objective = composed(["objective=distilbert", "objective.masking={smoothing: 0.2}", "~objective.cosine"]).objective
-    assert (objective.masking.mlm_probability, objective.masking.smoothing) == (0.15, 0.2)
+    assert (objective.masking.mlm_probability, objective.masking.smoothing) == (0.3, 0.2)
     assert set(objective.terms) == {"soft", "mlm"}
 
 
