@@ -15,9 +15,10 @@ from transformers import (
 )
 
 from distill.config.settings import MaskingConfig, PrecisionConfig
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
+from distill.data.order import FullShuffle
 from distill.data.sequence_format import SequenceFormat
 
 AfterStep = Callable[[], None]
@@ -129,7 +130,7 @@ def batches(shape: Shape, accumulate: int, steps: int) -> Batches:
         maskable = np.arange(shape.vocabulary) >= 5
         uniform = np.ones(shape.vocabulary)
         collator = MaskedLM(MaskingConfig(), 4, 0, maskable, uniform, np.zeros(shape.vocabulary, bool))
-    return Batches(rows, collator, shape.rows, accumulate, seed=0)
+    return Batches(rows, collator, FullShuffle(len(rows), 0), StepShape(shape.rows, accumulate), seed=0)
 
 
 def operations(shape: Shape, rows: str) -> float:

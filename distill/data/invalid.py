@@ -49,14 +49,14 @@ class Invalid:
     @classmethod
     def together(cls, parts: Iterable["Invalid"]) -> "Invalid":
         """What was read in several parts, in their order."""
-        total = cls()
-        for part in parts:
-            total.skipped += part.skipped
-            total.records += part.records
-            total.bad += part.bad
-            total.first_bad = [*total.first_bad, *part.first_bad][:MAX_NAMED]
-            total.blame = total.blame or part.blame
-        return total
+        parts = list(parts)
+        return cls(
+            skipped=[line for part in parts for line in part.skipped],
+            records=sum(part.records for part in parts),
+            bad=sum(part.bad for part in parts),
+            first_bad=[line for part in parts for line in part.first_bad][:MAX_NAMED],
+            blame=next((part.blame for part in parts if part.blame), ""),
+        )
 
     @property
     def fraction_bad(self) -> float:

@@ -46,7 +46,7 @@ def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     if vocab_size < SMALLEST:
-        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for a tokenizer; at least {SMALLEST}")
+        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for a tokenizer; give {SMALLEST} or more")
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -28,7 +28,9 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
     for name, term in terms.items():
         path = settings.terms[name].make.path
         if not isinstance(term, Term):
-            raise SettingError(f"objective.{name}._target_={path} gives no loss term")
+            raise SettingError(
+                f"objective.{name}._target_={path} gives no loss term: inherit from distill.objective.terms.Term"
+            )
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
             _try_out(name, path, term)
         if settings.terms[name].temperature is not None and not hasattr(term, "temperature"):

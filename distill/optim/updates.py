@@ -32,7 +32,9 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     optimizer = settings.make(params=_by_mesh(groups), lr=settings.lr)
     where = f"optimizer._target_={settings.make.path}"
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise SettingError(f"{where} gives a {type(optimizer).__name__}, but a torch.optim.Optimizer is needed")
+        raise SettingError(
+            f"{where} gives a {type(optimizer).__name__}, not a torch.optim.Optimizer: name a callable that gives one"
+        )
     if not all("lr" in group for group in optimizer.param_groups):
         raise SettingError(f"{where} has no lr in its groups of parameters, so no schedule could set it: pass it on")
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}

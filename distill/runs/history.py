@@ -49,10 +49,10 @@ class Examination:
 
     evaluator: Evaluator
     sets: list[EvaluationSet]
-    by_sequence: bool  # whether its losses are kept row by row, as its difference from a baseline is tested by them
+    by_sequence: bool  # whether its losses are kept by sequence, as its difference from a baseline is tested by them
 
     def score(self, model: Any, label: str, keep: str | None) -> tuple[Scores, ModelLosses | None]:
-        """The scores of a model, and its losses by row where they are kept; all ranks call it."""
+        """The scores of a model, and its losses by sequence where they are kept; all ranks call it."""
         if self.by_sequence:
             return self.evaluator.score_by_sequence(model, label, self.sets, keep)
         return self.evaluator.score(model, label, self.sets, keep), None

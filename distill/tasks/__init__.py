@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import class_name, kinds
 from distill.config.settings import Config, CorpusConfig, DataConfig
-from distill.data.batches import Batches, Collator, num_threads
+from distill.data.batches import Batches, Collator, StepShape, num_threads
 from distill.data.order import Order, order_of
 from distill.data.sequence_store import SequenceStore
 from distill.data.tokens import Tokens
@@ -57,12 +57,13 @@ class Task(ABC):
         """The models that it takes for teachers, for a student that starts so (`student.init`)."""
         return self.kind
 
-    def read(self, config: Config, training: bool = True) -> None:  # noqa: B027
-        """Read what decides which models are wanted, such as the classes of labelled examples.
+    def read(self, config: Config, training: bool = True) -> Self:
+        """The task with what decides which models are wanted, such as the classes of labelled examples.
 
         Args:
             training: False where models are only scored: then the examples of the evaluation sets decide.
         """
+        return self
 
     @abstractmethod
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
@@ -112,22 +113,12 @@ def make_batches(
     """This rank's part of the sequences [N, S] in their order; None: shuffled, as a whole or in windows."""
     if order is None:
         order = order_of(sequences, config.data.shuffle_bytes, config.seed)
-    threads, most_threads = num_threads(config.train.workers, ranks.local_size)
-    return Batches(
-        sequences,
-        collator,
-        config.train.batch_size,
-        config.train.accumulate,
-        config.seed,
-        ranks.rank,
-        ranks.size,
-        threads,
-        config.objective.masking.static,
-        most_threads,
-        ranks.equal_windows,
-        config.train.sequences_per_step,
-        order,
+    train = config.train
+    shape = StepShape(
+        train.batch_size, train.accumulate, ranks.rank, ranks.size, train.sequences_per_step, ranks.equal_windows
     )
+    threads = num_threads(train.workers, ranks.local_size)
+    return Batches(sequences, collator, order, shape, config.seed, config.objective.masking.static, threads)
 
 
 def find_task(name: str, terms: Iterable[Term] = ()) -> Task:

@@ -6,7 +6,8 @@ TinyBERT (Jiao et al. 2020) on further text, as in the distillation of Turc et a
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -29,39 +30,60 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+@dataclass(frozen=True)
+class LabelledData:
+    """The examples that a task learns from."""
+
+    split: Split  # where they were read
+    examples: Any  # the labelled ones
+    unlabelled: Any | None = None  # those that a teacher labels, in the same form
+
+    def describe(self) -> str:
+        """In words, how many there are and where they come from."""
+        if self.unlabelled is None:
+            return str(self.examples.describe())
+        counts = f"{len(self.examples):,} labelled and {len(self.unlabelled):,} unlabelled examples"
+        return f"{counts}: {self.examples.describe()}; {self.unlabelled.describe()}"
+
+
 class TableTask(Task):
     """How labelled examples become micro-batches.
 
     Attributes:
         noun: what such examples are, for messages.
         corpora: options of the group `corpus` that hold such examples.
-        examples: the labelled ones of training; `read` sets them.
-        unlabelled: those that a teacher labels, in the same form; None where there are none.
     """
 
     noun: ClassVar[str]
     corpora: ClassVar[tuple[str, ...]]
-    examples: Any
-    unlabelled: Any | None = None
 
-    def read(self, config: Config, training: bool = True) -> None:
+    def __init__(self, data: LabelledData | None = None) -> None:
+        """`data`: None before `read`, when only the kind of the task is asked for."""
+        self._data = data
+
+    @property
+    def data(self) -> LabelledData:
+        """The examples that `read` has read."""
+        assert self._data is not None, "read comes first"
+        return self._data
+
+    def read(self, config: Config, training: bool = True) -> Self:
         if not training:
-            self._read_sets(config)
-            return
-        self.split = self._split(config.corpus.source, "corpus")
-        self.examples = _some(
-            self.split.read("corpus", training=True), config.corpus.max_sequences, "training examples"
-        )
+            return type(self)(self._data_of_sets(config))
+        split = self._split(config.corpus.source, "corpus")
+        examples = _some(split.read("corpus", training=True), config.corpus.max_sequences, "training examples")
+        unlabelled = None
         if config.corpus.unlabelled is not None:
-            self.unlabelled = self.split.read_unlabelled(config.corpus.unlabelled, "corpus.unlabelled")
+            unlabelled = split.read_unlabelled(config.corpus.unlabelled, "corpus.unlabelled")
+        return type(self)(LabelledData(split, examples, unlabelled))
 
-    def _read_sets(self, config: Config) -> None:
+    def _data_of_sets(self, config: Config) -> LabelledData:
         """The examples of the first evaluation set stand in for those of training, whose form all sets have."""
         if not config.evaluate.sets:
             raise SettingError("evaluate.sets=[] names no set: name one that has a source in evaluate.sources")
         setting, source = self._source(config.evaluate.sets[0], config)
-        self.split = self._split(source, setting)
-        self.examples = self.split.read(setting, training=False)
+        split = self._split(source, setting)
+        return LabelledData(split, split.read(setting, training=False))
 
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
         raise SettingError(
@@ -70,17 +92,18 @@ class TableTask(Task):
         )
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
-        sequences = self.sequences(self.split, self.examples, tokenizer, config, scoring=False)
-        if self.unlabelled is not None:
+        data = self.data
+        sequences = self.sequences(data.split, data.examples, tokenizer, config, scoring=False)
+        if data.unlabelled is not None:
             sequences = sequences.with_unlabelled(
-                self.sequences(self.split, self.unlabelled, tokenizer, config, scoring=False)
+                self.sequences(data.split, data.unlabelled, tokenizer, config, scoring=False)
             )
         tokens = Tokens(
             rows=sequences.rows,
             counts=_checked_counts(sequences, tokenizer, config, "corpus"),
             digest=sequences.digest,
-            name=self._describe(),
-            documents=len(self.examples) + len(self.unlabelled or ()),
+            name=data.describe(),
+            documents=len(data.examples) + len(data.unlabelled or ()),
             tokens=int((sequences.rows != sequences.pad_id).sum()),
             seconds=0.0,
             tokens_per_second=0.0,
@@ -120,26 +143,20 @@ class TableTask(Task):
     def evaluation_set(self, name: str, split: Any, examples: Any, sequences: Any) -> EvaluationSet:
         """Sequences to score."""
 
-    def _describe(self) -> str:
-        if self.unlabelled is None:
-            return str(self.examples.describe())
-        counts = f"{len(self.examples):,} labelled and {len(self.unlabelled):,} unlabelled examples"
-        return f"{counts}: {self.examples.describe()}; {self.unlabelled.describe()}"
-
     def _set(self, name: str, config: Config, tokenizer: PreTrainedTokenizerBase) -> EvaluationSet:
         setting, source = self._source(name, config)
-        split = self._split(source, setting)
+        split, data = self._split(source, setting), self.data
         examples = _some(
-            split.read(setting, training=False, like=self.examples),
+            split.read(setting, training=False, like=data.examples),
             config.evaluate.max_sequences_of(name),
             f"examples of {name}",
         )
-        if split.where.split != self.split.where.split and examples.same_as(self.examples):
+        if split.where.split != data.split.where.split and examples.same_as(data.examples):
             raise SettingError(
                 f"{setting} holds the very examples that are trained on: give {setting}.path of others, or files "
                 "called train and validation in one folder"
             )
-        if self.unlabelled is not None and {*examples.texts} <= {*self.unlabelled.texts}:
+        if data.unlabelled is not None and {*examples.texts} <= {*data.unlabelled.texts}:
             raise SettingError(
                 f"{setting} has only texts that corpus.unlabelled is trained on too: keep those that are scored apart"
             )

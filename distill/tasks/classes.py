@@ -1,6 +1,7 @@
 """Classes and values of texts: fine-tuning on GLUE and on tables of the user's."""
 
 from dataclasses import replace
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,7 +13,7 @@ from distill.data.tables.glue import Glue
 from distill.data.tables.table import Table
 from distill.evaluation.measures.classes import ClassSet, class_set
 from distill.models.kind import CLASSES, ModelKind
-from distill.tasks._table import TableTask
+from distill.tasks._table import LabelledData, TableTask
 
 
 class Classes(TableTask):
@@ -23,15 +24,9 @@ class Classes(TableTask):
     noun = "labelled texts"
     corpora = ("glue", "table")
 
-    def read(self, config: Config, training: bool = True) -> None:
-        super().read(config, training)
-        names = self.examples.classes
-        fields = {
-            "id2label": dict(enumerate(names or ("value",))),
-            "label2id": {name: number for number, name in enumerate(names or ("value",))},
-            "problem_type": "single_label_classification" if names else "regression",
-        }
-        self.kind = replace(CLASSES, fields=fields)
+    def __init__(self, data: LabelledData | None = None) -> None:
+        super().__init__(data)
+        self.kind = CLASSES if data is None else replace(CLASSES, fields=_head_fields(data.examples.classes))
 
     def sequences(
         self,
@@ -50,3 +45,13 @@ class Classes(TableTask):
         self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences
     ) -> ClassSet:
         return replace(class_set(name, examples, sequences, split.measures), collator=self.collator(sequences))
+
+
+def _head_fields(names: tuple[str, ...]) -> dict[str, Any]:
+    """What a model's configuration has of its head; without names of classes that predicts a value."""
+    outputs = names or ("value",)
+    return {
+        "id2label": dict(enumerate(outputs)),
+        "label2id": {name: number for number, name in enumerate(outputs)},
+        "problem_type": "single_label_classification" if names else "regression",
+    }

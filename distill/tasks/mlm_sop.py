@@ -25,14 +25,19 @@ class MlmSop(Mlm):
 
     labels = ("mlm", "sop")
 
-    order_is_soft = False  # whether a term uses the teacher's probabilities of either order
+    def __init__(self, order: bool = False, order_is_soft: bool = False) -> None:
+        """
+        Args:
+            order: whether models predict the order of segments.
+            order_is_soft: whether a term uses the teacher's probabilities of either order.
+        """
+        self.kind = ORDERED if order else MASKED
+        self.order_is_soft = order_is_soft
 
     @classmethod
     def of(cls, terms: Iterable[Term]) -> Self:
-        task, on_order = cls(), [term for term in terms if term.task == "sop"]
-        task.kind = ORDERED if on_order else MASKED
-        task.order_is_soft = any(term.needs_teacher for term in on_order)
-        return task
+        on_order = [term for term in terms if term.task == "sop"]
+        return cls(bool(on_order), any(term.needs_teacher for term in on_order))
 
     def teacher_kind(self, student: str) -> ModelKind:
         """A teacher needs no such head itself to give soft targets for tokens alone, but its layers come with it."""

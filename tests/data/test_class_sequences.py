@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import make_batches
 from vocabularies import vocabulary_of
 
-from distill.data.batches import Batches
 from distill.data.class_sequences import class_sequences, fitting
 from distill.data.collate.classes import Classes
 from distill.data.tables import LabelledTexts
@@ -92,7 +92,7 @@ def test_batches(values: bool, segments: bool) -> None:
     rows = class_sequences(texts, vocabulary_of("albert"), 128, "glue.max_length")
     collator: Any = Classes(rows, segments)
     seen = 0
-    for batch in Batches(rows.rows, collator, 4, 2, seed=1).window(0):
+    for batch in make_batches(rows.rows, collator, 4, 2, seed=1).window(0):
         labels = batch.labels["class"]
         assert labels.positions.tolist() == [0, 1, 2, 3]
         assert labels.targets.dtype == (torch.float32 if values else torch.int64)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from job import composed
 from text import some_text
-from tiny import change, make_masks, parts, text_config
+from tiny import change, make_batches, make_masks, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
@@ -168,16 +168,18 @@ def test_stacked_rows_are_those_of_their_stores() -> None:
 def rows_of(rows: np.ndarray, **given: Any) -> Batches:
     from tiny import make_tokenizer
 
-    return Batches(rows, make_masks(make_tokenizer(), rows), 4, 2, seed=3, fed=mixed((12, 8), (0.2, 0.8)), **given)
+    return make_batches(
+        rows, make_masks(make_tokenizer(), rows), 4, 2, seed=3, order=mixed((12, 8), (0.2, 0.8)), **given
+    )
 
 
 def test_ranks_share_a_step_and_a_resume_on_others_loses_nothing(rows: np.ndarray) -> None:
-    alone = rows_of(rows, step_rows=7)
+    alone = rows_of(rows, total=7)
     epochs = [[batch.row_ids for batch in alone.window(step)] for step in range(2 * alone.steps_per_epoch)]
     assert alone.steps_per_epoch == 3
     for step, window in enumerate(epochs):
         for size in (2, 3):
-            ranks = [rows_of(rows, step_rows=7, rank=rank, size=size).window(step) for rank in range(size)]
+            ranks = [rows_of(rows, total=7, rank=rank, size=size).window(step) for rank in range(size)]
             found = np.concatenate([batch.row_ids for each in ranks for batch in each])
             assert sorted(found) == sorted(np.concatenate(window))
     small = np.concatenate([np.concatenate(window) for window in epochs[:3]])
@@ -185,7 +187,7 @@ def test_ranks_share_a_step_and_a_resume_on_others_loses_nothing(rows: np.ndarra
 
 
 def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) -> None:
-    batches = rows_of(rows, step_rows=20)
+    batches = rows_of(rows, total=20)
     window = batches.window(0)
     seen: dict[int, list[Any]] = {}
     for batch in window:
@@ -194,7 +196,7 @@ def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) ->
     again = [found for found in seen.values() if len(found) == 2]
     assert len(again) == 8 and all(first[1] != second[1] for first, second in again)
     assert sum(first[0] != second[0] for first, second in again) > 4
-    static = rows_of(rows, step_rows=20, static=True).window(0)
+    static = rows_of(rows, total=20, static=True).window(0)
     by_sequence: dict[int, set[str]] = {}
     for batch in static:
         for place, row in enumerate(batch.row_ids):
@@ -253,8 +255,8 @@ def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedToken
         (["corpus.sources={a: {kind: text, path: T, weight: 1}}"], "corpus.sources is for a mixture, and corpus.kind"),
         (["corpus=mixture", "corpus.path=T"], "corpus.path=T: each source of a mixture has its own"),
         (["corpus=mixture"], "corpus=mixture needs two sources or more: give corpus.sources='{wiki: {kind: wikitext"),
-        (["corpus=mixture", "corpus.sources={a: {kind: text}}"], "corpus.sources.a.weight=null is no share"),
-        (["corpus=mixture", "corpus.sources={a: {kind: text, weight: 0}}"], "corpus.sources.a.weight=0 is no share"),
+        (["corpus=mixture", "corpus.sources={a: {kind: text}}"], "corpus.sources.a.weight=null is no weight"),
+        (["corpus=mixture", "corpus.sources={a: {kind: text, weight: 0}}"], "corpus.sources.a.weight=0 is no weight"),
         (["corpus=mixture", "corpus.sources={a: {kind: glue, weight: 1}}"], "corpus.sources.a.kind=glue is no text"),
         (["corpus=mixture", "corpus.sources={a: T}"], "corpus.sources.a=T is no source of text"),
         (["corpus=mixture", "corpus.sources={a-b: {kind: text, weight: 1}}"], "the name of a source has to be letters"),

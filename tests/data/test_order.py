@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import make_masks, make_rows
+from tiny import make_batches, make_masks, make_rows
 
-from distill.data.batches import Batches
 from distill.data.order import At, FullShuffle, Order, WindowedShuffle, order_of, window_bounds
 from distill.runtime.seed import key, shuffled
 
@@ -170,7 +169,7 @@ def test_batches_of_all_ranks_are_those_of_one(tokenizer: Any) -> None:
 
     def step(number: int, rank: int, size: int) -> dict[int, list[int]]:
         masks = make_masks(tokenizer, rows)
-        batches = Batches(rows, masks, 4, 1, 0, rank, size, step_rows=12, fed=order)
+        batches = make_batches(rows, masks, 4, 1, 0, rank=rank, size=size, total=12, order=order)
         assert batches.steps_per_epoch == 5
         window = batches.window(number)
         return {int(id): ids.tolist() for batch in window for id, ids in zip(batch.row_ids, batch.ids, strict=True)}

@@ -362,7 +362,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the folder of the sources is found by its name, with its suffixes and usual paths."""
-    import distill.data.sources as wing
+    import distill.data.sources as package
 
     (tmp_path / "kinds").mkdir()
     (tmp_path / "kinds" / "verses.py").write_text(
@@ -376,7 +376,7 @@ def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
         "    def read(self, path, start, stop):\n"
         "        return iter(path.read_text().splitlines())\n"
     )
-    monkeypatch.setattr(wing, "__path__", [*wing.__path__, str(tmp_path / "kinds")])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / "kinds")])
     (tmp_path / "verses" / "train").mkdir(parents=True)
     (tmp_path / "verses" / "train" / "a.verse").write_text("one\ntwo\n")
     monkeypatch.setenv("DISTILL_DATA", str(tmp_path))

@@ -8,11 +8,11 @@ import pytest
 import questions as sample
 import torch
 from job import ROOT
+from tiny import make_batches
 from transformers import AutoTokenizer
 from vocabularies import vocabulary_of
 
 from distill.data.batch import PADDING
-from distill.data.batches import Batches
 from distill.data.collate.spans import Spans
 from distill.data.span_windows import NO_ANSWER, SpanConfig, SpanWindows, span_windows, tokens_of, window_begins
 from distill.data.tables.squad import Answer, Question, Questions
@@ -201,7 +201,7 @@ def test_batches(segments: bool) -> None:
     made = sample.made(40, longest=12)
     windows = rows_of(made, settings=SpanConfig(100, 30, 20), scoring=False)
     collator = Spans(windows, segments)
-    batches = Batches(windows.rows, collator, 8, 1, seed=0)
+    batches = make_batches(windows.rows, collator, 8, 1, seed=0)
     met = []
     for step in range(batches.steps_per_epoch):
         for batch in batches.window(step):

@@ -16,6 +16,7 @@ from tiny import (
     VOCAB,
     Fit,
     assert_close,
+    make_batches,
     make_evaluator,
     make_masks,
     make_model,
@@ -33,7 +34,6 @@ from distill.config.settings import (
     PseudoPerplexityConfig,
     TrainConfig,
 )
-from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
 from distill.data.sequence_format import causal_format
@@ -48,7 +48,7 @@ from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.evaluation.speed import tokens_per_second
 from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel
-from distill.runs.divide import blocks_of
+from distill.runs.setup import blocks_of
 from distill.tasks import find_task
 from distill.teacher import build_cache
 from distill.teacher.cache import Cache
@@ -59,8 +59,8 @@ PART = 5  # rows of a part of the cache: 23 rows are 5 parts, which neither 2 no
 
 def divided(ranks: Ranks, model: Any, trained: bool = False) -> Any:
     """A model as a run divides it, where the backend does."""
-    if ranks.divides:
-        ranks.divide(model, *blocks_of(model), trained=trained)
+    if ranks.shards:
+        ranks.shard(model, *blocks_of(model), trained=trained)
     return model
 
 
@@ -76,7 +76,7 @@ def masked_scores(ranks: Ranks) -> dict[str, float]:
     student = divided(ranks, make_model("distilbert", 2), trained=True)
     one, other = (divided(ranks, noisy(make_model("distilbert", 2), seed)) for seed in (8, 9))
     both = MeanModel([one, other], [0.25, 0.75])
-    assert all(is_sharded(each) == bool(ranks.divides) for each in (student, one, both))
+    assert all(is_sharded(each) == bool(ranks.shards) for each in (student, one, both))
     rows = [make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=5))
@@ -113,7 +113,7 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
     """What the files of a teacher cache hold."""
     rows = make_rows(23, shortest=5)
     masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3, static=True)
-    batches = Batches(rows, masks, 8, 1, 0, static=True)
+    batches = make_batches(rows, masks, 8, 1, 0, static=True)
     lengths = (rows != PAD).sum(1)
     origin = {"vocabulary": VOCAB, "top_k": 6, "of": "a test"}
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def trained_weights(ranks: Ranks, folder: Path, precision: str, evaluates: bool)
     with reduced_in() as dtypes:
         fit.run()
     assert fit.state.step == 4 and fit.state.skipped == 0
-    assert dtypes == ({torch.float32} if ranks.divides else set()), "gradients are summed in fp32"
+    assert dtypes == ({torch.float32} if ranks.shards else set()), "gradients are summed in fp32"
     found = {name: whole(parameter.detach()).clone() for name, parameter in fit.model.named_parameters()}
     return {**found, "scores": torch.tensor(seen)}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from families import CAUSAL, FAMILIES, depth_fields, make_family
 from job import Shelf, distill, metrics, results, save_model
@@ -18,7 +19,6 @@ from vocabularies import special_ids, vocabulary_of
 
 from distill.config.settings import StudentConfig, TeacherConfig
 from distill.data.batch import Batch
-from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.sequence_format import SequenceFormat, causal_format, masked_format
 from distill.models import kind
@@ -91,9 +91,9 @@ def packed_rows() -> np.ndarray:
 def batches_of(case: str) -> list[Batch]:
     """One window of two micro-batches."""
     if kind_of(case) is kind.CAUSAL:
-        return Batches(packed_rows(), CLM, 2, 2, 0).window(0)
+        return tiny.make_batches(packed_rows(), CLM, 2, 2, 0).window(0)
     rows = make_rows(5, shortest=4)
-    return Batches(rows, make_masks(make_tokenizer(), rows, mlm_probability=0.4), 3, 2, 0).window(0)
+    return tiny.make_batches(rows, make_masks(make_tokenizer(), rows, mlm_probability=0.4), 3, 2, 0).window(0)
 
 
 def logits_of(model: Any, batch: Batch) -> Tensor:

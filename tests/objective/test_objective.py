@@ -13,7 +13,6 @@ from tiny import PAD, VOCAB, loss_of, make_masks, make_model, make_objective, ma
 
 from distill.config.settings import BackendConfig, ObjectiveConfig, PrecisionConfig
 from distill.data.batch import Batch, Labels
-from distill.data.batches import Batches
 from distill.distributed import GradientSync
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel
@@ -34,7 +33,7 @@ def window(
 ) -> list[Batch]:
     rows = make_rows(count, shortest=shortest)
     masks = make_masks(tokenizer, rows, **{"mlm_probability": 0.3, **masking})
-    return Batches(rows, masks, batch_size, -(-count // batch_size), 0).window(0)
+    return tiny.make_batches(rows, masks, batch_size, -(-count // batch_size), 0).window(0)
 
 
 def without_targets(batch: Batch) -> Batch:

@@ -40,7 +40,7 @@ def teachers() -> list[Any]:
 
 
 def batches(tokenizer: Any) -> Batches:
-    return Batches(ROWS, make_masks(tokenizer, ROWS, mlm_probability=0.3, static=True), 4, 2, 0, static=True)
+    return tiny.make_batches(ROWS, make_masks(tokenizer, ROWS, mlm_probability=0.3, static=True), 4, 2, 0, static=True)
 
 
 def step(objective: Objective, teacher: Teacher, window: list[Batch]) -> tuple[float, dict[str, torch.Tensor]]:

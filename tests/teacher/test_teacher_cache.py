@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from job import Shelf, assert_same, command, metrics, results
 from naive import attention_of, kl
@@ -58,7 +59,7 @@ class Desk:
 
     def batches(self) -> Batches:
         masks = make_masks(self.tokenizer, self.rows, **dict(self.masking))
-        return Batches(self.rows, masks, 8, 2, self.seed, static=True)
+        return tiny.make_batches(self.rows, masks, 8, 2, self.seed, static=True)
 
     def find(self) -> Cache:
         batches, objective = self.batches(), self.objective()

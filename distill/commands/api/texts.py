@@ -1,6 +1,6 @@
-"""Texts as rows of token ids, as a corpus of them would be: what a model of either kind learns from and is scored on.
+"""Texts as sequences of token ids for training and scoring, for masked and causal models alike.
 
-Shapes: N rows, S positions.
+Shapes: N sequences, S positions.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,14 @@ from distill.models.kind import ModelKind
 from distill.runtime.errors import SettingError
 
 
-def text_rows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, kind: ModelKind, length: int) -> np.ndarray:
-    """[N, S] int64, S at most `length`: every text in rows of its own, as many as it fills, then padding.
+def text_sequences(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, kind: ModelKind, length: int
+) -> np.ndarray:
+    """[N, S] int64, S at most `length`: every text in sequences of its own, as many as it fills, then padding.
 
     Raises:
-        SettingError: one string in place of a list, no text has a token, rows are too short for one, or the tokenizer
-            lacks a special token.
+        SettingError: one string in place of a list, no text has a token, `length` is too short for one, or the
+            tokenizer lacks a special token.
     """
     if isinstance(texts, str):
         raise SettingError("texts is one string: give a list of texts")
@@ -37,17 +39,17 @@ def text_rows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, kind: Mo
         encoder = TextEncoder(tokenizer)
         around = encoder.surroundings(pairs=False)
         before, after, pad = list(around.before), list(around.after), masked_format(tokenizer).pad
-        encoded = [list(each.ids) for each in encoder.encode(texts) if each.ids]
+        encoded = [list(text.ids) for text in encoder.encode(texts) if text.ids]
     room = length - len(before) - len(after)
     if room < 1:
-        raise SettingError(f"sequence_length={length}: no room for text; set 128 or so")
+        raise SettingError(f"sequence_length={length}: no room for text; give 128, for example")
     rows = [[*before, *ids[start : start + room], *after] for ids in encoded for start in range(0, len(ids), room)]
     if not rows:
         raise SettingError("texts: none of them has a token; give a list of texts")
-    found = np.full((len(rows), max(map(len, rows))), pad, np.int64)
+    sequences = np.full((len(rows), max(map(len, rows))), pad, np.int64)
     for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found
+        sequences[number, : len(row)] = row
+    return sequences
 
 
 def _causal_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -56,8 +58,10 @@ def _causal_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def text_collator(tokenizer: PreTrainedTokenizerBase, kind: ModelKind, masking: MaskingConfig) -> Collator:
-    """What makes micro-batches of such rows; `masking` is read for masked models alone, without its smoothing."""
+    """Makes micro-batches of such sequences; only masked models read `masking`, without its smoothing."""
     if kind.causal:
         return CausalLM(causal_format(tokenizer), packed=False)
-    counts: Any = np.ones(len(tokenizer), np.int64)  # how often tokens occur in a corpus, which is not known here
+    counts: Any = np.ones(
+        len(tokenizer), np.int64
+    )  # how often tokens occur in a corpus, which a list of texts does not have
     return masked_lm(masking, tokenizer, counts)

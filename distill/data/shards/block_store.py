@@ -151,7 +151,7 @@ class BlockStore(ShardStore):
             if coming is self._waited:
                 self._failures += 1
                 if isinstance(error, StorageFailed):
-                    self.blocks.last_error = error
+                    self.blocks.give_up(error)
                 for future in [*self._waited.values(), *self._expected.values()]:
                     future.cancel()
                 self._waited.clear()

@@ -39,6 +39,10 @@ class Blocks:
         self._logged = 0.0  # when the last line about failures was written
         self._lock = Lock()
 
+    def give_up(self, error: StorageFailed) -> None:
+        """The last block could not be had."""
+        self.last_error = error
+
     def name(self, block: Block) -> str:
         """The file that holds it."""
         return f"{self.place}/{self.layout.shard_name(block.shard)}"

@@ -1,9 +1,10 @@
 """Sources of text: one file for each kind, found by its name, and the base class of a user's own."""
 
+import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from distill.config.component import Component, class_name
 from distill.config.settings import DataConfig, SourceConfig
@@ -44,6 +45,14 @@ class Source(ABC):
     prompts: bool = False  # whether its documents may have parts that do not count (`Document.of_parts`)
     by_lines: bool = False  # whether what is left out as bad is lines of documents, not whole documents
     made_from: Any = None  # the import path and settings of a user's own source; built-in ones have all in `identity`
+
+    def made_by(self, settings: Component) -> Self:
+        """A user's own source with what the settings say of it that its constructor need not know."""
+        made = copy.copy(self)
+        made.made_from = (settings.path, sorted(settings.arguments.items()))
+        if (value := settings.arguments.get("fraction")) is not None:
+            made.fraction = value
+        return made
 
     @abstractmethod
     def shards(self) -> list[Shard]:
@@ -118,10 +127,7 @@ def find_source(settings: SourceConfig | Component, setting: str, data: DataConf
             raise SettingError(
                 f"{setting}._target_={settings.path} gives no distill.data.sources.Source: inherit from it"
             )
-        source.made_from = (settings.path, sorted(settings.arguments.items()))
-        if (value := settings.arguments.get("fraction")) is not None:
-            source.fraction = value
-        return source
+        return source.made_by(settings)
     module = importlib.import_module(f"{__name__}.{settings.kind}")
     kind = getattr(module, class_name(settings.kind))
     for name in OPTIONAL:

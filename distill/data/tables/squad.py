@@ -118,7 +118,9 @@ def read(where: TableConfig, version: str, setting: str, training: bool) -> Ques
     where = TableConfig(where.path, where.hub or HUB[version], where.subset, where.split)
     files = [path for path in find_split(where, setting, SUFFIXES, usual) if _fits(path, version)]
     if where.path is not None and not files:
-        raise SettingError(f"{setting}.path={where.path}: only files of another version than {version} are there")
+        raise SettingError(
+            f"{setting}.path={where.path}: only files of another version than {version} are there; give files of it"
+        )
     questions: list[Question] = []
     left_out: Counter[str] = Counter()
     moved = lost = 0
@@ -153,7 +155,9 @@ def read_unlabelled(path: str, version: str, setting: str) -> Questions:
     """
     files = find_unlabelled(path, setting, SUFFIXES)
     if others := [file for file in files if not file.name.lower().endswith(SUFFIXES)]:
-        raise SettingError(f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files")
+        raise SettingError(
+            f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files; give one"
+        )
     questions: list[Question] = []
     left_out: Counter[str] = Counter()
     for file in files:
@@ -221,7 +225,7 @@ def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield place, dict.fromkeys(COLUMNS) | question | {"context": paragraph["context"]}
     except (KeyError, TypeError, AttributeError) as error:
         raise SettingError(
-            f"{setting}={path}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error})"
+            f"{setting}={path}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error}); mend it"
         ) from error
 
 
