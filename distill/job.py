@@ -83,7 +83,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         config, formats = settle_formats(config, folder)
         config, pair = settle_pair(config, loaded, task, data.batches, folder)
         baseline = settled_baseline(baseline, config)
-        objective = make_objective(config, terms, data.batches, steps, len(pair.tokenizer), ranks)
+        objective = make_objective(config, loaded.terms, data.batches, steps, len(pair.tokenizer), ranks)
         opened = Run(config, task, pair, data, objective, folder, ranks)
         caches = choose_caches(opened, loaded.digests)
         require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
