@@ -234,10 +234,11 @@ def test_scaling_of_albert(protocol: str, tmp_path: Path) -> None:
         assert measured["steps"] == (1 if protocol == "hosts" else 2)
 
 
-def test_albert_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / "albert_scaling.py"), "--protocol", "examples", "--examples", "12"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and done.stderr.strip().endswith("give a multiple of --rows 1 times each of --sizes")
+def test_albert_refuses_what_does_not_fit() -> None:
+    options = ["--protocol", "examples", "--examples", "12"]
+    done = Forked(options, dict(os.environ), script=FOLDER / "albert_scaling.py")
+    errors = done.communicate(timeout=300)[1]
+    assert done.returncode == 1 and errors.strip().endswith("give a multiple of --rows 1 times each of --sizes")
 
 
 def test_a_late_share_holds_once_all_ranks_are_ready() -> None:
