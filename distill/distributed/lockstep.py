@@ -1,6 +1,6 @@
-"""Keeps calls of divided models in step, where ranks have different numbers of them to make.
+"""Keeps calls of sharded models in step, where ranks have different numbers of them to make.
 
-A forward of a divided model needs all ranks, each of which gives its part of the weights. In scoring ranks have
+A forward of a sharded model needs all ranks, each of which gives its part of the weights. In scoring ranks have
 different numbers of batches: one that has no more computes an idle forward whenever another one still computes.
 """
 
@@ -61,7 +61,7 @@ class Lockstep:
 
 
 def roots(model: nn.Module) -> list[nn.Module]:
-    """The divided models in `model`, which may be itself: the outermost of its divided modules."""
+    """The sharded models in `model`, which may be itself: the outermost of its sharded modules."""
     if is_root(model):
         return [model]
     return [root for child in model.children() for root in roots(child)]

@@ -42,7 +42,7 @@ def _are_those_of_a_file(first: int, last: int) -> bool:
 
 
 def return_free_memory() -> None:
-    """Give the system back what was freed in the middle of the heap, as whole blocks are that have been divided."""
+    """Give the system back what was freed in the middle of the heap, as whole blocks are that have been sharded."""
     with suppress(OSError, AttributeError):  # another C library than GNU's
         ctypes.CDLL(None).malloc_trim(0)
 

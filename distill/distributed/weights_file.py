@@ -52,7 +52,7 @@ class _Weights(TorchDispatchMode):
             os.posix_fallocate(self._file.fileno(), self._size, max(tensor.nbytes, 1))
         except OSError as error:
             raise SettingError(
-                f"TMPDIR={tempfile.gettempdir()}: the new student's weights lie there until they are divided, and it "
+                f"TMPDIR={tempfile.gettempdir()}: the new student's weights lie there until they are sharded, and it "
                 f"has no room for them ({error.strerror}); set TMPDIR to a folder with more"
             ) from error
         data = np.memmap(self._file, np.uint8, "r+", self._size, (max(tensor.nbytes, 1),))

@@ -142,7 +142,7 @@ class LanguageModel(nn.Module):
         attention = None if documents is None or "position_ids" in inputs else documents >= 0
         if attention is not None and isinstance(self.model, PreTrainedModel):
             attention = attention.long()  # which is what transformers calls it: DeBERTa takes it from 1
-        # A model that is divided between ranks is made whole in its own forward alone.
+        # A model that is sharded over ranks is made whole in its own forward alone.
         model = self.model if spec.head or spec.extra or is_root(self.model) else self.model.base_model
         inputs = _known(inputs, self.model)
         with ExitStack() as entered:
@@ -315,7 +315,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
 
 
 def _watch_blocks(
-    modules: list[nn.Module], wanted: set[int], record: dict[Any, Any], divided: bool
+    modules: list[nn.Module], wanted: set[int], record: dict[Any, Any], sharded: bool
 ) -> tuple[list[Any], Callable[[], int]]:
     """Hooks that number the calls of an encoder's blocks, and a function that gives the number of the one under way.
 
@@ -331,7 +331,7 @@ def _watch_blocks(
     def after(_: nn.Module, __: Any, output: Any) -> Any:
         nonlocal calls
         calls += 1
-        if not divided or ("qkv", calls) not in record:
+        if not sharded or ("qkv", calls) not in record:
             return None
         qkv = record["qkv", calls]
         first, *inner = joined(output if isinstance(output, Tensor) else output[0], *qkv[:3])

@@ -68,7 +68,7 @@ def load_pretrained(
             from torch's generator.
         changes: fields of the configuration that get another value, given the saved one.
         mapped: give the weights in the saved format, as windows on their files, and do not compute with them yet: for
-            a model that is to be divided between ranks. `check_model` is then left to the caller.
+            a model that is to be sharded over ranks. `check_model` is then left to the caller.
 
     Raises:
         SettingError: nothing loadable at `path`, or not with all its weights; the message names `setting`.
