@@ -139,7 +139,7 @@ def test_generators_of_gpus_are_not_seeded(teacher: Path, causal: Path, monkeypa
     """`torch.manual_seed` would seed every GPU of the process."""
     monkeypatch.setattr("torch.cuda.manual_seed_all", lambda seed: pytest.fail("seeded all GPUs"))
     load_pair(teacher, device="cpu")
-    predict(load_model(causal, "cpu"), ["the cat"], max_new_tokens=2, sample=True, seed=1)
+    assert len(predict(load_model(causal, "cpu"), ["the cat"], max_new_tokens=2, sample=True, seed=1)) == 1
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_a_host_that_was_killed_goes_on_with_what_it_had(
     before = {path.name: path.stat().st_mtime_ns for path in place.glob("train-*")}
     prepare(text, place, scratch, shard_bytes=99)  # resumes as it was begun
     assert any("with data.shard_bytes=4000, data.compression=zstd" in line for line in lines)
-    assert any("was begun: " in line for line in lines)
+    assert any("resuming a preparation: " in line for line in lines)
     assert_same_rows(place, plain)
     kept = [name for name, changed in before.items() if (place / name).stat().st_mtime_ns == changed]
     assert len(kept) >= 2

@@ -86,7 +86,7 @@ def test_a_run_scores_each_set_by_its_own_share_and_is_tested_against_its_baseli
     drawn = found["perplexity"]["two"]
     ratio = content["student"]["perplexity"]["two"] / content["baseline"]["perplexity"]["two"]
     assert drawn["ratio"] == pytest.approx(ratio, rel=1e-6) and drawn["low"] <= drawn["ratio"] <= drawn["high"]
-    assert (drawn["units"], drawn["num_units"], drawn["resamples"]) == ("rows", 12, 10_000)
+    assert (drawn["units"], drawn["num_units"], drawn["resamples"]) == ("sequences", 12, 10_000)
     assert "In 10,000 paired resamples" in (run / "report.md").read_text()
 
 
