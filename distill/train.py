@@ -15,7 +15,7 @@ from distill.config.settings import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import GradientSync, Ranks
-from distill.models.kernels.dropout import keyed_by_row
+from distill.models.kernels.dropout import keyed_by_sequence
 from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS
 from distill.objective.trainable import Trainable
@@ -110,7 +110,7 @@ def accumulate_gradients(
         for number, batch in enumerate(window):
             with phase(TEACHER):
                 teacher_output = next(teacher_outputs)
-            with sync.micro_batch(number == len(window) - 1, overlap), keyed_by_row(batch.dropout_keys):
+            with sync.micro_batch(number == len(window) - 1, overlap), keyed_by_sequence(batch.dropout_keys):
                 with phase(FORWARD):
                     loss, sums[number] = objective(model, teacher_output, batch, scales)
                 with phase(BACKWARD):

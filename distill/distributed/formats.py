@@ -1,4 +1,4 @@
-"""Lets a sharded model compute in another number format for a while, as scoring does that is not in training's.
+"""Lets a sharded model compute in another number format for a while, as scoring does outside of training's format.
 
 `fully_shard` takes the format once. What is changed here afterwards are attributes that torch keeps to itself, the same
 in torch 2.11 to 2.13; `tests/sharding` fails where another release has others.
@@ -35,7 +35,7 @@ def without_gradients(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     if not is_sharded(model):
         with torch.inference_mode():
             yield
-    else:  # its parts are put together into tensors that training goes on with
+    else:  # its parts are put together into tensors that training continues with
         with torch.no_grad(), computing_in(model, dtype):
             yield
 

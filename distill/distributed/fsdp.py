@@ -109,8 +109,10 @@ class ShardedSync(GradientSync):
 
     def __init__(self, ranks: Ranks, model: nn.Module) -> None:
         """As for all ranks; parameters that are sharded have to be the same model's on all ranks already."""
-        reshard(model)  # what checks have made whole
-        self._sharded = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]
+        reshard(model)  # forward passes of checks have made weights whole
+        self._sharded = [
+            weight for weight in model.parameters() if isinstance(weight, DTensor) and weight.requires_grad
+        ]
         self._roots: list[FSDPModule] = roots(model)  # type: ignore[assignment]
         super().__init__(ranks, model)
         for module in sharded_modules(model):
@@ -152,7 +154,7 @@ class ShardedSync(GradientSync):
 
 
 def count_exchanges(module: FSDPModule, count: Callable[[Tensor], None]) -> None:
-    """From now on call `count` with what this rank hands to the calls that gather weights and reduce gradients."""
+    """From now on call `count` with each tensor that this rank gives to gather weights or to reduce gradients."""
     # torch keeps the classes of its interface to itself; these have the same methods.
     module.set_custom_all_gather(_AllGather(count))  # type: ignore[arg-type]
     module.set_custom_reduce_scatter(_ReduceScatter(count))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ class Lockstep:
     """
 
     def __init__(self, modules: Sequence[nn.Module], idle: Callable[[nn.Module], object]) -> None:
-        """`idle` makes a call of one of them whose outcome nobody reads."""
+        """`idle` calls one of them; its outcome is not used."""
         self._modules, self._idle = modules, idle
         self._announces = True
 
@@ -69,6 +69,6 @@ def roots(model: nn.Module) -> list[nn.Module]:
 
 def _largest(number: int) -> int:
     """The largest of the ranks' numbers."""
-    found = torch.tensor(number)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return int(found)
+    largest = torch.tensor(number)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)

@@ -27,19 +27,19 @@ def save_part(path: Path, tensors: dict[str, Tensor], rank: int) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             _, offsets_of = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            own = tensor.to_local()
+            part = tensor.to_local()
         elif rank == 0:
-            offsets_of, own = (0,) * tensor.ndim, tensor
+            offsets_of, part = (0,) * tensor.ndim, tensor
         else:
             continue
-        if own.numel() or not isinstance(tensor, DTensor):
-            parts[name] = own.detach().cpu().contiguous()
+        if part.numel() or not isinstance(tensor, DTensor):
+            parts[name] = part.detach().cpu().contiguous()
             offsets[name] = {OFFSETS: list(offsets_of)}
     save_file(parts, path, {"format": "pt", HEADER: json.dumps(offsets)})
 
 
 def load_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill tensors, sharded or not, from the files in a folder, by whomever these were written.
+    """Fill tensors, sharded or not, from the files in a folder, whichever number of ranks wrote these.
 
     Raises:
         ValueError: a tensor is not there, or not whole.

@@ -1,4 +1,4 @@
-"""Divides a model between ranks: each holds a part of every weight, and has a block whole only while it computes it.
+"""Shards a model over ranks: each holds a part of every weight, and has a block whole only while it computes it.
 
 The sharded modules are the model itself and its blocks. What belongs to no block (embeddings, the output embedding,
 the last norm) is made whole in the model's forward and stays so until the end of its backward pass, or until `reshard`:
@@ -25,7 +25,7 @@ def shard(
     storage: torch.dtype | None = None,
     offload: bool = False,
 ) -> None:
-    """Divide the parameters of `model` between the ranks of `mesh`, in place, and put them on its device.
+    """Shard the parameters of `model` over the ranks of `mesh`, in place, and put them on its device.
 
     Every rank gives the same weights, which may lie in memory or in mapped files: a rank keeps its part of one block
     after the other, so no rank ever holds all of a model that is mapped.
@@ -36,39 +36,39 @@ def shard(
         storage: of the parts; None: that of the weights as they are.
         offload: the parts lie in the memory of the host, and come to the device with each block.
 
-    Weights are in fp32 while they are whole, until `formats.compute_in` says otherwise.
+    Weights are in fp32 while they are whole, until `formats.compute_in` changes that.
     """
     # Gradients are added up in fp32, whatever they are computed in.
     formats = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     offloading = CPUOffloadPolicy() if offload else OffloadPolicy()
     for module in [*blocks, model]:
-        mapped = [each for each in module.parameters() if not isinstance(each, DTensor)]
-        before = [each.data for each in mapped]
+        mapped = [weight for weight in module.parameters() if not isinstance(weight, DTensor)]
+        before = [weight.data for weight in mapped]
         for parameter in mapped:
             parameter.data = _converted(parameter.data, storage, mesh)
         # A model's own weights stay whole after its forward.
         reshards = module is not model and calls <= len(blocks)
-        # A single number cannot be sharded: each rank has it, and its gradient lies in the bucket.
-        numbers = {each for each in module.parameters() if each.dim() == 0}
+        # A scalar cannot be sharded: each rank has it, and its gradient lies in the bucket.
+        scalars = {scalar for scalar in module.parameters() if scalar.dim() == 0}
         fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=reshards,
             mp_policy=formats,
             offload_policy=offloading,
-            ignored_params=numbers,
+            ignored_params=scalars,
         )
         for tensor in before:
             release(tensor)
-        del mapped, before, numbers
+        del mapped, before, scalars
         return_free_memory()
     if mesh.device_type == "cuda":
         _move_buffers(model, _device(mesh))
-    for part in sharded_modules(model):
+    for sharded in sharded_modules(model):
         # The objective divides by global counts, so ranks are summed. Both calls are needed: on Gloo, which has no
         # mean, a factor of 1 alone is refused.
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
 
 
 def _converted(data: Tensor, dtype: torch.dtype | None, mesh: DeviceMesh) -> Tensor:
@@ -114,8 +114,8 @@ def head_outlasts_forward(model: nn.Module) -> bool:
 
 def reshard(model: nn.Module) -> None:
     """Give up what is whole after forward passes without a backward one."""
-    for part in sharded_modules(model):
-        part.reshard()
+    for module in sharded_modules(model):
+        module.reshard()
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.config.settings import StudentConfig
 from distill.distributed.mapped import new_parameters_take_memory, parameters_on_meta
-from distill.models.check import check_length, check_model, check_tokenizers, longest_row, position_offset
+from distill.models.check import check_length, check_model, check_tokenizers, max_positions, position_offset
 from distill.models.custom import custom_model
 from distill.models.fields import check_fields, family
 from distill.models.from_layers import copy_layers, student_fields
@@ -32,7 +32,7 @@ DROPOUT = 0.1  # of models that are made here, unless another is given
 # What the families of transformers raise for sizes that do not fit each other.
 UNFIT = (ValueError, TypeError, AssertionError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 
-# Rates of parts that no language model trains, but for the first where there is a head on whole rows.
+# Rates of parts that no language model trains, but for the first where there is a head on whole sequences.
 OTHER_DROPOUTS = ("classifier", "cls_", "summary", "pooler", "layerdrop", "drop_path", "stochastic_depth")
 
 
@@ -61,10 +61,10 @@ def make_student(
 
     Args:
         mapped: its weights are those of files, in their format and as windows on them, where it takes them from there;
-            `check_student` is then left to the caller, once the student is divided between ranks.
+            `check_student` is then left to the caller, once the student is sharded over ranks.
 
     Raises:
-        SettingError: a start that is not known or needs what is not there, or rows too long for either model.
+        SettingError: an unknown start or one that lacks its source, or sequences too long for either model.
     """
     if settings.init == "layers":
         model = _from_layers(settings, teacher, kind, mapped)
@@ -75,7 +75,7 @@ def make_student(
     else:
         model = _custom(settings, teacher, tokenizer, length)
     for name, one in (("teacher", teacher), ("student", model)):
-        if (limit := longest_row(one)) is not None and length > limit:
+        if (limit := max_positions(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
     freeze(model, settings.frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -90,7 +90,7 @@ def make_student(
 
 
 def check_student(model: Any, length: int, kind: ModelKind) -> None:
-    """Raises SettingError for a student that is not read right, or cannot read rows of this length."""
+    """Raises SettingError for a student that is read wrongly, or cannot read sequences of this length."""
     check_model(model, "student", kind)
     check_length(model, "student", length)
 
@@ -122,27 +122,27 @@ def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, 
     return from_layers(settings, teacher, chosen, kind, mapped)
 
 
-def from_layers(settings: StudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, share: bool) -> Any:
+def from_layers(settings: StudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, alias: bool) -> Any:
     """A student that starts from these layers of a transformers model.
 
     Args:
-        share: let it have the teacher's tensors themselves; what trains it has to make them its own.
+        alias: let it have the teacher's tensors themselves; before training they have to be copied.
 
     Raises:
         SettingError: they do not go into its architecture.
     """
     fields = student_fields(settings, teacher, chosen)
-    with parameters_on_meta() if share else nullcontext():
+    with parameters_on_meta() if alias else nullcontext():
         if settings.architecture in ("same", teacher.config.model_type):
             model = _build_alike(teacher, fields, settings, kind)
         else:
             model = _build(settings.architecture, fields, settings, kind)
-    copy_layers(settings, teacher, model, chosen, share)
+    copy_layers(settings, teacher, model, chosen, alias)
     return model
 
 
 def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, kind: ModelKind) -> Any:
-    """A new model of the teacher's own class, which need not be one that transformers knows by name.
+    """A new model of the teacher's own class, which need not be registered with transformers.
 
     Raises:
         SettingError: fields that it refuses.
@@ -179,10 +179,10 @@ def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, le
 
 
 def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, kind: ModelKind) -> Any:
-    """A new model of a transformers family; `student.config` and `student.dropout` have the last word.
+    """A new model of a transformers family; `student.config` and `student.dropout` override everything.
 
     Raises:
-        SettingError: a family that is not known or has no models of this kind, or fields that it refuses.
+        SettingError: an unknown family or one that has no models of this kind, or fields that it refuses.
     """
     config = family(architecture)
     refuse_other_kind(f"student.architecture={architecture}", config, kind)
@@ -206,7 +206,7 @@ def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, k
 def _in_memory(build: Callable[[], Any]) -> Any:
     """The model that `build` makes, unless this host has no memory for its weights and their gradients.
 
-    A processor's memory is promised before it is there: a process that takes too much is killed without a word.
+    A processor's memory is promised before it is there: a process that takes too much is killed without a message.
 
     Raises:
         SettingError: it has not.
@@ -237,7 +237,7 @@ def _path(settings: StudentConfig) -> str:
 
 
 def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool) -> Any:
-    # Its own, whatever student.tokenizer says: the ids of its embeddings mean what that one makes of them.
+    # Its own, in spite of student.tokenizer: the ids of its embeddings are those of that tokenizer.
     path, hub = _path(settings), HubOptions(None, settings.trust_remote_code)
     check_tokenizers(tokenizer, load_tokenizer("student.path", path, kind, hub), f"student.path={path}")
     return load_pretrained(
@@ -257,7 +257,7 @@ def _custom(settings: StudentConfig, teacher: Any | None, tokenizer: PreTrainedT
 
 
 def check_student_settings(settings: StudentConfig) -> None:
-    """Raises SettingError for settings of which no student can be made, as far as its family alone says so."""
+    """Raises SettingError for settings of which no student can be made, as far as its family decides that."""
     _check_layers(settings.layers)
     for part in settings.frozen:
         if part != EMBEDDINGS and (not isinstance(part, int) or isinstance(part, bool) or part < 0):
@@ -281,5 +281,5 @@ def _check_layers(layers: Any) -> None:
         choose("student.layers", str(layers), [AUTO, *RULES])
     elif not layers or not are_layers(layers) or any(layer < 0 for layer in flat(layers)):
         raise SettingError(
-            f"student.layers={layers} has to be whole numbers, such as [0,2,4], or one of {', '.join([AUTO, *RULES])}"
+            f"student.layers={layers} must be whole numbers, such as [0,2,4], or one of {', '.join([AUTO, *RULES])}"
         )

@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from distill.runs.pair import Pair
 from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
 from distill.runs.run import Run
+from distill.runtime.jsonl import LogLine
 from distill.runtime.version import __version__
 from distill.teacher.cache import Cache
 from distill.teacher.members import ONLY, title_of
@@ -154,7 +155,7 @@ def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:
     }
 
 
-def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]) -> facts.Training:
+def training_facts(state: State, batches: Batches, history: list[LogLine]) -> facts.Training:
     """What has been trained so far.
 
     Args:
@@ -176,7 +177,7 @@ def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]
     )
 
 
-def data_wait(metrics: list[dict[str, Any]]) -> float | None:
+def data_wait(metrics: list[LogLine]) -> float | None:
     """Fraction of the training time that went by waiting for batches: `data_wait` weighted by the time it stands for.
 
     Args:
@@ -243,8 +244,7 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
 
 
 def cache_facts(cache: Cache) -> facts.TeacherCache:
-    names = {field.name for field in fields(facts.TeacherCache)}
-    return facts.TeacherCache(**{name: value for name, value in cache.facts().items() if name in names})
+    return facts.TeacherCache(**cache.facts())
 
 
 def environment(device: torch.device) -> facts.Environment:

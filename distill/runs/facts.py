@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distill.runs.parts import from_json, stored
+from distill.runtime.jsonl import LogLine
 
 Scores = dict[str, dict[str, float | None]]  # by measure and evaluation set
 
@@ -211,7 +212,7 @@ class HistoryPoint:
         return (self.scores.get(measure) or {}).get(data)
 
     @classmethod
-    def of(cls, line: dict[str, Any]) -> "HistoryPoint":
+    def of(cls, line: LogLine) -> "HistoryPoint":
         """A line of history.jsonl."""
         return from_json(cls, line)
 

@@ -11,7 +11,7 @@ from distill.config.paths import looks_local, refuse_missing
 from distill.config.renamed import renamed_tree
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS
-from distill.models.load import model_folder, refuse_own_class
+from distill.models.load import model_folder, refuse_custom_class
 from distill.models.loaded import SETTING
 from distill.models.teacher import bundled_folder
 from distill.runs.results_file import read_results
@@ -70,7 +70,7 @@ def _locate(name: str) -> Located:
             "snapshots"
         )
     try:
-        refuse_own_class(SETTING, name)
+        refuse_custom_class(SETTING, name)
     except SettingError as error:
         raise SettingError(
             f"model={name} holds the weights of a module of your own, and this command scores models of transformers: "
