@@ -14,7 +14,7 @@ import torch
 from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, Order
-from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
+from distill.data.prefetch import MAX_THREADS, Prefetch, ThreadCount, prepared_in_loop
 from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
 
@@ -44,7 +44,7 @@ class Threads(NamedTuple):
     """Threads that prepare windows ahead of the loop."""
 
     start: int = 1  # 0: the loop prepares its own
-    most: int = 0  # where it is more than `start`: they grow so far while the loop waits for storage
+    limit: int = 0  # where it is more than `start`: they grow so far while the loop waits for storage
 
 
 ONE_THREAD = Threads()
@@ -58,7 +58,7 @@ def num_threads(requested: int | None, local_size: int) -> Threads:
     if requested is not None:
         return Threads(requested, requested)
     cores = len(os.sched_getaffinity(0)) // local_size
-    return Threads(min(4, max(1, cores // 4)), MOST_THREADS)
+    return Threads(min(4, max(1, cores // 4)), MAX_THREADS)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Batches:
 
     sequences: SequenceStore  # [num_sequences, S]
     collator: Collator
-    order: Order  # of the rows
+    order: Order  # of the sequences
     step_shape: StepShape
     seed: int
     static: bool = False  # the same masks in every epoch: those of epoch 0
@@ -129,8 +129,8 @@ class Batches:
         parts = [dealt[start : start + shape.batch_size] for start in range(0, len(dealt), shape.batch_size)]
         window = [self.batch(numbers[part], passes[part]) for part in parts]
         if shape.equal_windows:
-            rows_of_rank_0 = -(-len(positions) // shape.size)
-            missing = -(-rows_of_rank_0 // shape.batch_size) - len(window)
+            on_rank_0 = -(-len(positions) // shape.size)
+            missing = -(-on_rank_0 // shape.batch_size) - len(window)
             window += [as_dummy(self.batch(np.zeros(1, np.int64), epoch))] * missing
         return window
 
@@ -180,7 +180,7 @@ class Batches:
 
         steps = range(start, stop)
         watched = watch(prepare) if watch else prepare
-        count = ThreadCount(self.threads.start, self.threads.most)
+        count = ThreadCount(self.threads.start, self.threads.limit)
         try:
             ahead = Prefetch(watched, steps, count) if self.threads.start else prepared_in_loop(watched, steps)
             for window in ahead:

@@ -144,8 +144,8 @@ def corpus_texts(corpus: CorpusConfig, data: DataConfig) -> dict[str, Text]:
 
 def set_text(source: Any, setting: str, data: DataConfig) -> Text | None:
     """The text of an evaluation set; None where it is not available. `source` is its settings."""
-    found_source = find_source(source, setting, data)
-    return None if found_source is None else Text((found_source,), setting, _path_of(source))
+    located = find_source(source, setting, data)
+    return None if located is None else Text((located,), setting, _path_of(source))
 
 
 def _need(source: Source | None, settings: Any, setting: str) -> Source:

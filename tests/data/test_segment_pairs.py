@@ -45,7 +45,7 @@ def test_both_segments_are_consecutive_and_of_one_document() -> None:
     draw = np.random.default_rng(0)
     documents = [numbered(60, draw, 10 + 1000 * number) for number in range(8)]
     rows, writer = written(documents)
-    assert len(rows) == writer.rows > 60
+    assert len(rows) == writer.sequences > 60
     for row in rows:
         first, second = segments(row)
         assert first and second

@@ -82,8 +82,8 @@ class TablePass(Pass):
             logits = model(batch.inputs, batch.documents, OutputSpec(extra=(self.head,))).extra[self.head]
             metric.update(logits, self.scoring.tensor(batch.row_ids))
             if self.head in batch.labels:
-                rows, targets = batch.labels[self.head]
-                self.users.update(logits[rows], targets)
+                sequences, targets = batch.labels[self.head]
+                self.users.update(logits[sequences], targets)
         return {**computed(metric), **self.users.compute()}
 
 
