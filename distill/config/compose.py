@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
 from distill.config.errors import parse
 from distill.config.flat_settings import flatten
-from distill.config.meant_overrides import REPLACED, apply_overrides
+from distill.config.layers import REPLACED
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
 from distill.config.renamed import without_scale
@@ -108,11 +108,8 @@ def plain(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json", fallback=str)
 
 
-def build(composed: Any, overrides: list[str] | None = None) -> Config:
+def build(composed: Any) -> Config:
     """Hydra's DictConfig -> typed settings.
-
-    Args:
-        overrides: those of the command line; `composed` is changed in place by those that replace a whole dict.
 
     Raises:
         SettingError: a key that no part of Distill reads, a value of the wrong type, or one that was left open.
@@ -120,7 +117,6 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    apply_overrides(composed, overrides or [])
     try:
         container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
