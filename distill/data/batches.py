@@ -92,7 +92,7 @@ class Batches:
     accumulation, the ranks differ by one sequence at most, and the last step of an epoch is merely shorter.
     """
 
-    rows: SequenceStore  # [num_rows, S]
+    sequences: SequenceStore  # [num_sequences, S]
     collator: Collator
     order: Order  # of the rows
     step_shape: StepShape
@@ -103,7 +103,7 @@ class Batches:
     @property
     def shape(self) -> tuple[int, int]:
         """Sequences and positions of a micro-batch."""
-        return self.step_shape.batch_size, self.rows.shape[1]
+        return self.step_shape.batch_size, self.sequences.shape[1]
 
     @property
     def sequences_per_step(self) -> int:
@@ -137,7 +137,7 @@ class Batches:
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
         """The sequences of these numbers with their masks of a pass (in plain orders an epoch), of each or of all."""
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
-        batch = self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
+        batch = self.collator.collate(self.sequences[numbers].astype(np.int64), row_keys, numbers)
         dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
         return replace(batch, dropout_keys=tuple(int(number) for number in dropout_keys))
 
@@ -190,11 +190,11 @@ class Batches:
                 yield window if device.type == "cpu" else [batch.to(device) for batch in window]
                 del window
         finally:
-            expect(self.rows, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
+            expect(self.sequences, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
 
     def _expect(self, step: int, stop: int) -> None:
         """Tell the store of sequences what this rank reads in the steps from `step` on."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         left = (stop - step) * self.sequences_per_step
         at = At(epoch, step_of_epoch * self.sequences_per_step, self.sequences_per_step, left)
-        expect(self.rows, self.order.upcoming(at, self.step_shape.rank, self.step_shape.size))
+        expect(self.sequences, self.order.upcoming(at, self.step_shape.rank, self.step_shape.size))

@@ -39,7 +39,7 @@ def quotas(weights: Sequence[float], count: int) -> np.ndarray:
 class Fed(NamedTuple):
     """What an order has fed of one source."""
 
-    rows: int
+    sequences: int
     passes: float  # over the source's own sequences
     tokens: int  # sequences x tokens a sequence in the mean of the source: exact after whole passes
 

@@ -67,15 +67,15 @@ class Order(Protocol):
 class FullShuffle:
     """All sequences in a random order, another one in every epoch."""
 
-    num_rows: int
+    num_sequences: int
     seed: int
     starts: np.ndarray | None = None  # [B + 1] int64: the first sequence of each block, then the number of sequences
 
     def __len__(self) -> int:
-        return self.num_rows
+        return self.num_sequences
 
     def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        return shuffled(positions, self.num_rows, key(self.seed, "order", epoch))
+        return shuffled(positions, self.num_sequences, key(self.seed, "order", epoch))
 
     def passes(self, epoch: int, positions: np.ndarray) -> int:
         return epoch

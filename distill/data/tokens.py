@@ -89,12 +89,12 @@ class Stored:
 class Tokens:
     """The sequences of one part of a text. N sequences, L = sequence_length, V = length of the tokenizer."""
 
-    rows: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
-    counts: np.ndarray  # [V] int64: how often each id stands in `rows`, special tokens and padding included
+    sequences: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
+    counts: np.ndarray  # [V] int64: how often each id stands in `sequences`, special tokens and padding included
     digest: str  # sha256 of the sequences: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
     documents: int
-    tokens: int  # ids in `rows` that are not padding
+    tokens: int  # ids in `sequences` that are not padding
     seconds: float  # it took to prepare the whole text, when that was done
     tokens_per_second: float  # of that preparation
     invalid: Invalid  # files and records that are left out
@@ -294,7 +294,7 @@ def _load(
     if not meta[kept]["rows"]:
         raise _no_sequences(meta, part, text, corpus)
     return Tokens(
-        rows=open_sequences(folder.place, kept, data),
+        sequences=open_sequences(folder.place, kept, data),
         counts=np.load(io.BytesIO(folder.read(f"{kept}.counts.npy"))),
         digest=meta[kept]["digest"],
         name=text.describe(),

@@ -8,7 +8,7 @@ PARTS: tuple[Part, Part] = ("train", "heldout")
 
 
 class ReadCounts(TypedDict):
-    """What of a text was read, and what could not be (`Unread`)."""
+    """What of a text was read, and what could not be (`Invalid`)."""
 
     skipped: list[str]  # `name: reason` of every file that could not be read
     records: int  # or lines, of plain text; good and bad ones

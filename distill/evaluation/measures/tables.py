@@ -41,8 +41,8 @@ class TableScores(Metric):
     def __init__(self, data: ClassSet | SquadSet, **exchange: Any) -> None:
         super().__init__(**exchange)
         self.data = data
-        width = (max(len(data.classes), 1),) if isinstance(data, ClassSet) else (data.rows.shape[1], 2)
-        self.add_state("outputs", torch.zeros(data.num_rows, *width), dist_reduce_fx="sum")
+        width = (max(len(data.classes), 1),) if isinstance(data, ClassSet) else (data.sequences.shape[1], 2)
+        self.add_state("outputs", torch.zeros(data.num_sequences, *width), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, numbers: Tensor) -> None:
         """logits [B, C], or [B, S, 2] of answers, and the numbers [B] of their sequences"""
