@@ -227,8 +227,7 @@ def check_training(config: Config) -> None:
             "backend.compression=fp16 with precision.student=fp16 would scale gradients twice, for the format and for "
             "the wire, and lose small ones: set backend.compression=bf16 or none"
         )
-    if backend.name == "fsdp":
-        _check_divided(config)
+    _check_sharded(config)
 
 
 def _check_clipping(config: Config) -> None:
@@ -246,22 +245,22 @@ def _check_clipping(config: Config) -> None:
         )
 
 
-def _check_divided(config: Config) -> None:
-    """Raises SettingError for what models that are divided between ranks do not have."""
+def _check_sharded(config: Config) -> None:
+    """Raises SettingError for what models that are sharded over ranks do not have."""
     backend = config.backend
-    # What is divided is exchanged by `fully_shard`, in fp32 and in one ring.
+    # What is sharded is exchanged by `fully_shard`, in fp32 and in one ring.
     for name, value, usual in (("compression", backend.compression, "none"), ("rings", backend.rings, "1")):
-        if backend.shard_student is not False and value != usual:
+        if backend.shards_student and value != usual:
             raise SettingError(
-                f"backend.{name}={value} is for gradients that each rank has whole, which a divided student never has: "
+                f"backend.{name}={value} is for gradients that each rank has whole, which a sharded student never has: "
                 f"leave it out, or choose backend=ddp or backend.shard_student=false"
             )
     formats = {"precision.teacher": config.precision.teacher} if config.teacher.kind != "none" else {}
     formats |= {f"teacher.members.{name}.precision": each.precision for name, each in config.teacher.members.items()}
     for name, value in formats.items():
-        if backend.shard_teacher is not False and value == "int8":
+        if backend.shards_teacher and value == "int8":
             raise SettingError(
-                f"{name}=int8 rounds whole weights, which no rank has of a divided teacher: choose bf16 or fp32, or "
+                f"{name}=int8 rounds whole weights, which no rank has of a sharded teacher: choose bf16 or fp32, or "
                 "backend.shard_teacher=false"
             )
 

@@ -44,8 +44,7 @@ class Fsdp(Ddp):
         if self.size == 1:
             self._join_alone()
         self.mesh = init_device_mesh(self.device.type, (self.size,))
-        self.shards_student = settings.shard_student is not False
-        self.shards_teacher = settings.shard_teacher is not False
+        self.shards_student, self.shards_teacher = settings.shards_student, settings.shards_teacher
         self._offloads = settings.offload_teacher
         self.equal_windows = self.shards
 

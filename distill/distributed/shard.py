@@ -48,7 +48,7 @@ def shard(
             parameter.data = _converted(parameter.data, storage, mesh)
         # A model's own weights stay whole after its forward.
         reshards = module is not model and calls <= len(blocks)
-        # A scalar cannot be sharded: each rank has it, and its gradient lies in the backend's bucket.
+        # A scalar cannot be sharded: each rank has it, and its gradient lies in the bucket.
         scalars = {scalar for scalar in module.parameters() if scalar.dim() == 0}
         fully_shard(
             module,

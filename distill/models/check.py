@@ -1,5 +1,4 @@
-"""Refuses models that are read wrongly, attend in the wrong direction, or do not fit each other, the tokenizer or the
-length of the sequences."""
+"""Refuses models that are read wrongly, attend in the wrong direction, or do not fit the pair, tokenizer or length."""
 
 from typing import Any
 

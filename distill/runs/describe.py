@@ -94,7 +94,7 @@ def student_facts(config: Config, pair: Pair) -> facts.Student:
 
 
 def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> facts.Origin:
-    """What there is to know of a student to load it again.
+    """What is needed to load a student again.
 
     Args:
         made_by: the import path of the callable that made it; None: transformers.
@@ -121,7 +121,7 @@ def _start(config: Config, pair: Pair) -> facts.Start:
     if settings.init != "layers":
         return facts.Start(init=settings.init, source=settings.path)
     first, layers, search = pair.teachers[0], list[Any](), None
-    if settings.layers != AUTO:  # else nobody knows any more
+    if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)
     if pair.built.search:
         search = from_json(facts.LayerSearch, to_json(pair.built.search))

@@ -252,7 +252,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class Baseline(Model):
-    """The same student, trained without a teacher in a run of its own; `remarks` say what else differs."""
+    """The same student, trained without a teacher in a run of its own; `remarks` name what else differs."""
 
     folder: str | None = None
     steps: int | None = None

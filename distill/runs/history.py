@@ -33,7 +33,7 @@ class Points:
 
     @classmethod
     def of(cls, settings: EvaluateConfig) -> "Points":
-        """With `every_steps` the epochs count only where `every_epoch` says so."""
+        """With `every_steps` the epochs count only with `every_epoch`."""
         if settings.every_steps is None:
             return cls(None, True, settings.every_epoch is not False)
         return cls(settings.every_steps, settings.every_epoch is True)

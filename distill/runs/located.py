@@ -28,7 +28,7 @@ class Located:
     name: str  # as it was given
     path: str  # of its folder, or its name on the Hub
     run: Path | None  # the folder of the run that made it, where its settings still lie
-    model_class: str  # as its configuration says; empty where it does not
+    model_class: str  # by its configuration; empty where that has none
 
     @property
     def has_order(self) -> bool:
@@ -37,7 +37,7 @@ class Located:
 
     @property
     def task(self) -> str:
-        """What it predicts, as `objective.task` calls it: what its run says, else what models of its class are for."""
+        """What it predicts, as `objective.task` calls it: that of its run, else what models of its class are for."""
         recorded = None if self.run is None else settings_of_run(self.run).get("objective", {}).get("task")
         of_class = (task for kind, task in TASKS if self.model_class in kind.mapping.values())
         return str(recorded or next(of_class, "mlm"))

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def find_caches(
     config: Config, digests: dict[str, str | None], content: dict[str, Any], batches: Batches, objective: Objective
 ) -> dict[str, Cache]:
-    """The caches that the settings want, by the name of the teacher, each checked or still to be made.
+    """The caches that the settings request, by the name of the teacher, each checked or still to be made.
 
     Args:
         digests: of the teachers, by their settings.
