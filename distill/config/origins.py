@@ -8,10 +8,10 @@ from typing import Any
 
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build
-from distill.config.composition import compose
+from distill.config.composition import compose, files_of
 from distill.config.flat_settings import flatten
 from distill.config.folders import CONF, RECIPES
-from distill.config.layers import RECIPE, SCHEMA, Layer, layers_of, named_layers
+from distill.config.layers import RECIPE, SCHEMA, Layer
 from distill.config.schema import described, settings_schema
 from distill.runtime.errors import SettingError
 from distill.runtime.redaction import masked, redacted
@@ -42,7 +42,6 @@ def explained(line: CommandLine) -> tuple[str, list[Setting]]:
     Raises:
         SettingError: bad input, or a chain, whose stages have settings of their own.
     """
-    from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
     check_overrides(line)
@@ -52,11 +51,7 @@ def explained(line: CommandLine) -> tuple[str, list[Setting]]:
         raise SettingError("this recipe is a chain, whose stages have settings of their own: name a stage's recipe")
     if not OmegaConf.missing_keys(settings):
         build(settings)  # which refuses what cannot be
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        layers = layers_of(composition.hydra)
-    named = {layer.option for layer in named_layers(layers, composition.overrides)}
-    layers = sorted(layers, key=lambda layer: layer.option in named)  # in the order of which the last one wins
-    values, schema = _values(settings), settings_schema()
+    layers, values, schema = files_of(composition), _values(settings), settings_schema()
     found = [
         Setting(name, value, *described(schema, name), origin)
         for name, value, origin in _with_origins(values, layers, line)
