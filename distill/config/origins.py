@@ -72,7 +72,8 @@ def _with_origins(values: dict[str, Any], layers: Iterable[Layer], line: Command
 
     origins, set_by_layers = dict[str, str](), dict[str, Any]()
     for layer in layers:
-        for name, value in flatten(OmegaConf.to_container(layer.settings, resolve=False)).items():
+        content: Any = OmegaConf.to_container(layer.settings, resolve=False)
+        for name, value in flatten(content).items():
             if value != OPEN or name not in origins:
                 origins[name], set_by_layers[name] = _origin(layer), value
     named = [override.key_or_group for override in line.parsed() if not override.is_delete()]
