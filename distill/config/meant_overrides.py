@@ -1,7 +1,9 @@
 """What overrides of the command line mean where Hydra, which only merges them, would make something else of them."""
 
+from collections import defaultdict
 from typing import Any
 
+from distill.config.flat_settings import flatten
 from distill.config.teacher import BUNDLED
 
 REPLACED = ("student.config", "corpus.sources")  # settings whose dict is replaced as a whole
@@ -11,6 +13,19 @@ def apply_overrides(composed: Any, overrides: list[str]) -> None:
     """Change Hydra's configuration in place to what these overrides of the command line, in their order, mean."""
     _replace_dicts(composed, overrides)
     _take_teacher_path(composed, overrides)
+
+
+def asked_names(overrides: list[str]) -> dict[str, set[str]]:
+    """The settings that the command line gives, by their group: `teacher.cache.top_k=8` is `cache.top_k` of `teacher`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    asked: dict[str, set[str]] = defaultdict(set)
+    for override in OverridesParser.create().parse_overrides(overrides):
+        if not override.is_delete() and not override.is_sweep_override():
+            for name in flatten({override.key_or_group: override.value()}):
+                group, _, rest = name.partition(".")
+                asked[group].add(rest)
+    return asked
 
 
 def _replace_dicts(composed: Any, overrides: list[str]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from distill.config.settings import CustomStudentConfig, NewStudentConfig, StudentConfig
 from distill.distributed import Ranks
 from distill.distributed.gather import skeleton_of
 from distill.distributed.weights_file import parameters_in_file
@@ -49,13 +50,13 @@ def divide_models(
     return skeleton
 
 
-def new_weights(ranks: Ranks, init: str) -> AbstractContextManager[None]:
+def new_weights(ranks: Ranks, settings: StudentConfig) -> AbstractContextManager[None]:
     """Where a new student is to be divided its weights lie in a temporary file until then, and not in the memory.
 
     Args:
-        init: of the student, `student.init`; saved weights and those of a teacher lie in files already.
+        settings: of the student; saved weights and those of a teacher lie in files already.
     """
-    new = "student" in ranks.divides and init in ("random", "neighbours", "custom")
+    new = "student" in ranks.divides and isinstance(settings, NewStudentConfig | CustomStudentConfig)
     return parameters_in_file() if new else nullcontext()
 
 

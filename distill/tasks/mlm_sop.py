@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config
+from distill.config.settings import Config, LayersStudentConfig, StudentConfig
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
@@ -34,9 +34,9 @@ class MlmSop(Mlm):
         task.order_is_soft = any(term.needs_teacher for term in on_order)
         return task
 
-    def teacher_kind(self, student: str) -> ModelKind:
+    def teacher_kind(self, student: StudentConfig) -> ModelKind:
         """A teacher needs no such head itself to give soft targets for words alone, but its layers come with it."""
-        return self.kind if self.order_is_soft or student == "layers" else MASKED
+        return self.kind if self.order_is_soft or isinstance(student, LayersStudentConfig) else MASKED
 
     def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
         return paired_rows(tokenizer)
