@@ -24,9 +24,10 @@ from transformers import AlbertConfig, AlbertForPreTraining
 
 from distill.config.compose import objective_config, optimizer_config
 from distill.config.settings import BackendConfig, MaskingConfig, PrecisionConfig, TrainConfig
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
+from distill.data.order import FullShuffle
 from distill.distributed import GradientSync, Ranks, gradient_sync, join_ranks
 from distill.objective.build import build_objective, fit_terms, make_terms
 from distill.objective.objective import Objective
@@ -116,7 +117,8 @@ def make_batches(options: argparse.Namespace, job: Job, rank: int, size: int) ->
     maskable = np.arange(VOCABULARY) >= FIRST_WORD
     words = MaskedLM(settings, MASK, PAD, maskable, np.ones(VOCABULARY), np.zeros(VOCABULARY, bool))
     collator = MaskedLMAndOrder(words, SEPARATOR, swaps=options.order)
-    return Batches(rows, collator, options.rows, job.accumulate, seed=0, rank=rank, size=size)
+    step_shape = StepShape(options.rows, job.accumulate, rank, size)
+    return Batches(rows, collator, FullShuffle(len(rows), 0), step_shape, seed=0)
 
 
 class Trainer:

@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 from distill.config.compose import corpus_config
 from distill.config.settings import BundledTeacherConfig, DataConfig, MaskingConfig
 from distill.data.batch import Batch
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape, Threads
 from distill.data.collate.mlm import MaskedLM
+from distill.data.order import FullShuffle
 from distill.data.tokens import corpus_text, prepare
 from distill.models.teacher import load_teacher
 
@@ -44,7 +45,8 @@ def batches(folder: Path, length: int, vocab: int, tokens: int, workers: int) ->
     weights = np.arange(1, vocab + 1) ** 0.7  # of counts that fall as 1 / rank
     masks = MaskedLM(MaskingConfig(), SPECIAL - 1, 0, maskable, weights, np.zeros(vocab, bool))
     rows = np.memmap(path, np.uint16, "r", shape=shape)
-    return Batches(rows, masks, STEP_TOKENS // length // ACCUMULATE, ACCUMULATE, seed=0, threads=workers)
+    step_shape = StepShape(STEP_TOKENS // length // ACCUMULATE, ACCUMULATE)
+    return Batches(rows, masks, FullShuffle(len(rows), 0), step_shape, seed=0, threads=Threads(workers))
 
 
 class Windows(Dataset[list[Batch]]):

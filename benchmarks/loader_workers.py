@@ -25,9 +25,10 @@ import torch
 from machine import save, table, title
 
 from distill.config.settings import MaskingConfig
-from distill.data.batches import Batches, num_threads
+from distill.data.batches import Batches, StepShape, Threads, num_threads
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
+from distill.data.order import FullShuffle
 from distill.runtime.progress import configure_logging
 from distill.runtime.seed import key
 
@@ -87,6 +88,12 @@ def write_rows(path: Path, length: int, megabytes: float) -> np.ndarray:
     return np.memmap(path, np.uint16, "r", shape=shape)
 
 
+def make_batches(rows: Any, batch_size: int, seed: int, threads: Threads) -> Batches:
+    """Shuffled rows in steps of one micro-batch."""
+    order = FullShuffle(len(rows), seed)
+    return Batches(rows, albert_collator(), order, StepShape(batch_size, 1), seed, threads=threads)
+
+
 def albert_collator() -> MaskedLMAndOrder:
     """Masked n-grams and the order of segments, as `objective=albert` has them; every third id goes on a word."""
     masking = MaskingConfig(smoothing=0.0, whole_words=True, ngrams=3)
@@ -138,12 +145,11 @@ def measure_storage(rows: np.ndarray, name: str, options: argparse.Namespace) ->
     results: list[dict[str, Any]] = []
     for workers in [*options.workers, AUTO]:
         slow = SlowRows(rows, latency, options.bandwidth * 1e6)
-        threads, most = num_threads(None if workers == AUTO else workers, 1)
-        sources = {"rows": slow, "collator": albert_collator(), "batch_size": options.rows, "accumulate": 1}
-        batches = Batches(**sources, seed=int(key(0, name)) >> 1, threads=threads, most_threads=most)
+        threads = num_threads(None if workers == AUTO else workers, 1)
+        batches = make_batches(slow, options.rows, int(key(0, name)) >> 1, threads)
         warm_up = options.warm_up * (2 if workers == AUTO else 1)  # it may grow more than once
         measured = measure(batches, slow, step, warm_up, options.seconds)
-        expected = None if workers == AUTO else model(latency, options.computing, step, options.rows, threads)
+        expected = None if workers == AUTO else model(latency, options.computing, step, options.rows, threads.start)
         results.append({"storage": name, "latency": latency, "workers": workers, "model": expected, **measured})
     return results
 
@@ -208,7 +214,7 @@ def main() -> None:
     print(title(), "\n")
     with tempfile.TemporaryDirectory() as folder:
         rows = write_rows(Path(folder) / "tokens", options.length, options.megabytes)
-        options.computing = computing(Batches(rows, albert_collator(), options.rows, 1, seed=0))
+        options.computing = computing(make_batches(rows, options.rows, 0, Threads()))
         print(
             f"{options.rows} rows of {options.length} positions a batch, prepared in {1000 * options.computing:.1f} ms "
             f"of computing; a step of {options.step:g} ms; {options.bandwidth:g} MB/s\n"

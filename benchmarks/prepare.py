@@ -30,7 +30,7 @@ from machine import save, table, title
 from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
 from distill.data.build_tokens import held_out_rule
 from distill.data.packing import PARTS, Packing, pack
-from distill.data.row_format import masked_rows
+from distill.data.sequence_format import masked_format
 from distill.data.shards import publish as publishing
 from distill.data.shards.destination import LocalFolder
 from distill.data.shards.groups import divide, work_of
@@ -51,7 +51,7 @@ def packing_of(source: Source) -> Packing:
     from distill.models.load import load_tokenizer
 
     tokenizer = load_tokenizer("teacher.path", bundled_folder("bundled"))
-    return _packing(Text((source,), "corpus"), tokenizer, CorpusConfig(), masked_rows)
+    return _packing(Text((source,), "corpus"), tokenizer, CorpusConfig(), masked_format)
 
 
 def source_of(data: Path) -> Source:

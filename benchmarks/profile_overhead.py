@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace) -> dict[bool, list[float]]:
     @contextlib.contextmanager
     def recorder(config: Any, path: Path, batches: Any, ranks: Any) -> Iterator[InTurns]:
         settings = config.profile.changed(trace_steps=0)
-        with InTurns(settings, path, batches.micro_batches, ranks) as each:
+        with InTurns(settings, path, batches.step_shape.micro_batches, ranks) as each:
             made.append(each)
             yield each
 

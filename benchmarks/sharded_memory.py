@@ -39,8 +39,7 @@ from distill.models.identity import saved_digest
 from distill.models.kind import CAUSAL
 from distill.models.language_model import OutputSpec
 from distill.models.load import load_pretrained, load_tokenizer
-from distill.runs.divide import divide_models
-from distill.runs.setup import setup_teacher
+from distill.runs.setup import setup_teacher, shard_models
 from distill.teacher.members import ONLY, Member
 
 GB = 1e9
@@ -185,7 +184,7 @@ def _rank(options: argparse.Namespace) -> None:
     with peaks.phase("interpreter"):
         name = options.rank
         ranks = join_ranks(BackendConfig(name=name, device="cpu", timeout=600.0, shard_student=False))
-    divided = "teacher" in ranks.divides
+    divided = ranks.shards_teacher
     with peaks.phase("load"):
         model = load_pretrained("teacher.path", options.folder, CAUSAL, mapped=divided).requires_grad_(False).eval()
     with peaks.phase("digest"):
@@ -194,7 +193,7 @@ def _rank(options: argparse.Namespace) -> None:
     with peaks.phase("divide and check"):
         if divided:
             member = Member(ONLY, 1.0, model, "teacher")
-            divide_models(ranks, [member], None, {"teacher": CAUSAL}, length)
+            shard_models(ranks, [member], None, {"teacher": CAUSAL}, length)
         else:
             check_model(model, "teacher", CAUSAL)
         ranks.barrier()

@@ -56,7 +56,7 @@ def alone(model: Any, ranks: Ranks, rows: int) -> Forward:
 
 
 def divided(model: Any, ranks: Ranks, rows: int) -> Forward:
-    ranks.divide(model, list(model.layers), len(model.layers), trained=False)
+    ranks.shard(model, list(model.layers), len(model.layers), trained=False)
     return lambda ids: model(input_ids=ids).last_hidden_state
 
 

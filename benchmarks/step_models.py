@@ -15,10 +15,11 @@ from transformers import (
 )
 
 from distill.config.settings import MaskingConfig, PrecisionConfig
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
-from distill.data.row_format import RowFormat
+from distill.data.order import FullShuffle
+from distill.data.sequence_format import SequenceFormat
 
 AfterStep = Callable[[], None]
 END = 0  # the token that ends a document
@@ -124,12 +125,12 @@ def batches(shape: Shape, accumulate: int, steps: int) -> Batches:
     if shape.documents:
         for row in rows:  # a document is as long as it happens to be
             row[rng.choice(shape.tokens - 1, shape.documents - 1, replace=False)] = END
-        collator: Any = CausalLM(RowFormat(None, None, None, END, None, shape.vocabulary, 1), packed=True)
+        collator: Any = CausalLM(SequenceFormat(None, None, None, END, None, shape.vocabulary, 1), packed=True)
     else:
         maskable = np.arange(shape.vocabulary) >= 5
         uniform = np.ones(shape.vocabulary)
         collator = MaskedLM(MaskingConfig(), 4, 0, maskable, uniform, np.zeros(shape.vocabulary, bool))
-    return Batches(rows, collator, shape.rows, accumulate, seed=0)
+    return Batches(rows, collator, FullShuffle(len(rows), 0), StepShape(shape.rows, accumulate), seed=0)
 
 
 def operations(shape: Shape, rows: str) -> float:

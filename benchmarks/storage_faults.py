@@ -28,7 +28,7 @@ from stored import FAULTS, Faulty, forwarded, write_shards
 from distill.config.settings import DataConfig
 from distill.data.order import At, order_of
 from distill.data.shards.block_store import BlockStore
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 
 LENGTH = 128  # ids of a row
 BLOCK_ROWS = 256  # 64 KiB: small, so that there are many requests
@@ -63,7 +63,7 @@ def read(url: str, rows: np.ndarray, server: Faulty, cache: Path, epochs: int, f
     settings = DataConfig(
         cache=str(cache), shuffle_bytes=WINDOW_BLOCKS * block_bytes, local_bytes=3 * WINDOW_BLOCKS * block_bytes
     )
-    store = open_rows(url, "train", settings)
+    store = open_sequences(url, "train", settings)
     assert isinstance(store, BlockStore)
     order = order_of(store, settings.shuffle_bytes, seed=0)
     bad_rows = bad_epochs = epoch = 0

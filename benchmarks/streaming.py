@@ -34,11 +34,11 @@ from object_store import ACCESS, serving
 from stored import Faulty, files_of, forwarded, write_shards
 
 from distill.config.settings import DataConfig
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape, Threads
 from distill.data.order import WindowedShuffle, order_of
-from distill.data.row_store import RowStore
+from distill.data.sequence_store import SequenceStore
 from distill.data.shards.index import Layout, ShardIndex
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTH, VOCAB = 128, 30522
@@ -63,9 +63,9 @@ def rate(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     window = DataConfig(cache=str(folder / "cache"), shuffle_bytes=rows.nbytes // 4, local_bytes=2 * rows.nbytes)
     whole = DataConfig(cache=str(folder / "cache"), shuffle_bytes=rows.nbytes)
     stores = {
-        "memory map": open_rows(str(folder / "one"), "train", whole),
-        "mapped shards": open_rows(str(folder / "many"), "train", window),
-        "cached blocks": open_rows(str(folder / "zstd"), "train", window),
+        "memory map": open_sequences(str(folder / "one"), "train", whole),
+        "mapped shards": open_sequences(str(folder / "many"), "train", window),
+        "cached blocks": open_sequences(str(folder / "zstd"), "train", window),
     }
     order = WindowedShuffle(np.array([*range(0, count, block), count]), 4, 0)
     collator = masker(folder)
@@ -84,7 +84,7 @@ def rate(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def gathered(store: RowStore, order: WindowedShuffle, batches: int) -> float:
+def gathered(store: SequenceStore, order: WindowedShuffle, batches: int) -> float:
     """Rows a second in batches of 32."""
     numbers = order.numbers(1, np.arange(32 * batches) % len(order)).reshape(batches, 32)
     begun = time.perf_counter()
@@ -93,13 +93,13 @@ def gathered(store: RowStore, order: WindowedShuffle, batches: int) -> float:
     return numbers.size / (time.perf_counter() - begun)
 
 
-def masked(store: RowStore, order: WindowedShuffle, collator: Any, steps: int) -> float:
+def masked(store: SequenceStore, order: WindowedShuffle, collator: Any, steps: int) -> float:
     """Rows a second of windows of 4 micro-batches of 32 rows, in the thread that asks for them."""
-    batches = Batches(store, collator, 32, 4, 0, fed=order)
+    batches = Batches(store, collator, order, StepShape(32, 4), seed=0)
     begun = time.perf_counter()
     for step in range(steps):
         batches.window(batches.steps_per_epoch + step)
-    return steps * batches.rows_per_step / (time.perf_counter() - begun)
+    return steps * batches.sequences_per_step / (time.perf_counter() - begun)
 
 
 # --- waiting -------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def waiting(folder: Path, seconds: float, margins: list[float]) -> dict[str, Any
     for name, rate in stores.items():
         cache = DataConfig(cache=str(folder / f"cache {name}"), shuffle_bytes=rows.nbytes // 8, local_bytes=rows.nbytes)
         with storage(folder / "slow", rate) as place:
-            store = open_rows(place, "train", cache)
+            store = open_sequences(place, "train", cache)
             found[name] = one_loop(store, cache, masker(folder), step, step_rows)
             print(name, found[name], flush=True)
     return {"need_bytes_per_second": need, "steps": count // step_rows, "waited": found}
@@ -156,10 +156,10 @@ def serve(folder: str, rate: float, pipe: Any) -> None:
             pipe.recv()
 
 
-def one_loop(store: RowStore, cache: DataConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
+def one_loop(store: SequenceStore, cache: DataConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
     """Of one epoch: share of the time that went by waiting, and seconds until the first window was there."""
     order = order_of(store, cache.shuffle_bytes, 0)
-    batches = Batches(store, collator, 32, 2, 0, threads=1, most_threads=16, step_rows=step_rows, fed=order)
+    batches = Batches(store, collator, order, StepShape(32, 2, total=step_rows), seed=0, threads=Threads(1, 16))
     begun, waits = time.perf_counter(), []
     stream = batches.stream(0, batches.steps_per_epoch, torch.device("cpu"))
     while True:
@@ -184,14 +184,14 @@ begun = time.perf_counter()
 import numpy as np
 from distill.config.settings import DataConfig
 from distill.data.order import order_of
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 def memory():
     lines = open("/proc/self/status").read().split("\\n")
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 url, cache, block_rows, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 config = DataConfig(cache=cache)
 imported, before = time.perf_counter() - begun, memory()
-store = open_rows(url, "train", config)
+store = open_sequences(url, "train", config)
 order = order_of(store, config.shuffle_bytes, 0)
 first = order.numbers(0, np.arange(256))
 ready = time.perf_counter() - begun
@@ -269,7 +269,7 @@ def made_up_index(shards: int, blocks: int, block_rows: int, count: int) -> Shar
 
 
 def random_numbers(index: ShardIndex, count: int) -> np.ndarray:
-    return np.random.default_rng(2).integers(0, index.num_rows, count)
+    return np.random.default_rng(2).integers(0, index.num_sequences, count)
 
 
 # --- all -----------------------------------------------------------------------------------------------------------

@@ -69,9 +69,9 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, defined_as = _PUBLIC[name].partition(":")
-    found = getattr(import_module(module), defined_as or name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(module), defined_as or name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -70,7 +70,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
         loaded = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
-        data = task.prepare(config, loaded.tokenizer, ranks)  # training rows in their order, evaluation sets
+        data = task.prepare(config, loaded.tokenizer, ranks)  # training sequences in their order, evaluation sets
         steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
         identity = run_identity(config, {**loaded.digests, "corpus": data.tokens.digest}, data.batches, steps)
         baseline = find_baseline(config, identity, steps, terms)
@@ -97,8 +97,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
         evaluator = make_evaluator(opened)
-        record = describe(config, pair, caches, data, objective, evaluator.measures, ranks)
-        record = replace(record, recipe=recipe, command=command, identity=identity, notes=notes + record.notes)
+        record = describe(opened, caches, evaluator.measures, recipe, command, notes)
         page.describe(record)
 
         checkpoints = folder.checkpoints.keeping(formats)
@@ -129,9 +128,7 @@ def make_page(config: Config, path: Path, recipe: str, command: str, ranks: Rank
 
 def choose_task(config: Config, terms: dict[str, Term]) -> Task:
     """What is predicted; of labelled examples it knows the classes, which decide what models are loaded."""
-    task = find_task(config.objective.task, terms.values())
-    task.read(config)
-    return task
+    return find_task(config.objective.task, terms.values()).read(config)
 
 
 def num_steps(config: Config, batches: Batches) -> int:
@@ -144,7 +141,7 @@ def num_steps(config: Config, batches: Batches) -> int:
 def choose_schedule(config: Config, batches: Batches) -> Schedule:
     """The schedule of a run over these batches. Raises SettingError where it does not fit the run's length."""
     steps = length_in_steps(config.train, batches.steps_per_epoch)
-    return make_schedule(config.schedule, steps, optim.peak_lr(config.optimizer, batches.rows_per_step))
+    return make_schedule(config.schedule, steps, optim.peak_lr(config.optimizer, batches.sequences_per_step))
 
 
 def settle_formats(config: Config, folder: RunFolder) -> tuple[Config, dict[str, Any]]:
@@ -162,7 +159,7 @@ def make_objective(
     config: Config, terms: dict[str, Term], batches: Batches, steps: int, vocab: int, ranks: Ranks
 ) -> Objective:
     """The objective of a run of so many steps."""
-    num_positions = steps * batches.rows_per_step * batches.rows.shape[1]
+    num_positions = steps * batches.sequences_per_step * batches.rows.shape[1]
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
 
 
@@ -212,7 +209,7 @@ def make_followers(
     settings = config.tracker if folder.writes else TrackerConfig()
     tracker = trackers.build(settings, folder.path, config.given, record.recipe or "")
     log = RunLog(folder, tracker, page, state.step, steps)
-    examination = Examination(evaluator, data.sets, by_row=config.evaluate.baseline is not None)
+    examination = Examination(evaluator, data.sets, by_sequence=config.evaluate.baseline is not None)
     points = Points.of(config.evaluate)
     teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None
     return Followers(

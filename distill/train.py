@@ -17,9 +17,9 @@ from distill.data.batches import Batches
 from distill.distributed import GradientSync, Ranks
 from distill.models.kernels.dropout import keyed_by_row
 from distill.objective.objective import Objective
-from distill.objective.running_mean import TOKENS, RunningMean
+from distill.objective.running_mean import TOKENS
 from distill.objective.trainable import Trainable
-from distill.optim.schedule import Limits, Schedule, share
+from distill.optim.schedule import Limits, Schedule, rate_fraction
 from distill.optim.updates import bound_of_rank, clip, peak_lr, set_learning_rate
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.health import Health
@@ -75,7 +75,7 @@ class Training:
 
     @cached_property
     def peak_lr(self) -> float:
-        return peak_lr(self.learner.settings, self.batches.rows_per_step)
+        return peak_lr(self.learner.settings, self.batches.sequences_per_step)
 
     @property
     def saves(self) -> bool:
@@ -118,14 +118,14 @@ def accumulate_gradients(
     return sums
 
 
-def own_gradient(run: Training, objective: Objective, window: Window) -> torch.Tensor:
+def rank_gradient(run: Training, objective: Objective, window: Window) -> torch.Tensor:
     """This rank's part of a step's gradient, times the loss scale, in the learner's bucket.
 
     Returns:
         The sums of the terms in each micro-batch of this rank, [M, T].
     """
     learner, ranks, state = run.learner, run.ranks, run.state
-    # Where dropout is not keyed by row, one stream per step and rank: nothing to save, the same after a resume.
+    # Where dropout is not keyed by sequence, one stream per step and rank: nothing to save, the same after a resume.
     torch.manual_seed(int(key(run.batches.seed, "dropout", state.step, ranks.rank) >> 1))
     objective.begin_step(run.limits.progress(state.step, window.clock))
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
@@ -146,7 +146,7 @@ def step(
     """
     learner, ranks, limits, state = run.learner, run.ranks, run.limits, run.state
     began, num_syncs = time.monotonic(), ranks.traffic.num_syncs
-    own_sums = own_gradient(run, objective, window)
+    rank_sums = rank_gradient(run, objective, window)
     with phase(DATA):
         waiting = time.monotonic()
         upcoming = next(windows, [])
@@ -154,7 +154,7 @@ def step(
     # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, signals and rank 0's
     # clock ride along.
     clock = state.seconds + time.monotonic() - began if ranks.rank == 0 else 0.0
-    packed = StepStats.pack(own_sums.sum(0), objective.count(upcoming), signals.requests(), clock)
+    packed = StepStats.pack(rank_sums.sum(0), objective.count(upcoming), signals.requests(), clock)
     with phase(EXCHANGE):
         summed = learner.sync.sum(packed)
     assert summed is not None
@@ -165,7 +165,7 @@ def step(
         # The one place where a step waits for a GPU: whether all is finite is known from what is read anyway.
         *values, norm = torch.cat([summed, gradient_norm.detach().to(summed).reshape(1)]).tolist()
         stats = StepStats.unpack(values, len(objective.names))
-        lr = run.peak_lr * share(learner.schedule, limits.progress(state.step, stats.clock))
+        lr = run.peak_lr * rate_fraction(learner.schedule, limits.progress(state.step, stats.clock))
         if math.isfinite(sum(stats.sums)) and math.isfinite(norm):
             set_learning_rate(learner.optimizer, lr)
             learner.optimizer.step()
@@ -174,7 +174,7 @@ def step(
         sums=objective.by_name(stats.sums),
         counts=objective.by_name(window.counts.tolist()),
         weights=objective.weights,
-        own_sums=own_sums,
+        rank_sums=rank_sums,
         norm=norm,
         lr=lr,
         loss_scale=state.loss_scale.value,
@@ -199,7 +199,7 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
     Raises:
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
             had a loss above `train.max_loss_ratio` times that of the first step, or the run ends in one of these
-            states or without any step that was taken. The checkpoints that may be ruined are set aside.
+            states or without any step that was taken. The checkpoints that may have diverged are renamed.
         Interrupted: a signal came that stops, on this rank or another one; the message says what is saved.
     """
     state, settings, ranks, batches, limits = run.state, run.settings, run.ranks, run.batches, run.limits
@@ -254,7 +254,7 @@ def reach_point(run: Training, objective: Objective, history: History) -> None:
     """A point of the history, where the means of the losses begin anew."""
     state = run.state
     history.at_point(state, state.step / run.batches.steps_per_epoch, state.tally.means(objective.names))
-    state.tally = RunningMean()
+    state.begin_interval()
 
 
 def save(run: Training) -> bool:
@@ -281,7 +281,11 @@ def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
 
 
 def saved_or_not(saved: bool) -> str:
-    return "its checkpoint is written" if saved else "which has ruined the weights or was skipped, so it is not saved"
+    return (
+        "its checkpoint is written"
+        if saved
+        else "whose weights are not finite or which was skipped, so it is not saved"
+    )
 
 
 def interrupted(state: State, number: int, saved: bool) -> Interrupted:

@@ -10,13 +10,13 @@ from tiny import SEP, parts, text_config
 from tokenizers import Tokenizer
 
 from distill.config.settings import Config
-from distill.data.row_format import causal_rows
+from distill.data.sequence_format import causal_format
 from distill.data.tokens import Tokens, corpus_text, prepare
 
 # The end-of-text token inside a conversation, as in ChatML, and the name of the token that fills rows.
 TEMPLATE = "[PAD]{role}: {content}[SEP]"
 TOKENIZER = byte_pairs()
-FORMAT = causal_rows(TOKENIZER)
+FORMAT = causal_format(TOKENIZER)
 
 
 def conversations(count: int = 30) -> list[list[dict[str, str]]]:
@@ -38,7 +38,7 @@ def chats(folder: Path, **more: Any) -> Config:
 
 
 def tokens_of(config: Config, part: str = "train") -> Tokens:
-    return prepare(corpus_text(*parts(config)), TOKENIZER, *parts(config), part, causal_rows)
+    return prepare(corpus_text(*parts(config)), TOKENIZER, *parts(config), part, causal_format)
 
 
 def naive(conversation: list[dict[str, str]]) -> list[tuple[int, bool]]:

@@ -87,7 +87,7 @@ def gradients(loss: Tensor, head: Head, upstream: float = 1.0) -> list[Tensor]:
     return list(torch.autograd.grad(loss * upstream, tensors, materialize_grads=True))
 
 
-def agree(case: Problem, relative: float = 3e-6, upstream: float = 1.0, **options: object) -> None:
+def assert_agrees(case: Problem, relative: float = 3e-6, upstream: float = 1.0, **options: object) -> None:
     """Loss, both sums and all gradients are the plain path's, relative to the largest entry."""
     want, want_sums = case.plain()
     got, got_sums = case.fused(**options)

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import tiny
 import torch
 from tiny import assert_close, loss_of, make_masks, make_objective, make_rows, make_tokenizer, objective_config
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.data.batches import Batches
 
 COUNT = 5  # rows, of 4 to 12 tokens
 # The mean of a loss, from a model pair's rows [1, length] and the projections by name.
@@ -19,7 +19,7 @@ def window(batch_size: int, shortest: int | None = 4) -> list[Batch]:
     """The same rows with the same masks for every size of a micro-batch."""
     rows = make_rows(COUNT, shortest=shortest)
     masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3)
-    return Batches(rows, masks, batch_size, -(-COUNT // batch_size), 0).window(0)
+    return tiny.make_batches(rows, masks, batch_size, -(-COUNT // batch_size), 0).window(0)
 
 
 def single_rows(batches: list[Batch]) -> list[Tensor]:

@@ -16,7 +16,7 @@ from distill.config.settings import DataConfig, SourceConfig
 from distill.data.build_tokens import build
 from distill.data.heldout import HeldOut
 from distill.data.packing import PARTS, Packing
-from distill.data.row_format import RowFormat
+from distill.data.sequence_format import SequenceFormat
 from distill.data.shards.destination import destination
 from distill.data.shards.index import ShardIndex
 from distill.data.sources import Source, find_source
@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = [first + second for first in "bdfgkmnprt" for second in "aeiou"]
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
 VOCABULARY = len(SPECIAL) + len(WORDS)
-MASKED = RowFormat(1, 2, None, None, 2, 0, 8)
-CAUSAL = RowFormat(None, None, None, 2, None, 0, 1)
+MASKED = SequenceFormat(1, 2, None, None, 2, 0, 8)
+CAUSAL = SequenceFormat(None, None, None, 2, None, 0, 1)
 
 
-def packing(heldout: float = 0.2, format: RowFormat = MASKED, **changes: Any) -> Packing:
+def packing(heldout: float = 0.2, format: SequenceFormat = MASKED, **changes: Any) -> Packing:
     """Rows of 16 ids of a tokenizer that knows all words of the small text."""
     words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -81,8 +81,8 @@ def read_rows(place: Path | str, part: str) -> np.ndarray:
         if index.layout.compression is not None:
             import pyarrow
 
-            data = pyarrow.Codec("zstd").decompress(data, block.rows * index.layout.row_bytes, asbytes=True)
-        found.append(np.frombuffer(data, index.layout.dtype).reshape(block.rows, -1))
+            data = pyarrow.Codec("zstd").decompress(data, block.sequences * index.layout.sequence_bytes, asbytes=True)
+        found.append(np.frombuffer(data, index.layout.dtype).reshape(block.sequences, -1))
     return np.concatenate(found)
 
 

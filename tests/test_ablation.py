@@ -8,6 +8,7 @@ import pytest
 import torch
 from job import composed
 
+from distill.config.settings import Config
 from distill.objective.terms.soft import Soft
 from distill.runs.check import check
 
@@ -16,9 +17,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from ablation import CHANGES, arguments_of, show
 
 
+@pytest.fixture(scope="module")
+def base() -> Config:
+    return composed(*arguments_of("base", 0, 4, []))
+
+
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_change_is_one_of_the_recipe(name: str) -> None:
-    base, changed = (composed(*arguments_of(each, 0, 4, [])) for each in ("base", name))
+def test_every_change_is_one_of_the_recipe(name: str, base: Config) -> None:
+    changed = composed(*arguments_of(name, 0, 4, []))
     check(changed)
     assert (base == changed) == (name == "base")
 

@@ -1,4 +1,7 @@
-"""The benchmark scripts run, at sizes that say nothing about speed; the cost model gives what was published."""
+"""The benchmark scripts run, at sizes that say nothing about speed; the cost model gives what was published.
+
+Whole scripts, which start interpreters and ranks, are among the slow tests; what they are made of is not.
+"""
 
 import argparse
 import importlib.util
@@ -37,6 +40,7 @@ def script(name: str, tmp_path: Path, *arguments: str) -> tuple[str, Any]:
     return output, content["results"]
 
 
+@pytest.mark.slow
 def test_prepare(tmp_path: Path) -> None:
     books = library(tmp_path / "books", 3)
     sizes = ("--shard-mb", "0.01", "--turns", "1")
@@ -86,6 +90,7 @@ def test_mixing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert full["echo"] < 0.15 and windowed["echo"] < 0.5 and in_order["echo"] > 0.8
 
 
+@pytest.mark.slow
 def test_sync(tmp_path: Path) -> None:
     sizes = ("--width", "64", "--layers", "1", "--tokens", "8", "--accumulate", "2", "--rounds", "1")
     _, results = script("sync.py", tmp_path, *sizes, "--engines", ENGINES)
@@ -99,6 +104,7 @@ def test_sync(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.slow
 def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{FOLDER.parent}{os.pathsep}{FOLDER.parent / 'tests'}")
     few = ("--megabytes", "0.1,0.2", "--rounds", "2", "--turns", "2", "--device", "cpu")
@@ -122,6 +128,7 @@ def test_the_job_file_is_changed_as_its_head_says() -> None:
     assert not any("gpu" in option for option in options)
 
 
+@pytest.mark.slow
 def test_optimizers(tmp_path: Path) -> None:
     printed, (result,) = script("optimizers.py", tmp_path, "--models", "tiny", "--rounds", "2", "--device", "cpu")
     assert (
@@ -130,6 +137,7 @@ def test_optimizers(tmp_path: Path) -> None:
     assert all(len(taken) == 2 for taken in result["all"].values())
 
 
+@pytest.mark.slow
 def test_checkpoint(tmp_path: Path) -> None:
     printed, (result,) = script("checkpoint.py", tmp_path, "--shapes", "tiny", "--rounds", "2")
     assert result["bytes"] > 3 * 4 * 64 * 500  # the weights and two moments of each, of which these are a part
@@ -137,6 +145,7 @@ def test_checkpoint(tmp_path: Path) -> None:
     assert "2x64 -> 1x64" in printed
 
 
+@pytest.mark.slow
 def test_loader_workers(tmp_path: Path) -> None:
     sizes = ("--rows", "4", "--length", "32", "--megabytes", "1", "--step", "2", "--seconds", "0.5", "--warm-up", "0.5")
     printed, results = script("loader_workers.py", tmp_path, "--workers", "0", "8", "--latency", "0", "5", *sizes)
@@ -147,6 +156,7 @@ def test_loader_workers(tmp_path: Path) -> None:
     assert none < 1 / (4 * 0.005 + 0.002) and min(eight, auto) > 1.5 * none and "| 5 ms | auto |" in printed
 
 
+@pytest.mark.slow
 def test_rings(tmp_path: Path) -> None:
     _, results = script("rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1", "--autos", "1")
     for measured in results:
@@ -224,10 +234,11 @@ def test_scaling_of_albert(protocol: str, tmp_path: Path) -> None:
         assert measured["steps"] == (1 if protocol == "hosts" else 2)
 
 
-def test_albert_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / "albert_scaling.py"), "--protocol", "examples", "--examples", "12"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and done.stderr.strip().endswith("give a multiple of --rows 1 times each of --sizes")
+def test_albert_refuses_what_does_not_fit() -> None:
+    options = ["--protocol", "examples", "--examples", "12"]
+    done = Forked(options, dict(os.environ), script=FOLDER / "albert_scaling.py")
+    errors = done.communicate(timeout=300)[1]
+    assert done.returncode == 1 and errors.strip().endswith("give a multiple of --rows 1 times each of --sizes")
 
 
 def test_a_late_share_holds_once_all_ranks_are_ready() -> None:
@@ -327,6 +338,7 @@ def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert windows == [3, 3] and len(ended) == 2
 
 
+@pytest.mark.slow
 def test_step(tmp_path: Path) -> None:
     printed, results = script(
         "step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", "--only", "fp32|distill bf16$", "--accumulate", "2"
@@ -353,6 +365,7 @@ def test_precision_ladder(tmp_path: Path) -> None:
     assert all(result["seconds"] > 0 and result["peak"] > 2**20 for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["tiny", "gpt2-tiny"])
 def test_profile(shape: str, tmp_path: Path) -> None:
     _, results = script("profile_step.py", tmp_path, "--shape", shape, "--accumulate", "2")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import MASK, VOCAB, make_evaluator, make_masks, make_model, make_rows, objective_config
+from tiny import MASK, VOCAB, make_batches, make_evaluator, make_masks, make_model, make_rows, objective_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PreTrainedModel
 
@@ -76,7 +76,7 @@ def this_process() -> Single:
 
 def batches(tokenizer: Any, padded: bool) -> Batches:
     rows = make_rows(8, shortest=5 if padded else None)
-    return Batches(rows, make_masks(tokenizer, rows), batch_size=4, accumulate=2, seed=0)
+    return make_batches(rows, make_masks(tokenizer, rows), batch_size=4, accumulate=2, seed=0)
 
 
 def on_gpu(window: list[Batch]) -> list[Batch]:

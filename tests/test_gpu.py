@@ -12,6 +12,7 @@ import torch
 from job import Shelf, assert_alike, results
 from tiny import (
     Fit,
+    make_batches,
     make_masks,
     make_model,
     make_rows,
@@ -21,7 +22,6 @@ from tiny import (
 )
 
 from distill.config import settings as conf
-from distill.data.batches import Batches
 from distill.distributed import GradientSync
 from distill.distributed.single import Single
 from distill.objective.build import build_objective, fit_terms, make_terms
@@ -47,7 +47,7 @@ def gradients(
     model = setup_student(student, objective, precision, ranks)
     sync = GradientSync(ranks, model)
     data = make_rows(8, shortest=5)
-    source = Batches(data, make_masks(tokenizer, data), batch_size=4, accumulate=2, seed=0)
+    source = make_batches(data, make_masks(tokenizer, data), batch_size=4, accumulate=2, seed=0)
     window = source.window(0)
     counts = objective.count(window)
     scales = objective.scales(counts, ranks.device)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from forked import Forked
-from job import Shelf, assert_alike, assert_same, distill, environment, metrics, program, results, wait_for
+from job import Shelf, assert_alike, assert_same, command, distill, environment, metrics, program, results, wait_for
 
 STEPS = 8  # of the distillation below: 2 epochs of 4 steps
 
@@ -72,7 +72,7 @@ def test_another_split_of_the_same_step_gives_the_same_student(shelf: Shelf, don
 
 def test_killed_and_started_again_it_ends_the_same_bitwise(shelf: Shelf, done: Path) -> None:
     folder = shelf.root / "killed"
-    killed = program(*shelf.arguments(folder))
+    killed = command(*shelf.arguments(folder))
     wait_for(lambda: (folder / "checkpoints" / "step-00000002").exists(), killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -112,7 +112,7 @@ def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
 @pytest.mark.parametrize("part", ["imports", "text"])
 def test_before_the_first_step_a_signal_ends_a_run_in_one_line(shelf: Shelf, part: str) -> None:
     folder = shelf.root / f"early-{part}"
-    early = program(*shelf.arguments(folder))
+    early = (program if part == "imports" else command)(*shelf.arguments(folder))
     wait_for(lambda: folder.exists() if part == "text" else handles_signals(early.pid), early)
     early.send_signal(signal.SIGHUP)
     _, errors = early.communicate(timeout=60)

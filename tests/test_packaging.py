@@ -5,9 +5,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
 from job import ROOT, environment, library
 
 
+@pytest.mark.slow
 def test_the_wheel_carries_everything_and_runs_elsewhere(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)

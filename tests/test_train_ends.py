@@ -17,6 +17,7 @@ from tiny import Fit, make_model, make_rows, new_student, only, weights_of
 
 from distill.config.settings import OnUsr1, TrainConfig
 from distill.data import remote
+from distill.data.batches import Threads
 from distill.data.remote import retried
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.schedules.linear import Linear
@@ -113,7 +114,7 @@ def test_a_run_that_diverges_saves_nothing_more_and_goes_on_from_the_good_checkp
     text = str(error.value)
     assert error.value.status == 3 and fit.state.step == first + 2
     assert "\n" not in text and "train.max_nonfinite=3" in text and "optimizer.lr" in text
-    assert [newest_step(path) for path in fit.checkpoints.found()] == kept
+    assert [newest_step(path) for path in fit.checkpoints.saved()] == kept
     if not kept:
         assert "There is no good checkpoint" in text
         return
@@ -267,8 +268,8 @@ def test_a_signal_while_storage_is_out_of_order_keeps_all_steps(
     monkeypatch.setattr(remote.random, "uniform", lambda low, high: 30.0)
     settings = TrainConfig(batch_size=4, accumulate=2, epochs=1, save_every=100)
     fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
-    readable = fit.batches.order.numbers(0, np.arange(2 * fit.batches.rows_per_step))
-    fit.batches = replace(fit.batches, rows=OutOfOrder(rows, readable), threads=threads)
+    readable = fit.batches.order.numbers(0, np.arange(2 * fit.batches.sequences_per_step))
+    fit.batches = replace(fit.batches, rows=OutOfOrder(rows, readable), threads=Threads(threads))
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
     fit.student.base_model.register_forward_pre_hook(lambda *_: timer.start() if not timer.ident else None)
     begun = time.monotonic()

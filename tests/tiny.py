@@ -17,8 +17,9 @@ from distill.config import settings as conf
 from distill.config.component import Component
 from distill.config.errors import line_of
 from distill.data.batch import PADDING, Batch
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM, masked_lm
+from distill.data.order import FullShuffle
 from distill.distributed import gradient_sync
 from distill.distributed.shard import is_sharded
 from distill.distributed.single import Single
@@ -38,7 +39,7 @@ from distill.optim.schedules.linear import Linear
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.history import Points
 from distill.runs.metrics import Metrics
-from distill.runs.part_checkpoint import PartCheckpoints
+from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
@@ -134,6 +135,14 @@ def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
     assert changes.keys() <= conf.MaskingConfig.model_fields.keys()
     masking = conf.MaskingConfig.model_construct(**changes)
     return masked_lm(masking, tokenizer, np.bincount(rows.reshape(-1), minlength=VOCAB))
+
+
+def make_batches(
+    rows: np.ndarray, collator: Any, batch_size: int, accumulate: int = 1, seed: int = 0, **more: Any
+) -> Batches:
+    """Rows in the random order of this seed, where no `order` is given; `more`: `static`, and fields of `StepShape`."""
+    order, static = more.pop("order", FullShuffle(len(rows), seed)), more.pop("static", False)
+    return Batches(rows, collator, order, StepShape(batch_size, accumulate, **more), seed, static)
 
 
 def make_evaluator(
@@ -327,19 +336,13 @@ class Fit:
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
         )
         self.state = State()
-        make = partial(PartCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
+        make = partial(ShardedCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
         self.checkpoints = make(self.folder, self.settings.keep, self.identity)
-        self.batches = Batches(
-            self.rows,
-            make_masks(self.tokenizer, self.rows, **dict(self.objective.masking)),
-            self.settings.batch_size,
-            self.settings.accumulate,
-            self.seed,
-            self.ranks.rank,
-            self.ranks.size,
-            equal_windows=self.ranks.equal_windows,
-            step_rows=self.settings.sequences_per_step,
-        )
+        masks, steps, ranks = dict(self.objective.masking), self.settings, self.ranks
+        shape = {"rank": ranks.rank, "size": ranks.size, "total": steps.sequences_per_step}
+        shape["equal_windows"] = ranks.equal_windows
+        collator = make_masks(self.tokenizer, self.rows, **masks)
+        self.batches = make_batches(self.rows, collator, steps.batch_size, steps.accumulate, self.seed, **shape)
 
     def resume(self, path: Path | None = None) -> "Fit":
         newest = path or self.checkpoints.newest()

@@ -34,7 +34,7 @@ def parse(
         name = rest[0].partition("=")[0]
         names = [field.name for part in (besides, cls) if part is not None for field in fields(part)]
         raise SettingError(
-            f"{name} is no argument of `distill {command}`{did_you_mean(name, names)}: it takes {', '.join(names)}"
+            f"{name} is not an argument of `distill {command}`{did_you_mean(name, names)}: it takes {', '.join(names)}"
         )
     return values
 
@@ -62,7 +62,7 @@ def split(
     for field in fields(cls):  # type: ignore[arg-type]
         if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise SettingError(
-                f"{field.name} is missing: give {field.name}=VALUE; `distill {command} --help` says what it takes"
+                f"{field.name} is missing: give {field.name}=VALUE; `distill {command} --help` lists all arguments"
             )
     return cls(**values), rest
 

@@ -1,7 +1,7 @@
 """Several jobs after each other from one recipe: each is a run of its own, and at the end one table compares them.
 
 A stage is what `python -m distill +recipe=RECIPE SETTINGS` would run, in its own process and folder. So it can be
-interrupted and goes on like any run, and a stage that is finished is not run again. A stage can be run for several
+interrupted and resumed like any run, and a stage that is finished is not run again. A stage can be run for several
 seeds, and from each snapshot of an earlier stage.
 """
 
@@ -66,12 +66,12 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
             for model, stages in chain.table.items()
         }
         text = chain_report.write(path, results, _snapshot_runs(path, chain), chain.anchors)
-        page.blocks = chain_report.blocks(results, chain.anchors)
+        page.end_with(chain_report.blocks(results, chain.anchors))
     return text
 
 
 def jobs_of(path: Path, chain: ChainConfig) -> list[Job]:
-    """The jobs of all stages for their page, as far as they are known."""
+    """The jobs of all stages for their page, as far as their folders are decided."""
     jobs: list[Job] = []
     for name, stage in chain.stages.items():
         if (of := stage.snapshots_of) is not None and not (path / of / "results.json").is_file():
@@ -85,27 +85,28 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
     """Run one job of a stage, unless it is finished."""
     stage = chain.stages[name]
     settings = [
-        REFERENCE.sub(lambda found: str(_folder_of(path, chain, stage, run, found[1])), each) for each in stage.settings
+        REFERENCE.sub(lambda match: str(_folder_of(path, chain, stage, run, match[1])), setting)
+        for setting in stage.settings
     ]
     seeded = [] if run.seed is None else [f"seed={run.seed}"]
     arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={run.folder}"]
-    known = {"arguments": [redact(each) for each in arguments], "inputs": _inputs(path, chain, stage, run)}
-    if _is_finished(run.folder, known):
+    command = {"arguments": [redact(argument) for argument in arguments], "inputs": _inputs(path, chain, stage, run)}
+    if _is_finished(run.folder, command):
         return
     parts = {"snapshot of step": run.step, "seed": run.seed}
     label = ", ".join([name, *(f"{part} {value}" for part, value in parts.items() if value is not None)])
-    logger.info(f"stage {label}: python -m distill {' '.join(known['arguments'])}")
+    logger.info(f"stage {label}: python -m distill {' '.join(command['arguments'])}")
     if status := _run([sys.executable, "-m", "distill", *arguments]):
         raise StageFailed(label, status)
-    (run.folder / STAGE).write_text(json.dumps(known))
+    (run.folder / STAGE).write_text(json.dumps(command))
 
 
 def check_chain(chain: ChainConfig) -> None:
     """Raises SettingError for stages that do not come before, do not exist, or have no snapshots."""
-    known: list[str] = []
+    earlier: list[str] = []
     for name, stage in chain.stages.items():
         if stage.snapshots_of is not None:
-            _check_snapshots(chain, name, stage.snapshots_of, known)
+            _check_snapshots(chain, name, stage.snapshots_of, earlier)
         for setting in stage.settings:
             if (secret := literal_secret(setting)) is not None:
                 raise SettingError(
@@ -114,16 +115,16 @@ def check_chain(chain: ChainConfig) -> None:
                 )
             for other in REFERENCE.findall(setting):
                 where = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
-                if other not in known:
-                    raise SettingError(f"{where} does not come before: name one of {', '.join(known) or 'none'}")
+                if other not in earlier:
+                    raise SettingError(f"{where} does not come before: name one of {', '.join(earlier) or 'none'}")
                 of = chain.stages[other].snapshots_of
                 if of not in (None, stage.snapshots_of):
                     raise SettingError(f"{where} has a run from each snapshot of {of}: set snapshots_of={of} here too")
-        known.append(name)
+        earlier.append(name)
     for model, stages in chain.table.items():
         for name in stages:
-            if name not in known:
-                raise SettingError(f"chain.table.{model}: there is no stage {name}: name one of {', '.join(known)}")
+            if name not in earlier:
+                raise SettingError(f"chain.table.{model}: there is no stage {name}: name one of {', '.join(earlier)}")
             if (of := chain.stages[name].snapshots_of) is not None:
                 raise SettingError(
                     f"chain.table.{model}: {name} scores a model from each snapshot of {of}, which have a table of "
@@ -131,20 +132,20 @@ def check_chain(chain: ChainConfig) -> None:
                 )
 
 
-def _check_snapshots(chain: ChainConfig, name: str, of: str, known: list[str]) -> None:
-    """Refuse `snapshots_of=of` for the stage `name`, where only the stages `known` come before."""
+def _check_snapshots(chain: ChainConfig, name: str, of: str, earlier: list[str]) -> None:
+    """Refuse `snapshots_of=of` for the stage `name`, where only the stages `earlier` come before."""
     setting = f"chain.stages.{name}.snapshots_of={of}"
-    if of not in known:
-        raise SettingError(f"{setting} does not come before: name one of {', '.join(known) or 'none'}")
-    earlier = chain.stages[of]
-    if earlier.seeds or earlier.snapshots_of is not None:
+    if of not in earlier:
+        raise SettingError(f"{setting} does not come before: name one of {', '.join(earlier) or 'none'}")
+    source = chain.stages[of]
+    if source.seeds or source.snapshots_of is not None:
         raise SettingError(f"{setting} is run several times, by its seeds or snapshots_of: name a stage that runs once")
-    if not any(each.lstrip("+").startswith("train.snapshot") for each in earlier.settings):
+    if not any(kept.lstrip("+").startswith("train.snapshot") for kept in source.settings):
         raise SettingError(
             f"{setting} keeps none: add train.snapshot_every=STEPS or train.snapshots=[STEP,...] to "
             f"chain.stages.{of}.settings"
         )
-    if not any(of in REFERENCE.findall(each) for each in chain.stages[name].settings):
+    if not any(of in REFERENCE.findall(used) for used in chain.stages[name].settings):
         raise SettingError(
             f"{setting}, but no setting of {name} has {{{of}}}, which stands for the snapshot: add one, such as "
             f"student.path={{{of}}}"
@@ -163,7 +164,7 @@ def runs_of(path: Path, chain: ChainConfig, name: str) -> list[Run]:
         steps = [*_record(path / stage.snapshots_of).snapshots]
         if not steps:
             raise SettingError(
-                f"chain.stages.{name}.snapshots_of={stage.snapshots_of} was finished without snapshots in "
+                f"chain.stages.{name}.snapshots_of={stage.snapshots_of} finished without snapshots in "
                 f"{path / stage.snapshots_of}: remove that folder to run it again, or choose another hydra.run.dir"
             )
     seeds: list[int | None] = [*stage.seeds] or [None]
@@ -179,14 +180,14 @@ def runs_of(path: Path, chain: ChainConfig, name: str) -> list[Run]:
 
 
 def _folder_of(path: Path, chain: ChainConfig, stage: StageConfig, run: Run, name: str) -> Path:
-    """What {name} stands for in the settings of a run: the snapshot that it is run from, or an earlier stage's folder.
+    """The folder that {name} stands for in the settings of a run: its snapshot, or an earlier stage's folder.
 
     That is the run of the earlier stage from the same snapshot and with the same seed, or its only or first one.
     """
     if name == stage.snapshots_of:
         return path / name / "snapshots" / f"step-{run.step}"
-    found = [each for each in runs_of(path, chain, name) if each.step in (None, run.step)]
-    return next((each for each in found if each.seed == run.seed), found[0]).folder
+    runs = [other for other in runs_of(path, chain, name) if other.step in (None, run.step)]
+    return next((other for other in runs if other.seed == run.seed), runs[0]).folder
 
 
 def _inputs(path: Path, chain: ChainConfig, stage: StageConfig, run: Run) -> dict[str, str]:
@@ -208,40 +209,40 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _is_finished(folder: Path, known: dict[str, Any]) -> bool:
+def _is_finished(folder: Path, command: dict[str, Any]) -> bool:
     """Whether this very command has been run to its end on these inputs.
 
-    What has changed is left to the run itself, which knows whether that makes a difference to it.
+    Where something has changed, the run itself decides whether it is still finished.
     """
     done = folder / STAGE
     if not done.is_file() or not (folder / "results.json").is_file():
         return False
     try:
         check_student(folder, _record(folder))
-        return bool(json.loads(done.read_bytes()) == known)
-    except (ValueError, RecursionError):  # damage: the run itself says what is left to do
+        return bool(json.loads(done.read_bytes()) == command)
+    except (ValueError, RecursionError):  # damage: the run itself reports it and resumes
         return False
 
 
 def _snapshot_runs(path: Path, chain: ChainConfig) -> dict[str, SnapshotRuns]:
     """What was run from the snapshots of each stage that has some in use."""
-    found: dict[str, SnapshotRuns] = {}
+    by_stage: dict[str, SnapshotRuns] = {}
     for name, stage in chain.stages.items():
         if (of := stage.snapshots_of) is not None:
-            by_step = found.setdefault(of, SnapshotRuns(_record(path / of))).stages.setdefault(name, {})
+            by_step = by_stage.setdefault(of, SnapshotRuns(_record(path / of))).stages.setdefault(name, {})
             for run in runs_of(path, chain, name):
                 assert run.step is not None
                 by_step.setdefault(run.step, []).append(_record(run.folder))
-    return found
+    return by_stage
 
 
 def _run(command: list[str]) -> int:
-    """The status of a command that gets the signals which would end this process, and ends in its own time."""
+    """The exit status of a command, to which the signals of this process are forwarded."""
     with handled() as signals, pass_signals(signals) as processes:
         processes.append(subprocess.Popen(command, preexec_fn=dying_with(os.getpid())))
         status = processes[0].wait()
-        # A stage that failed has heeded them; where it came to its end all the same, the chain stops before the next.
-        signals.received = [number for number in signals.received if number in STOPPING and not status]
+        # A stage that failed has acted on them; if it succeeded all the same, the chain stops before the next stage.
+        signals.received[:] = [number for number in signals.received if number in STOPPING and not status]
     return status
 
 

@@ -1,4 +1,4 @@
-"""The command `distill`, also `python -m distill`: the main job, or another command where the first word names one."""
+"""The command `distill`, also `python -m distill`: the main job, or the command that the first argument names."""
 
 import re
 import sys
@@ -10,9 +10,9 @@ from distill.runtime.threads import limit_spinning
 COMMANDS = {
     "evaluate": ("distill.commands.evaluate", "score models on evaluation sets, without training"),
     "compare": ("distill.commands.compare", "lay runs side by side: settings that differ against results"),
-    "predict": ("distill.commands.predict", "let a trained model answer texts, files and pipes"),
-    "prepare": ("distill.commands.prepare", "make the token rows of a corpus, without training"),
-    "profile": ("distill.commands.profile", "train the first steps of a run and name what holds it up"),
+    "predict": ("distill.commands.predict", "predict with a trained model: texts, files and pipes"),
+    "prepare": ("distill.commands.prepare", "tokenize and pack the sequences of a corpus, without training"),
+    "profile": ("distill.commands.profile", "train the first steps of a run and name the bottleneck"),
     "export": ("distill.commands.export.command", "write a student in the format of another engine (ONNX)"),
     "report": ("distill.commands.report", "write the report of a finished run again"),
 }
@@ -20,27 +20,27 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
-    words = sys.argv[1:] if arguments is None else arguments
-    wants_help = bool({"-h", "--help"} & set(words))
-    if words and re.fullmatch(r"[a-z]\w*", words[0]):
-        return run_command(words[0], words[1:], wants_help)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    wants_help = bool({"-h", "--help"} & set(arguments))
+    if arguments and re.fullmatch(r"[a-z]\w*", arguments[0]):
+        return run_command(arguments[0], arguments[1:], wants_help)
     if wants_help:
         from distill.commands.help import main_help
 
         print(main_help({name: text for name, (_, text) in COMMANDS.items()}))
         return 0
-    if words == ["--version"]:
+    if arguments == ["--version"]:
         from distill.runtime.version import __version__
 
         print(__version__)
         return 0
-    if words == ["--schema"]:
+    if arguments == ["--schema"]:
         from distill.config.schema import print_schema
 
         return print_schema()
     from distill.commands.main_job import main as run_job
 
-    return run_job(words)
+    return run_job(arguments)
 
 
 def run_command(name: str, arguments: list[str], wants_help: bool = False) -> int:
@@ -49,12 +49,14 @@ def run_command(name: str, arguments: list[str], wants_help: bool = False) -> in
     Args:
         wants_help: prints its help, and does nothing.
     """
-    from distill.commands.ending import say, status_of
+    from distill.commands.ending import report_problem, status_of
     from distill.runtime.errors import SettingError
     from distill.runtime.nearest import did_you_mean
 
     if name not in COMMANDS:
-        say(f"{name} is no command{did_you_mean(name, COMMANDS)}: give one of {', '.join(COMMANDS)}, or NAME=VALUE")
+        report_problem(
+            f"{name} is not a command{did_you_mean(name, COMMANDS)}: give one of {', '.join(COMMANDS)}, or NAME=VALUE"
+        )
         return SettingError.status
     command = import_module(COMMANDS[name][0])
     if wants_help:

@@ -7,7 +7,7 @@ from distill.commands.arguments import parse
 from distill.report.comparison.from_python import ComparedRuns
 from distill.report.comparison.runs import find_runs, is_sweep
 
-FOLDER = Path("compare")  # what is written to where neither output nor a sweep says otherwise
+FOLDER = Path("compare")  # the default output of runs that are not one sweep
 HELP = """
 usage: distill compare run=FOLDER [run=FOLDER ...] [by=NAME] [output=FOLDER]
 

@@ -30,7 +30,7 @@ def status_of(command: Callable[[], object]) -> int:
         except Exception as error:
             if (failure := expected(error)) is None:
                 raise
-            say(failure)
+            report_problem(failure)
             return failure.status
         return 0
 
@@ -38,7 +38,7 @@ def status_of(command: Callable[[], object]) -> int:
 
 
 def until_interrupted(command: "Callable[[Signals], int]") -> int:
-    """The exit status of a command, or of the signal that has ended it, which is then said in one line."""
+    """The exit status of a command, or of the signal that has ended it, which is then reported in one line."""
     from distill.runtime.signals import handled
 
     with handled() as signals:
@@ -48,7 +48,7 @@ def until_interrupted(command: "Callable[[Signals], int]") -> int:
             if os.environ.get("DISTILL_TRACEBACK") == "1":
                 raise
             try:
-                say(error)
+                report_problem(error)
                 end_rank(error.status, error)
             except Exception:  # the signal cut an import short, and what it has left cannot be imported again
                 print(f"distill: {error}", file=sys.stderr, flush=True)
@@ -56,12 +56,12 @@ def until_interrupted(command: "Callable[[Signals], int]") -> int:
             return error.status
 
 
-def say(problem: object) -> None:
+def report_problem(problem: object) -> None:
     """The one line that a command ends with."""
-    from distill.runtime.progress import write_to as write
+    from distill.runtime.progress import write_to
     from distill.runtime.redaction import redact
 
-    write(sys.stderr, f"distill: {redact(str(problem))}\n")
+    write_to(sys.stderr, f"distill: {redact(str(problem))}\n")
 
 
 def expected(error: Exception, folder: str = "") -> Failure | None:

@@ -13,7 +13,7 @@ Score models on evaluation sets without training, and compare them in a table.
   model=MODEL      a run folder, its student/, a snapshot, any folder of transformers, a name on the Hub, bundled or
                    bundled_deep; given again for each further one, or as model=[A,B]
   output=FOLDER    gets scores.json and scores.md (default: runs/evaluate)
-  SETTING=VALUE    a setting of a run, of the groups corpus, evaluate, precision, teacher and backend; what is not given
+  SETTING=VALUE    a setting of a run, of corpus, data, evaluate, precision, teacher and backend; what is not given
                    is as in the run that made the first model
   teacher=MODEL    adds a column for a teacher, and how often each model's first choice is the teacher's
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from distill.config.folders import CONF, RECIPES
 
 HELP = """
-usage: distill [+recipe=NAME] [GROUP=OPTION ...] [SETTING=VALUE ...]     distil a teacher into a student, and report
-       distill COMMAND [NAME=VALUE ...]                                  do something else; distill COMMAND --help
+usage: distill [+recipe=NAME] [GROUP=OPTION ...] [SETTING=VALUE ...]     distil a teacher into a student and report
+       distill COMMAND [NAME=VALUE ...]                                  another command; distill COMMAND --help
 
   distill corpus.path=BOOKS                         the main job on your books, in a minute or two, offline
   distill +recipe=NAME optimizer.lr=2e-3 seed=1     a recipe with other settings
   distill objective.temperature=1,2,4 --multirun    a sweep: one run for each value
   distill +recipe=NAME --cfg job                    show all settings, and run nothing
 
-A run lies in runs/RECIPE (hydra.run.dir=FOLDER); the same command resumes it, and says so when it is finished.
+A run lies in runs/RECIPE (hydra.run.dir=FOLDER); the same command resumes it; of a finished run it prints the report.
 python -m distill is the same as distill.
 """
 OPTIONS = """
@@ -29,7 +29,7 @@ options:
   --help, -h; --version
 """
 WIDTH = 118
-LONGEST = 88  # characters of what is said of a recipe
+LONGEST = 88  # characters of the summary of a recipe
 
 
 def main_help(commands: Mapping[str, str]) -> str:

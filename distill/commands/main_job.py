@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.commands.ending import end_rank, expected, is_rank, say, until_interrupted
+from distill.commands.ending import end_rank, expected, is_rank, report_problem, until_interrupted
 from distill.runtime.errors import SettingError
 from distill.runtime.threads import keep_compiled_kernels, limit_spinning
 
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run_command(arguments: list[str], signals: "Signals") -> int:
-    """Do what a command line says; of a sweep the exit status of the first run that failed."""
+    """Run a command line; returns its exit status, of a sweep that of the first run that failed."""
     from distill.config.command_line import CommandLine, check_overrides
     from distill.config.composition import by_hydra, compose
 
@@ -49,7 +49,7 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
                 traceback.print_exc()
                 end_rank(1, error)
             raise
-        say(failure)
+        report_problem(failure)
         end_rank(failure.status, error)
         return failure.status
 
@@ -82,10 +82,10 @@ def run_one(line: "CommandLine", composition: "Composition", signals: "Signals")
 
 
 def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) -> float | None:
-    """Run a job in this process; gives the number of its results that `optimize` names, None where it names none.
+    """Run a job in this process; returns the number of its results that `optimize` names, None where it names none.
 
     Args:
-        signals: learns what SIGUSR1 means in this run.
+        signals: gets the setting for SIGUSR1 of this run.
         direction: in which a search wants that number.
     """
     from distill.config.settings import OnUsr1

@@ -1,4 +1,4 @@
-"""The command `distill predict`: what a trained model answers to texts, files and pipes."""
+"""The command `distill predict`: predictions of a trained model for texts, files and pipes."""
 
 import sys
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = """
 usage: distill predict model=MODEL [text=TEXT ...] [input=FILE] [output=FILE] [OPTION=VALUE ...]
 
-Let a trained model answer: words for [MASK], a continuation, classes or values, or answers to questions.
+Predict with a trained model: tokens for [MASK], a continuation, classes or values, or answers to questions.
 
   model=MODEL      a run folder, a snapshot, a model folder or a name on the Hub
   text=TEXT        a text; given again for each further one (second=TEXT: the other text of a pair)
@@ -25,11 +25,11 @@ Let a trained model answer: words for [MASK], a continuation, classes or values,
   input=FILE       *.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and without
                    text, standard input: JSON lines, or a text a line
   output=FILE      JSON lines; without it, to standard output. *.json: answers by the id of their question
-  output=FILE.tsv|FOLDER   with input= a test set of GLUE: the file that its server takes (task=NAME where the run of
-                   the model does not say it)
+  output=FILE.tsv|FOLDER   with input= a test set of GLUE: the file that its server takes (task=NAME for a
+                   model of another run)
   device=auto      auto, cpu or cuda
-  batch_size=32    rows that are computed at once
-  top_k=N          words for a mask (5), classes (all), or answers (1)
+  batch_size=32    sequences per forward pass
+  top_k=N          tokens for a mask (5), classes (all), or answers (1)
 
 of continuations: max_new_tokens=30 sample=true temperature=1 top_k=N top_p=1 seed=0
 of fine-tuned models: sequence_length=N (as trained) no_answer=true|false (as trained) max_answer_tokens=30
@@ -56,7 +56,7 @@ class Request:
 
 
 def run(arguments: list[str]) -> None:
-    """Answer what the command line gives."""
+    """Predict for the inputs of the command line."""
     from distill.commands.prediction.settings import PredictConfig
 
     request, options = split(Request, arguments, "predict")
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> None:
 
 
 def answer(request: Request, settings: "PredictConfig") -> None:
-    """Write what the model answers, where the request says.
+    """Write the predictions to the output of the request.
 
     Raises:
         SettingError: inputs that the model does not read, or settings that do not fit each other.
@@ -75,30 +75,30 @@ def answer(request: Request, settings: "PredictConfig") -> None:
     from distill.runtime.progress import log
 
     _check(request)
-    found = load_model(request.model, request.device)
-    settings.check(found.kind)
+    model = load_model(request.model, request.device)
+    settings.check(model.kind)
     if is_submission(request.output):
         assert request.output is not None
         if request.input is None:
             raise SettingError(f"output={request.output} is GLUE's form of predictions: give input=, its test set")
-        for file, count in write_submissions(found, request.task, request.input, request.output, settings):
+        for file, count in write_submissions(model, request.task, request.input, request.output, settings):
             log(f"{count:,} predictions in {file}")
         return
     if request.task is not None:
         raise SettingError(
             f"task={request.task} is for GLUE's form of predictions: give output=FILE.tsv, or leave it out"
         )
-    count = write_outcomes(outcomes(found, request, settings), request.output)
+    count = write_outcomes(outcomes(model, request, settings), request.output)
     if request.output is not None:
         log(f"{count:,} predictions in {request.output}")
 
 
 def _check(request: Request) -> None:
     """Raises SettingError for inputs that are given twice."""
-    given = {"text": bool(request.text), "question": request.question is not None, "input": request.input is not None}
-    named = [name for name, there in given.items() if there]
+    inputs = {"text": bool(request.text), "question": request.question is not None, "input": request.input is not None}
+    named = [name for name, there in inputs.items() if there]
     if len(named) > 1:
-        raise SettingError(f"{named[0]} and {named[1]} are both given: give the inputs in one of these ways")
+        raise SettingError(f"{named[0]} and {named[1]} are both set: give one of them")
     if request.second is not None and len(request.text) != 1:
         raise SettingError("second= is the other text of one text=: give text= once, or a file of pairs as input=")
     if (request.question is None) != (request.context is None):
@@ -110,15 +110,15 @@ def is_submission(output: str | None) -> bool:
     return output is not None and (output.lower().endswith(".tsv") or Path(output).expanduser().is_dir())
 
 
-def outcomes(found: "LoadedModel", request: Request, settings: Any) -> Iterator[dict[str, Any]]:
-    """What the model answers to each input, in their order."""
+def outcomes(model: "LoadedModel", request: Request, settings: Any) -> Iterator[dict[str, Any]]:
+    """The predictions for all inputs, in their order."""
     from distill.commands.prediction.predict import as_record, predict_records
 
-    inputs, before = enumerate(_inputs(found, request), 1), 0
+    inputs, before = enumerate(_inputs(model, request), 1), 0
     while some := list(islice(inputs, AT_ONCE)):
-        records = [as_record(_renamed(given, found), n, found.kind, f"{place}: input") for n, (place, given) in some]
+        records = [as_record(_renamed(record, model), n, model.kind, f"{place}: input") for n, (place, record) in some]
         try:
-            yield from predict_records(found, records, settings)
+            yield from predict_records(model, records, settings)
         except SettingError as error:
             if before:
                 raise SettingError(f"of the inputs from {before + 1:,} on: {error}") from None
@@ -126,7 +126,7 @@ def outcomes(found: "LoadedModel", request: Request, settings: Any) -> Iterator[
         before += len(some)
 
 
-def _inputs(found: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]:
+def _inputs(model: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]:
     """The inputs, and where each stands."""
     from distill.commands.prediction.predict import ANSWERS
     from distill.commands.prediction.records import read_inputs, read_pipe
@@ -138,8 +138,8 @@ def _inputs(found: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]
     elif request.question is not None:
         yield "question", {"question": request.question, "context": request.context}
     elif request.input is not None and request.input != "-":
-        columns = [str(found.corpus.get(name) or name) for name in ANSWERS[found.kind.noun][1]]
-        columns += [str(found.corpus["second"])] if found.corpus.get("second") else []
+        columns = [str(model.corpus.get(name) or name) for name in ANSWERS[model.kind.noun][1]]
+        columns += [str(model.corpus["second"])] if model.corpus.get("second") else []
         yield from read_inputs(request.input, tuple(columns))
     elif request.input is None and sys.stdin.isatty():
         raise SettingError("nothing to answer: give text=TEXT or input=FILE, or pipe texts into the command")
@@ -147,10 +147,10 @@ def _inputs(found: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]
         yield from read_pipe(sys.stdin)
 
 
-def _renamed(given: Any, found: "LoadedModel") -> Any:
+def _renamed(record: Any, model: "LoadedModel") -> Any:
     """A record of a table whose columns are called as in the run that trained the model, with the names used here."""
-    if not isinstance(given, dict):
-        return given
-    named = {name: found.corpus.get(name) for name in ("text", "second")}
-    more = {name: given[column] for name, column in named.items() if name not in given and column in given}
-    return {**given, **more}
+    if not isinstance(record, dict):
+        return record
+    named = {name: model.corpus.get(name) for name in ("text", "second")}
+    more = {name: record[column] for name, column in named.items() if name not in record and column in record}
+    return {**record, **more}

@@ -1,4 +1,4 @@
-"""The command `distill prepare`: the token rows of a recipe's corpus and evaluation sets, without training."""
+"""The command `distill prepare`: the sequences of a recipe's corpus and evaluation sets, without training."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 HELP = """
 usage: distill prepare [+recipe=NAME] [SETTING=VALUE ...] [--config-dir FOLDER]
 
-Make the token rows of a recipe's corpus and evaluation sets, without training. Any number of hosts may run the same
-command at the same time: each takes a part of what is left. One that was killed goes on where it was, and a run of the
-recipe with the same settings then finds the rows in data.tokens.
+Tokenize and pack a recipe's corpus and evaluation sets, without training. Any number of hosts may run the same command
+at the same time: each takes a part of the rest, and one that was killed resumes. A run of the recipe with the same
+settings then reads the sequences from data.tokens.
 
-  SETTING=VALUE    as of a run; what matters are corpus, evaluate and the tokenizer of the teacher
+  SETTING=VALUE    as of a run; it reads corpus, data, evaluate and the tokenizer of the teacher
 
   distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books data.tokens=s3://BUCKET/tokens
 """
@@ -23,25 +23,25 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: list[str]) -> None:
-    """Prepare what the command line names."""
+    """Prepare the corpus and the sets of a command line."""
     from distill.config.composition import composed
 
     prepare(composed(arguments))
 
 
 def prepare(config: "Config") -> "dict[str, Tokens]":
-    """Prepares the corpus and the evaluation sets of a run, and logs what is there then.
+    """Prepares the corpus and the evaluation sets of a run, and logs their sizes.
 
     Returns:
-        The rows by `corpus`, or by each source of a mixture, and the names of the sets; a set is left out where it is
-        not available and may be.
+        The sequences by `corpus`, or by each source of a mixture, and by the names of the sets; a set that is not
+        available is left out, where `evaluate.missing` allows that.
 
     Raises:
         SettingError: bad input, or a task that reads no running text.
     """
     from distill.config.settings import Missing
     from distill.data.tokens import corpus_texts
-    from distill.data.tokens import prepare as prepare_rows
+    from distill.data.tokens import prepare as prepare_text
     from distill.evaluation.sets import tokens_of_sets
     from distill.objective.build import make_terms
     from distill.runs.check import check
@@ -57,30 +57,30 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
     if not isinstance(task, TextTask):
         raise SettingError(f"objective.task={config.objective.task} reads labelled examples, which need no preparation")
     tokenizer, corpus, data = tokenizer_of_run(config, task), config.corpus, config.data
-    found = {
-        text.setting: prepare_rows(text, tokenizer, corpus, data, "train", task.row_format)
+    tokens_by_name = {
+        text.setting: prepare_text(text, tokenizer, corpus, data, "train", task.sequence_format)
         for text in corpus_texts(corpus, data).values()
     }
-    for name, tokens in tokens_of_sets(config, tokenizer, task.row_format):
+    for name, tokens in tokens_of_sets(config, tokenizer, task.sequence_format):
         if tokens is not None:
-            found[name] = tokens
+            tokens_by_name[name] = tokens
         elif config.evaluate.missing is Missing.stop:
             raise SettingError(f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path")
-    for name, tokens in found.items():
+    for name, tokens in tokens_by_name.items():
         logger.info(f"{name}: {described(tokens)}")
-    return found
+    return tokens_by_name
 
 
 def described(tokens: "Tokens") -> str:
-    """What is there, in a line."""
+    """Its shards, sequences, tokens and bytes, in a line."""
     from distill.runtime.storage import size
 
     stored = tokens.stored
     assert stored is not None
-    rows, length = tokens.rows.shape
+    count, length = tokens.rows.shape
     line = (
-        f"{stored.shards:,} shard{'s' * (stored.shards != 1)}, {rows:,} rows of {length:,}, {tokens.tokens:,} tokens, "
-        f"{size(stored.bytes)} in {stored.place}"
+        f"{stored.shards:,} shard{'s' * (stored.shards != 1)}, {count:,} sequences of {length:,}, "
+        f"{tokens.tokens:,} tokens, {size(stored.bytes)} in {stored.place}"
     )
     if stored.compression is None or not stored.bytes:
         return line

@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> None:
     names = [setting.partition("=")[0] for setting in settings]
     for name in names:
         if name in SET_HERE:
-            raise SettingError(f"{name} is what `distill profile` sets itself: {SET_HERE[name]}")
+            raise SettingError(f"{name} is set by `distill profile`: {SET_HERE[name]}")
     folder = [] if "hydra.run.dir" in names else [FOLDER]
-    own = ["profile=on", f"profile.stop_after={request.steps}", "tracker=none", *folder]
-    sys.exit(main([*settings, *own]))
+    overrides = ["profile=on", f"profile.stop_after={request.steps}", "tracker=none", *folder]
+    sys.exit(main([*settings, *overrides]))

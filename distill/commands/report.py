@@ -1,4 +1,4 @@
-"""The command `distill report`: writes the report of a finished run again, from what its folder holds."""
+"""The command `distill report`: writes the report of a finished run again, from its folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from distill.commands.arguments import parse
 HELP = """
 usage: distill report run=FOLDER
 
-Write the report of a finished run again, from what its folder holds: report.html, report.md and plots/.
+Write the report of a finished run again, from its folder: report.html, report.md and plots/.
 
   run=FOLDER       a run folder with results.json
 """

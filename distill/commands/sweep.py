@@ -1,22 +1,23 @@
-"""A sweep under way: how each of its runs is doing, and the comparison that it ends with."""
+"""A sweep: the progress of its runs, and the comparison at the end."""
 
 import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.commands.ending import expected, is_rank, say
+from distill.commands.ending import expected, is_rank, report_problem
 from distill.config.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
 from distill.config.sweep.names import swept_overrides
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.progress import write_to as print_text
+from distill.runtime.progress import write_to
 from distill.runtime.redaction import redact
 from distill.runtime.storage import storage_failure
 
 ONE_PROCESS = "--multirun runs its jobs in one process: take backend=single, or start the runs one by one"
-RENEW = 20  # seconds between two loads of the page while the sweep goes on
+RENEW = 20  # seconds between two loads of the page while the sweep is under way
 
 if TYPE_CHECKING:
     from distill.config.command_line import CommandLine
@@ -28,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 def run_sweep(line: "CommandLine", composition: "Composition", train: "Train") -> int:
-    """Run a sweep or a search; gives the exit status of the first run that failed, after which the others go on.
+    """Run a sweep or a search; returns the exit status of the first run that failed; the others still run.
 
     Args:
-        train: runs a job and gives the number that a search wants, in the direction that it names.
+        train: runs a job and returns the number that a search optimizes, in the direction that the search has.
     """
     from distill.config.composition import by_hydra, check_sweep, fixed_overrides
 
@@ -49,11 +50,11 @@ def run_sweep(line: "CommandLine", composition: "Composition", train: "Train") -
     except Exception as error:  # also of Hydra itself and of a search
         if (failure := expected(error)) is None:
             raise
-        say(failure)
+        report_problem(failure)
         statuses.append(failure.status)
     finally:
         if sweep.has_begun:
-            print_text(sys.stdout, sweep.finish())
+            write_to(sys.stdout, sweep.finish())
     return next(iter(statuses), 0)
 
 
@@ -73,7 +74,7 @@ def _run(run: "Composition", sweep: "Sweep", train: "Train", statuses: list[int]
         sweep.end(run.folder, run.overrides, failure or error)
         if failure is None:
             raise
-        say(sweep.line(failure))
+        report_problem(sweep.line(failure))
         statuses.append(failure.status)
         return None
     sweep.end(run.folder, run.overrides)
@@ -101,7 +102,7 @@ class Sweep:
         self._write(RENEW)
 
     def end(self, path: Path, overrides: Sequence[str], problem: object = None) -> None:
-        """A run has ended, with a problem where one is given; the others go on."""
+        """A run has ended, with a problem where one is given; the others still run."""
         self.under_way = None
         line = self.line(first_line(problem)) if isinstance(problem, BaseException) else ""
         self._record(path, overrides, FAILED if problem else FINISHED, redact(line))
@@ -117,20 +118,20 @@ class Sweep:
         return str(problem).replace("hydra.run.dir=DIR", "hydra.sweep.dir=DIR")
 
     def _record(self, path: Path, overrides: Sequence[str], status: str, problem: str = "") -> None:
-        swept = [redact(each) for each in swept_overrides(overrides, self.fixed)]
+        swept = [redact(override) for override in swept_overrides(overrides, self.fixed)]
         self.index.record(os.path.relpath(path, self.folder), swept, status, problem)
 
     def _write(self, renew: int | None) -> str:
-        """Write the comparison so far; what fails in it ends no sweep, as it can be written at any time."""
+        """Write the comparison so far; a failure ends no sweep, because `distill compare` can write it later."""
         from distill.report.comparison.runs import find_runs
         from distill.report.comparison.write import HTML, text_of, write
 
         try:
             title = f"Sweep {self.folder.name}" + (", so far" if renew else "")
-            runs = find_runs([str(self.folder)])
-            for run in runs:
-                if run.record is None and run.folder.resolve() == self.under_way:
-                    run.status = "running"
+            runs = [
+                replace(run, status="running") if run.record is None and run.folder.resolve() == self.under_way else run
+                for run in find_runs([str(self.folder)])
+            ]
             comparison = write(self.folder, runs, title, self.goal, renew)
         except Exception as error:
             failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"

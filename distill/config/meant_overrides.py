@@ -16,7 +16,7 @@ def apply_overrides(composed: Any, overrides: list[str]) -> None:
 
 
 def asked_names(overrides: list[str]) -> dict[str, set[str]]:
-    """The settings that the command line gives, by their group: `teacher.cache.top_k=8` is `cache.top_k` of `teacher`."""
+    """The settings that the command line gives, by group: `teacher.cache.top_k=8` is `cache.top_k` of `teacher`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     asked: dict[str, set[str]] = defaultdict(set)

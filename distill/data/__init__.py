@@ -1,1 +1,1 @@
-"""Text from its source to micro-batches of token rows."""
+"""Text from its source to micro-batches of token ids."""

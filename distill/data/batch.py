@@ -1,6 +1,6 @@
 """What one micro-batch is: token ids, which positions are text, and the targets of each task.
 
-Shapes: B rows, S positions, N positions with a target.
+Shapes: B sequences, S positions, N positions with a target.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,20 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of rows."""
+    """One micro-batch of sequences."""
 
     inputs: dict[str, torch.Tensor]  # what the models take besides masks: input_ids [B, S]
-    documents: torch.Tensor | None  # [B, S] int64, PADDING at padding, else 0: a row is one; None: no padding at all
+    documents: torch.Tensor | None  # [B, S] int64, PADDING at padding, else 0 (one a sequence); None: no padding
     labels: dict[str, Labels]  # by task, such as mlm; the tokens to predict come first
     valid_positions: torch.Tensor | None  # [num_valid] int64, flat non-padding positions; None: all of them
-    row_ids: np.ndarray  # [B] int64, number of each row in the corpus
-    # [B]: names the stream of dropout of each row, another one in each pass over the corpus; empty: torch's own stream.
+    row_ids: np.ndarray  # [B] int64, number of each sequence in the corpus
+    # [B]: names the stream of dropout of each sequence, another one in each pass over the corpus; empty: torch's own
+    # stream.
     dropout_keys: tuple[int, ...] = ()
-    # What `Teacher.read_ahead` has put here, such as cached entries of these rows; only the teacher looks at it.
+    # What `Teacher.read_ahead` has put here, such as cached entries of these sequences; only the teacher reads it.
     teacher_data: dict[str, torch.Tensor] = field(default_factory=dict)
-    # Whether it only fills up a window, so that all ranks make as many forward passes: then no term counts its rows.
+    # Whether it only fills up a window, so that all ranks make as many forward passes: then no term counts its
+    # sequences.
     is_dummy: bool = False
 
     @property
@@ -55,27 +57,27 @@ class Batch:
         return replace(self, teacher_data=tensors)
 
     def to(self, device: torch.device) -> "Batch":
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
-        return self._each(torch.Tensor.pin_memory)
+        return self._mapped(torch.Tensor.pin_memory)
 
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        def each(value: Any) -> Any:
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        def mapped(value: Any) -> Any:
             return None if value is None else change(value)
 
         return replace(
             self,
             inputs={name: change(value) for name, value in self.inputs.items()},
-            documents=each(self.documents),
+            documents=mapped(self.documents),
             labels={name: Labels(*map(change, labels)) for name, labels in self.labels.items()},
-            valid_positions=each(self.valid_positions),
+            valid_positions=mapped(self.valid_positions),
             teacher_data={name: change(value) for name, value in self.teacher_data.items()},
         )
 
 
 def as_dummy(batch: Batch) -> Batch:
-    """The batch without a target or a valid position: what a rank computes that has no more rows in a window."""
-    labels = {name: Labels(*(part[:0] for part in each)) for name, each in batch.labels.items()}
+    """The batch without a target or a valid position: for a rank that has no more sequences in a window."""
+    labels = {name: Labels(*(part[:0] for part in labels)) for name, labels in batch.labels.items()}
     none = torch.empty(0, dtype=torch.int64)
     return replace(batch, labels=labels, valid_positions=none, is_dummy=True)

@@ -1,22 +1,21 @@
-"""The training rows in their order: every window of micro-batches is a pure function of its step.
+"""The training sequences in their order: every window of micro-batches is a pure function of its step.
 
-Shapes: B rows of a micro-batch, S positions.
+Shapes: B sequences of a micro-batch, S positions.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
-from distill.data.order import At, FullShuffle, Order
+from distill.data.order import At, Order
 from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
-from distill.data.row_store import RowStore, expect
+from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
 
 # From what prepares the window of a step to the same, watched.
@@ -24,112 +23,132 @@ Watch = Callable[[Callable[[int], list[Batch]]], Callable[[int], list[Batch]]]
 
 
 class Collator(Protocol):
-    """What makes micro-batches of rows, for one task."""
+    """What makes micro-batches of sequences, for one task."""
 
     @property
     def pad_id(self) -> int:
-        """What fills up rows."""
+        """What fills up sequences."""
         ...
 
     @property
     def identity(self) -> str:
-        """Everything that decides the batch of a row besides its key."""
+        """Everything that decides the batch of a sequence besides its key."""
         ...
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """ids [B, S] int64, row_keys [B] uint64, row_ids [B]; everything random is a function of the row's key."""
+        """ids [B, S] int64, row_keys [B] uint64, row_ids [B]; everything random is a function of the sequence's key."""
         ...
 
 
-def num_threads(requested: int | None, local_size: int) -> tuple[int, int]:
+class Threads(NamedTuple):
+    """Threads that prepare windows ahead of the loop."""
+
+    start: int = 1  # 0: the loop prepares its own
+    most: int = 0  # where it is more than `start`: they grow so far while the loop waits for storage
+
+
+ONE_THREAD = Threads()
+
+
+def num_threads(requested: int | None, local_size: int) -> Threads:
     """Threads that prepare batches, and how many they may become while the loop waits for storage.
 
     As many as requested, and never more; else at first one for every four cores of this rank, from 1 to 4.
     """
     if requested is not None:
-        return requested, requested
+        return Threads(requested, requested)
     cores = len(os.sched_getaffinity(0)) // local_size
-    return min(4, max(1, cores // 4)), MOST_THREADS
+    return Threads(min(4, max(1, cores // 4)), MOST_THREADS)
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """How a step is split: into ranks, of which this one is `rank`, and their micro-batches."""
+
+    batch_size: int  # most sequences of a micro-batch
+    accumulate: int  # micro-batches of a rank
+    rank: int = 0
+    size: int = 1  # ranks
+    total: int | None = None  # sequences of a step, of all ranks together, in place of what `accumulate` makes of it
+    equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a dummy batch
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step, of all ranks together."""
+        return self.total or self.batch_size * self.accumulate * self.size
+
+    @property
+    def micro_batches(self) -> int:
+        """Most micro-batches of a rank in a step; ranks that have a sequence less than others may have one less."""
+        return -(-self.sequences // (self.size * self.batch_size))
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Shuffled, collated, shared between the ranks.
+    """Shuffled, collated, dealt to the ranks.
 
-    The order of an epoch depends on seed and epoch alone; a step takes the next `rows_per_step` of it, which are dealt
-    to the ranks. So the rows of a step are the same for every split into ranks, micro-batches and accumulation, the
-    ranks' shares differ by one row at most, and the last step of an epoch is merely shorter.
+    The order of an epoch depends on seed and epoch alone; a step takes the next `sequences_per_step` of it, which are
+    dealt to the ranks. So the sequences of a step are the same for every split into ranks, micro-batches and
+    accumulation, the ranks differ by one sequence at most, and the last step of an epoch is merely shorter.
     """
 
-    rows: RowStore  # [num_rows, S]
+    rows: SequenceStore  # [num_rows, S]
     collator: Collator
-    batch_size: int
-    accumulate: int
+    order: Order  # of the rows
+    step_shape: StepShape
     seed: int
-    rank: int = 0
-    size: int = 1
-    threads: int = 1  # that prepare windows ahead; 0: the loop prepares its own
     static: bool = False  # the same masks in every epoch: those of epoch 0
-    most_threads: int = 0  # where it is more than `threads`: these grow so far while the loop waits for storage
-    equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a dummy batch
-    step_rows: int | None = None  # rows of a step, of all ranks together, in place of what `accumulate` makes of it
-    fed: Order | None = None  # the order of the rows; None: all are shuffled
+    threads: Threads = ONE_THREAD
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and positions of a micro-batch."""
-        return self.batch_size, self.rows.shape[1]
+        """Sequences and positions of a micro-batch."""
+        return self.step_shape.batch_size, self.rows.shape[1]
 
     @property
-    def rows_per_step(self) -> int:
-        return self.step_rows or self.batch_size * self.accumulate * self.size
-
-    @property
-    def micro_batches(self) -> int:
-        """Most micro-batches of a rank in a step; ranks that have a row less than others may have one less."""
-        return -(-self.rows_per_step // (self.size * self.batch_size))
+    def sequences_per_step(self) -> int:
+        return self.step_shape.sequences
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-len(self.order) // self.rows_per_step)
-
-    @cached_property
-    def order(self) -> Order:
-        return self.fed or FullShuffle(len(self.rows), self.seed)
+        return -(-len(self.order) // self.sequences_per_step)
 
     def window(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step.
 
-        When a short last step has fewer rows than ranks it is empty, or of dummy batches where windows are to be equal.
+        When a short last step has fewer sequences than ranks it is empty, or of dummy batches where windows are to be
+        equal.
         """
+        shape = self.step_shape
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        first = step_of_epoch * self.rows_per_step
-        positions = np.arange(first, min(first + self.rows_per_step, len(self.order)))
+        first = step_of_epoch * self.sequences_per_step
+        positions = np.arange(first, min(first + self.sequences_per_step, len(self.order)))
         numbers = self.order.numbers(epoch, positions)
         passes = np.broadcast_to(self.order.passes(epoch, positions), numbers.shape)
-        own = self.order.share(numbers, self.rank, self.size)
-        parts = [own[start : start + self.batch_size] for start in range(0, len(own), self.batch_size)]
+        dealt = self.order.of_rank(numbers, shape.rank, shape.size)
+        parts = [dealt[start : start + shape.batch_size] for start in range(0, len(dealt), shape.batch_size)]
         window = [self.batch(numbers[part], passes[part]) for part in parts]
-        if self.equal_windows:
-            rows_of_rank_0 = -(-len(positions) // self.size)
-            missing = -(-rows_of_rank_0 // self.batch_size) - len(window)
+        if shape.equal_windows:
+            rows_of_rank_0 = -(-len(positions) // shape.size)
+            missing = -(-rows_of_rank_0 // shape.batch_size) - len(window)
             window += [as_dummy(self.batch(np.zeros(1, np.int64), epoch))] * missing
         return window
 
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
-        """The rows of these numbers with their masks of a pass, in the plain orders an epoch, of each or of all."""
+        """The sequences of these numbers with their masks of a pass (in plain orders an epoch), of each or of all."""
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
         batch = self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
         dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
         return replace(batch, dropout_keys=tuple(int(number) for number in dropout_keys))
 
     def first(self, count: int) -> Iterator[Batch]:
-        """The `count` rows that training begins with, of all ranks, in micro-batches."""
+        """The `count` sequences that training begins with, of all ranks, in micro-batches."""
         positions = np.arange(min(count, len(self.order)))
         numbers = self.order.numbers(0, positions)
         passes = np.broadcast_to(self.order.passes(0, positions), numbers.shape)
-        for start in range(0, len(numbers), self.batch_size):
-            part = slice(start, start + self.batch_size)
+        batch_size = self.step_shape.batch_size
+        for start in range(0, len(numbers), batch_size):
+            part = slice(start, start + batch_size)
             yield self.batch(numbers[part], passes[part])
 
     def sources_fed(self, step: int) -> dict[str, Fed]:
@@ -137,7 +156,7 @@ class Batches:
         if not isinstance(self.order, Mixture):
             return {}
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        return self.order.fed(epoch, step_of_epoch * self.rows_per_step)
+        return self.order.fed(epoch, step_of_epoch * self.sequences_per_step)
 
     def stream(
         self,
@@ -147,7 +166,7 @@ class Batches:
         read_ahead: Callable[[Batch], Batch] | None = None,
         watch: Watch | None = None,
     ) -> Iterator[list[Batch]]:
-        """The windows of the steps [start, stop), prepared ahead in `threads` threads (in pinned memory for CUDA).
+        """The windows of the steps [start, stop), prepared ahead in threads (in pinned memory for CUDA).
 
         `read_ahead` is called on each batch in those threads; `watch` may wrap what prepares the window of a step.
         """
@@ -161,9 +180,9 @@ class Batches:
 
         steps = range(start, stop)
         watched = watch(prepare) if watch else prepare
-        count = ThreadCount(self.threads, self.most_threads)
+        count = ThreadCount(self.threads.start, self.threads.most)
         try:
-            ahead = Prefetch(watched, steps, count) if self.threads else prepared_in_loop(watched, steps)
+            ahead = Prefetch(watched, steps, count) if self.threads.start else prepared_in_loop(watched, steps)
             for window in ahead:
                 # What gives up Python's lock here, as moving and freeing tensors do, gets it back when the thread that
                 # prepares the next window no longer needs it. So nothing is moved that need not be, and a window is
@@ -174,8 +193,8 @@ class Batches:
             expect(self.rows, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
 
     def _expect(self, step: int, stop: int) -> None:
-        """Tell the store of rows what this rank reads in the steps from `step` on."""
+        """Tell the store of sequences what this rank reads in the steps from `step` on."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        left = (stop - step) * self.rows_per_step
-        at = At(epoch, step_of_epoch * self.rows_per_step, self.rows_per_step, left)
-        expect(self.rows, self.order.upcoming(at, self.rank, self.size))
+        left = (stop - step) * self.sequences_per_step
+        at = At(epoch, step_of_epoch * self.sequences_per_step, self.sequences_per_step, left)
+        expect(self.rows, self.order.upcoming(at, self.step_shape.rank, self.step_shape.size))

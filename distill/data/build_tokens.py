@@ -1,7 +1,7 @@
-"""Builds the token rows of a text: any number of hosts take groups of its work in turn, each with several processes.
+"""Builds the token sequences of a text: any number of hosts take groups of its work, each with several processes.
 
 A group is packed by the processes of one host, unit by unit, into files of its own disk, and published as shards. What
-is published needs nobody any more; of a group that was begun, the units that are done stay on the disk of their host.
+is published is final; of a group that was begun, the units that are done stay on the disk of their host.
 """
 
 import json
@@ -37,16 +37,16 @@ logger = logging.getLogger(__name__)
 def build(
     folder: Destination, name: str, sources: Sequence[Source], packing: Packing, data: DataConfig, scratch: Path
 ) -> None:
-    """Fill `folder` with the rows of these sources; one that was cut short goes on with what is not done yet.
+    """Fill `folder` with the sequences of these sources; one that was cut short resumes.
 
     Args:
         name: of the text, for messages.
-        scratch: a folder of this host alone, in which it may go on later.
+        scratch: a folder of this host alone, in which it may resume.
 
     Raises:
         SettingError: a setting names a field that no record of a source has, or another version has begun the folder.
     """
-    part, work = packing.part.units(work_of(sources))  # prose is collected here, and says so
+    part, work = packing.part.units(work_of(sources))  # prose is collected, and logged, here
     logger.info(f"preparing tokens of {name}{_announced(packing)}")
     packing = replace(packing, part=part, held_out=held_out_rule(packing.held_out.share, work))
     scratch.mkdir(parents=True, exist_ok=True)
@@ -65,14 +65,16 @@ def build(
             raise
         meta = json.loads(folder.read(META))  # another host did the rest in the meantime
     folder.remove(WORK)
-    with suppress(FileNotFoundError):  # a host that shares the cache may have taken this one for gone
+    with suppress(FileNotFoundError):  # a host with the same cache may have taken this one for gone
         remove(scratch)
     _announce(meta, packing)
 
 
 def _announced(packing: Packing) -> str:
     """What of the text is used, where not all of it is."""
-    return "" if packing.part.whole else f": of about 1/{round(1 / packing.part.share)} of it, as few rows are needed"
+    if packing.part.whole:
+        return ""
+    return f": of about 1/{round(1 / packing.part.share)} of it, as few sequences are needed"
 
 
 def _announce(meta: dict[str, Any], packing: Packing) -> None:
@@ -86,44 +88,44 @@ def _announce(meta: dict[str, Any], packing: Packing) -> None:
 
 def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) -> dict[str, Any]:
     """The settings that decide the files: those of whichever host came first, which all others follow."""
-    own = {"shard_bytes": data.shard_bytes, "compression": data.compression, "units": len(work)}
+    plan_here = {"shard_bytes": data.shard_bytes, "compression": data.compression, "units": len(work)}
     # The first file that is written shows whether that is possible at all.
     with reachable("data.tokens", folder.place):
-        is_first = folder.create(PLAN, json.dumps(own).encode())
+        is_first = folder.create(PLAN, json.dumps(plan_here).encode())
     if is_first:
         if folder.exists(META):  # another host has just finished
             raise FileNotFoundError(PLAN)
-        return own
+        return plan_here
     plan: dict[str, Any] = json.loads(folder.read(PLAN))
     if plan["units"] != len(work):
         raise SettingError(
             f"data.tokens={folder.place}: its preparation was begun by a version of Distill that divides the text in "
-            f"{plan['units']:,} units of work, not {len(work):,}: go on with that one, or remove {folder.place}"
+            f"{plan['units']:,} units of work, not {len(work):,}; resume with that version, or remove {folder.place}"
         )
-    if differing := [name for name in own if plan[name] != own[name]]:
+    if differing := [name for name in plan_here if plan[name] != plan_here[name]]:
         begun = ", ".join(f"data.{name}={plan[name]}" for name in differing)
-        logger.info(f"going on as the preparation was begun, with {begun}")
+        logger.info(f"resuming the preparation as it was begun, with {begun}")
     return plan
 
 
-def held_out_rule(share: float, work: Sequence[Work]) -> HeldOut:
+def held_out_rule(fraction: float, work: Sequence[Work]) -> HeldOut:
     """The rule for what these units hold, of which it looks at the first 50 documents.
 
     It reads a GiB at most, in which there are fewer only where few of the documents count, as with a tiny
     `corpus.fraction`; then it goes by how many there should be in all.
     """
     first = _first(work)
-    read_bytes, all_bytes = (sum(each.shard.size for each in some) for some in (first, work))
-    documents = (document for each in first for document in read(each.source, each.shard))
-    return held_out(share, documents, read_bytes / all_bytes if read_bytes else 1.0)
+    read_bytes, all_bytes = (sum(unit.shard.size for unit in units) for units in (first, work))
+    documents = (document for unit in first for document in read(unit.source, unit.shard))
+    return held_out(fraction, documents, read_bytes / all_bytes if read_bytes else 1.0)
 
 
 def _first(work: Sequence[Work]) -> Sequence[Work]:
     size = 0
-    for number, each in enumerate(work):
+    for number, unit in enumerate(work):
         if size >= LOOKED_AT:
             return work[:number]
-        size += each.shard.size
+        size += unit.shard.size
     return work
 
 

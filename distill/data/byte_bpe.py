@@ -42,7 +42,7 @@ def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     if vocab_size < SMALLEST:
-        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for all bytes; at least {SMALLEST}")
+        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for all bytes; give {SMALLEST} or more")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -86,7 +86,7 @@ def workers(data: DataConfig, only_if: bool = True) -> Iterator[Executor | None]
         raise
     except BrokenProcessPool as error:
         raise SettingError(
-            f"data.workers={data.workers}: a process that prepares tokens was killed, perhaps for want of memory; "
+            f"data.workers={data.workers}: a process that prepares tokens was killed, perhaps for lack of memory; "
             "start again with fewer (what is done is kept), or with 1 to see its own error"
         ) from error
     finally:
@@ -96,10 +96,10 @@ def workers(data: DataConfig, only_if: bool = True) -> Iterator[Executor | None]
 
 
 def _start_worker(held: Connection) -> None:
-    """Leaves signals to the parent, and ends this process when the parent is gone: a killed one cannot say so.
+    """Leaves signals to the parent, and ends this process when the parent is gone: a killed parent cannot end it.
 
     Args:
-        held: its other end is held by the parent, which lets it go when it wants this process to end at once.
+        held: its other end is held by the parent, which closes it to end this process at once.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):  # which come to a group of processes
         signal.signal(number, signal.SIG_IGN)

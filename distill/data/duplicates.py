@@ -1,4 +1,4 @@
-"""Documents that are there several times, found by digests of their texts in bounded memory.
+"""Documents that occur several times, found by digests of their texts in bounded memory.
 
 Whoever reads a unit of work writes the digests of its documents to `<stem>.digests.npy`. Those of the units of a group
 are merged into one sorted file. Documents with the same digest are then found range by range of the digests, over all
@@ -56,7 +56,7 @@ def merged(stems: Sequence[str | Path], first: int) -> np.ndarray:
     """The records [n] (`RECORD`) of the units of a group, sorted by digest, equal ones by document id."""
     digests = [np.load(digests_path(stem)) for stem in stems]
     records = np.empty(sum(map(len, digests)), RECORD)
-    records["document"] = document_ids_of([len(each) for each in digests], first)
+    records["document"] = document_ids_of([len(unit) for unit in digests], first)
     records["digest"] = np.concatenate([np.empty(0, f"S{DIGEST_BYTES}"), *digests])
     return records[np.argsort(records["digest"], kind="stable")]
 
@@ -71,17 +71,17 @@ def repeated(files: Sequence[Path], at_once: int = AT_ONCE) -> Iterator[np.ndarr
     groups: list[np.ndarray] = [np.load(file, mmap_mode="r") for file in files]
     ranges = -(-sum(map(len, groups)) * RECORD.itemsize // at_once)
     for number in range(ranges):
-        low, high = (each * 2**64 // ranges for each in (number, number + 1))
+        low, high = (bound * 2**64 // ranges for bound in (number, number + 1))
         yield _repeated_between(groups, low, high)
 
 
 def _repeated_between(groups: Sequence[np.ndarray], low: int, high: int) -> np.ndarray:
     """Those whose digest begins with a number from `low` to below `high`, of 64 bits."""
-    found = np.concatenate([records[_first_from(records, low) : _first_from(records, high)] for records in groups])
-    digests = found["digest"].copy()
+    records = np.concatenate([group[_first_from(group, low) : _first_from(group, high)] for group in groups])
+    digests = records["digest"].copy()
     order = np.argsort(digests, kind="stable")  # within a digest they stay in the order of the groups
     digests = digests[order]
-    document_ids: np.ndarray = found["document"][order[1:][digests[1:] == digests[:-1]]]
+    document_ids: np.ndarray = records["document"][order[1:][digests[1:] == digests[:-1]]]
     return document_ids
 
 
@@ -96,7 +96,7 @@ def _first_from(records: np.ndarray, low: int) -> int:
 
 
 def records_name(number: int) -> str:
-    """The file of a group's records in the folder of the rows."""
+    """The file of a group's records in the folder of the sequences."""
     return f"{WORK}/{number:05d}.digests.npy"
 
 
@@ -127,12 +127,12 @@ def count(folder: Destination, num_groups: int, scratch: Path) -> dict[str, int]
 
 def described(counts: dict[str, int]) -> str:
     """Counts of duplicates, as `count` and `first_pass` give them, in words."""
-    found = f"{counts['exact']:,} of {counts['documents']:,} documents have the text of an earlier one"
+    text = f"{counts['exact']:,} of {counts['documents']:,} documents have the text of an earlier one"
     if counts.get("near"):
-        found += f", {counts['near']:,} further ones almost"
+        text += f", {counts['near']:,} further ones almost"
     if not counts["exact"] + counts.get("near", 0):
-        return found
-    return f"{found}; {'left out' if counts.get('dropped') else 'kept (corpus.duplicates=drop leaves them out)'}"
+        return text
+    return f"{text}; {'left out' if counts.get('dropped') else 'kept (corpus.duplicates=drop leaves them out)'}"
 
 
 # What is left out of the units that this host packs.
@@ -153,6 +153,6 @@ def write_dropped(stems: Iterable[str | Path], document_ids: np.ndarray) -> None
 
 
 def dropped(stem: str | Path) -> frozenset[int]:
-    """Numbers of the documents of a unit that are to be left out; none where nobody has looked for duplicates."""
+    """Numbers of the documents of a unit that are to be left out; none where duplicates were not searched."""
     path = dropped_path(stem)
     return frozenset(np.load(path).tolist()) if path.exists() else frozenset()

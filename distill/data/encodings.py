@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from distill.runtime.errors import SettingError
 
-MOST = 2  # names in a guess
+MAX_NAMES = 2  # names in a guess
 FEWEST = 4  # characters beyond ASCII; from fewer nothing can be guessed
-LEAST = 0.5  # of the share that is usual
+LEAST = 0.5  # of the usual fraction
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
 
     name: str
     usual: Callable[[str], bool]
-    share: float  # of the characters beyond ASCII that are such ones in a usual text, or less
+    fraction: float  # of the characters beyond ASCII that are such ones in a usual text, or less
 
 
 def _between(*ranges: tuple[str, str]) -> Callable[[str], bool]:
@@ -50,8 +50,8 @@ _CANDIDATES = (
 def guess(sample: bytes) -> list[str]:
     """The names of the encodings that the bytes may be in, the likeliest first; at most two, none where none fits.
 
-    The measure is the share of characters beyond ASCII that are of the kind that is common in texts of that encoding,
-    as a part of what it is in a usual text, 1 at most.
+    The measure is the fraction of characters beyond ASCII that are of the kind that is common in texts of that
+    encoding, divided by the fraction in a usual text, 1 at most.
     """
     for mark, name in _MARKS.items():
         if sample.startswith(mark):
@@ -60,7 +60,7 @@ def guess(sample: bytes) -> list[str]:
         return []
     scores = {candidate.name: _score(candidate, sample) for candidate in _CANDIDATES}
     likely = sorted((name for name in scores if scores[name] >= LEAST), key=lambda name: -scores[name])
-    return [name for name in likely if scores[name] > 0.8 * scores[likely[0]]][:MOST]
+    return [name for name in likely if scores[name] > 0.8 * scores[likely[0]]][:MAX_NAMES]
 
 
 def _score(candidate: Candidate, sample: bytes) -> float:
@@ -75,8 +75,8 @@ def _score(candidate: Candidate, sample: bytes) -> float:
     latin = sum(character.isascii() and character.isalpha() for character in text)
     if beyond.total() > latin if candidate.name == "cp1252" else latin > 2 * beyond.total():
         return 0.0  # most letters of a Latin text, and few of any other, are ASCII
-    share = sum(count for character, count in beyond.items() if candidate.usual(character)) / beyond.total()
-    return min(1.0, share / candidate.share)
+    fraction = sum(count for character, count in beyond.items() if candidate.usual(character)) / beyond.total()
+    return min(1.0, fraction / candidate.fraction)
 
 
 def check_encoding(encoding: str | None, setting: str) -> None:
@@ -84,14 +84,14 @@ def check_encoding(encoding: str | None, setting: str) -> None:
     if encoding is None:
         return
     try:
-        known = codecs.lookup(encoding)._is_text_encoding and "\n".encode(encoding) == b"\n"
-        if known:  # some can only be strict
+        readable = codecs.lookup(encoding)._is_text_encoding and "\n".encode(encoding) == b"\n"
+        if readable:  # some can only be strict
             codecs.getincrementaldecoder(encoding)(errors="replace").decode(b"\xff\n", True)
     except (LookupError, ValueError):
         raise SettingError(
-            f"{setting}.encoding={encoding} is no encoding that Python knows: write gb18030, cp1252, shift_jis ..."
+            f"{setting}.encoding={encoding} is no encoding of Python: write gb18030, cp1252, shift_jis ..."
         ) from None
-    if not known:
+    if not readable:
         raise SettingError(
             f"{setting}.encoding={encoding} does not end lines with one byte 10: convert the files to UTF-8, as with "
             f"`iconv -f {encoding} -t UTF-8`"

@@ -1,8 +1,8 @@
 """The pass over a text that finds which documents are to be left out as duplicates, before any of them is packed.
 
-Hosts share it as they share the packing: each takes groups, reads their units with several processes, and publishes
-what it found, so that a pass that was killed goes on. Every host then finds the same duplicates in what all have
-published.
+Hosts divide it as they divide the packing: a host takes groups, reads their units with several processes, and publishes
+the digests of a group, so that a pass that was killed resumes. Every host then finds the same duplicates in what all
+have published.
 """
 
 import logging
@@ -99,7 +99,7 @@ class FirstPass:
     def _read_all(self) -> None:
         """Returns when all groups are read, by this host or by others."""
         scale, unit = (
-            (1e6, "MB") if all(each.shard.paths for group in self.groups for each in group.work) else (1, "rows")
+            (1e6, "MB") if all(work.shard.paths for group in self.groups for work in group.work) else (1, "rows")
         )
         size = sum(group.size for group in self.groups)
         parallel = workers(self.data, only_if=size > FEW_BYTES or scale == 1)
@@ -120,7 +120,7 @@ class FirstPass:
         return left[first:] + left[:first]
 
     def _read(self, group: Group, pool: Executor | None) -> bool:
-        """Reads a group and publishes what it found, unless another host does; whether this one did."""
+        """Reads a group and publishes its digests, unless another host does; whether this one did."""
         claim = len(self.groups) + group.number  # those before are for the packing
         if not self.claims.take(claim):
             return False
@@ -141,9 +141,9 @@ class FirstPass:
             signatures = np.concatenate([empty, *(np.load(signatures_path(stem)) for stem in stems)])
             publish_array(self.folder, _signatures_name(group.number), signatures)
             publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held]))
-            document_ids = document_ids_of([len(each) for each in held], group.first)
+            document_ids = document_ids_of([len(flags) for flags in held], group.first)
             publish_array(self.folder, _document_ids_name(group.number), document_ids)
-        publish_array(self.folder, records_name(group.number), merged(stems, group.first))  # says that all is there
+        publish_array(self.folder, records_name(group.number), merged(stems, group.first))  # last: marks it as read
 
     def _candidates(self) -> list[Candidates]:
         names = (_signatures_name, _held_name, _document_ids_name)

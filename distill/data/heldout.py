@@ -23,12 +23,12 @@ class HeldOut:
     """Which part of the text training never sees, decided by the text alone.
 
     A document is held out when its `fraction` lies below `share`. Of fewer than 50 documents that could take none, or
-    far too much, so there the rule works on blocks of whole paragraphs of about 8 KiB: the share of them with the
+    far too much, so there the rule works on blocks of whole paragraphs of about 8 KiB: the fraction of them with the
     lowest fractions is held out, at least one. A document with parts is one block: an answer without its prompt
     would be another task.
     """
 
-    share: float
+    share: float  # the name is part of the key of a cache
     by_block: bool = False
 
     def parts(self, document: Document) -> Iterator[tuple[bool, Document]]:
@@ -55,7 +55,7 @@ def held_out(share: float, documents: Iterable[Document], of_corpus: float = 1.0
     """The rule for a corpus of these documents, of which at most the first 50 are looked at.
 
     Args:
-        of_corpus: about which share of the corpus they are; that many more of their kind are taken to be in it.
+        of_corpus: about which fraction of the corpus they are; that many more of their kind are taken to be in it.
     """
     first = list(islice(documents, FEW)) if share else []
     if not first or len(first) / of_corpus >= FEW:

@@ -14,7 +14,7 @@ LONGEST = 16 << 20  # bytes of one record, or of one document, that are held in 
 SAMPLE = 64 << 10  # bytes from which an encoding is guessed
 
 
-class Unreadable(Exception):
+class InvalidFile(Exception):
     """A file that cannot be used: its name, and the reason in a few words."""
 
     def __init__(self, name: str, reason: str) -> None:
@@ -25,7 +25,7 @@ class Unreadable(Exception):
         return f"{self.name}: {self.reason}"
 
 
-class BadRecord(NamedTuple):
+class InvalidRecord(NamedTuple):
     """A record, or a line of plain text, that cannot be used, while what follows it in the file can."""
 
     name: str  # the file and the place in it, such as `a.jsonl, line 7`
@@ -40,11 +40,11 @@ def lines(path: Path, limit: int = PART, whole: bool = False) -> Iterator[str]:
     """The lines as `sound_lines` gives them, of a UTF-8 file that has to be right as a whole.
 
     Raises:
-        Unreadable: damaged, or not of this encoding.
+        InvalidFile: damaged, or not of this encoding.
     """
     for line in sound_lines(path, limit=limit, whole=whole):
-        if isinstance(line, BadRecord):
-            raise Unreadable(line.name, line.reason)
+        if isinstance(line, InvalidRecord):
+            raise InvalidFile(line.name, line.reason)
         yield line
 
 
@@ -55,7 +55,7 @@ def sound_lines(
     limit: int = PART,
     encoding: str | None = None,
     whole: bool = False,
-) -> Iterator[str | BadRecord]:
+) -> Iterator[str | InvalidRecord]:
     """The lines of a file that begin in bytes [start, stop), and in their places those that are damaged.
 
     Args:
@@ -64,7 +64,7 @@ def sound_lines(
         whole: a line over the limit is a bad record, not parts.
 
     Raises:
-        Unreadable: the file cannot be read (further), or is no text.
+        InvalidFile: the file cannot be read (further), or is no text.
     """
     try:
         with open_bytes(path) as file:
@@ -73,7 +73,7 @@ def sound_lines(
                 start += _skip_line(file) - 1
             yield from _decoded(_Place(path, start, stop), file, limit, encoding or "utf-8", whole)
     except (OSError, EOFError, zlib.error) as error:
-        raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+        raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -97,7 +97,7 @@ class _Place(NamedTuple):
         return f"{self.path.name}, line {number:,}{behind}"
 
 
-def _decoded(place: _Place, file: IO[bytes], limit: int, encoding: str, whole: bool) -> Iterator[str | BadRecord]:
+def _decoded(place: _Place, file: IO[bytes], limit: int, encoding: str, whole: bool) -> Iterator[str | InvalidRecord]:
     decoder = codecs.getincrementaldecoder(encoding)()
     lenient = codecs.getincrementaldecoder(encoding)(errors="replace")
     hint: str | None = None
@@ -110,32 +110,33 @@ def _decoded(place: _Place, file: IO[bytes], limit: int, encoding: str, whole: b
         if whole and not final and (more := _skip_line(file)):
             size += more
             ends = True
-            yield BadRecord(place.line(number), f"a line of more than {limit >> 20:,} MiB")
+            yield InvalidRecord(place.line(number), f"a line of more than {limit >> 20:,} MiB")
         else:
             try:
                 line = decoder.decode(raw, final)
             except UnicodeDecodeError as error:
-                # A long line goes on in the middle of a character, which the next part has to know.
+                # The next part of a long line begins in the middle of a character, with the bytes before it.
                 lenient.setstate(before)
                 lenient.decode(raw, final)
                 decoder.setstate(lenient.getstate())
                 hint = _hint(place.path, at, encoding) if hint is None else hint
                 name = "UTF-8" if encoding == "utf-8" else encoding
-                yield BadRecord(place.line(number), f"not {name} near byte {at + error.start:,} ({error.reason}){hint}")
+                reason = f"not {name} near byte {at + error.start:,} ({error.reason}){hint}"
+                yield InvalidRecord(place.line(number), reason)
             else:
                 yield _checked(place, line, at, number)
         at += size
         number += ends
     if (place.stop is None or at < place.stop) and decoder.getstate()[0]:
-        yield BadRecord(place.line(number), "it ends within a character")
+        yield InvalidRecord(place.line(number), "it ends within a character")
 
 
-def _checked(place: _Place, line: str, at: int, number: int) -> str | BadRecord:
+def _checked(place: _Place, line: str, at: int, number: int) -> str | InvalidRecord:
     """The line as it is used; a file that begins with zero bytes is no text at all."""
     if "\0" in line:
         if at == 0:
-            raise Unreadable(place.path.name, "not text (it has zero bytes)" + _hint(place.path, 0, "utf-8"))
-        return BadRecord(place.line(number), "zero bytes")
+            raise InvalidFile(place.path.name, "not text (it has zero bytes)" + _hint(place.path, 0, "utf-8"))
+        return InvalidRecord(place.line(number), "zero bytes")
     return (line.removeprefix("\ufeff") if at == 0 else line).replace("\r\n", "\n")
 
 

@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 NOTE = "copied.json"  # beside the copied files: how long it took, for the processes that did not do it
 
 
-def local_copy(folder: Path, local: str, most_bytes: int = 1 << 62) -> Path:
+def local_copy(folder: Path, local: str, max_bytes: int = 1 << 62) -> Path:
     """A folder below `local` with the files of `folder`, copied there unless they are there already.
 
-    Files of more than `most_bytes` together stay where they are: it is `folder` then, which is read in blocks.
+    Files of more than `max_bytes` together stay where they are: it is `folder` then, which is read in blocks.
 
     One process of a node copies while the others wait. The copy gets its name when it is whole and on the disk, and it
     is made again where a file is missing or has another size.
@@ -29,7 +29,7 @@ def local_copy(folder: Path, local: str, most_bytes: int = 1 << 62) -> Path:
     """
     sizes = _sizes(folder)
     num_bytes = sum(sizes.values())
-    if num_bytes > most_bytes:
+    if num_bytes > max_bytes:
         return folder
     target = folder_of(local, "copies", folder.name, "data.local")
 

@@ -1,4 +1,4 @@
-"""The rows of the sources of a mixture, each prepared by itself, put together as one corpus with its order."""
+"""The sequences of the sources of a mixture, each prepared by itself, put together as one corpus with its order."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from distill.config.settings import CorpusConfig, DataConfig
-from distill.data.mixture import Mixture, StackedRows
+from distill.data.invalid import Invalid
+from distill.data.mixture import Mixture, StackedSequences
 from distill.data.order import order_of
-from distill.data.row_format import RowFormatOf
-from distill.data.row_store import RowStore
-from distill.data.sample import subsample_rows
+from distill.data.sample import subsample
+from distill.data.sequence_format import SequenceFormatOf
+from distill.data.sequence_store import SequenceStore
 from distill.data.tokens import Tokens, corpus_texts, prepare
-from distill.data.unread import Unread
 from distill.runtime.seed import key
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Mixed(NamedTuple):
-    """The rows that a run trains on, and their order."""
+    """The sequences that a run trains on, and their order."""
 
     tokens: Tokens  # with the counts of an epoch as it is fed
-    rows: RowStore
+    rows: SequenceStore
     order: Mixture
 
 
@@ -32,64 +32,67 @@ def prepare_mixture(
     corpus: CorpusConfig,
     data: DataConfig,
     tokenizer: "PreTrainedTokenizerBase",
-    row_format: RowFormatOf,
+    sequence_format: SequenceFormatOf,
     seed: int,
 ) -> Mixed:
-    """The training rows of a mixture.
+    """The training sequences of a mixture.
 
-    With `corpus.max_sequences` an epoch has at most so many rows, and each source gives at most its share, a seeded
-    choice of its rows.
+    With `corpus.max_sequences` an epoch has at most so many sequences, and each source gives at most its fraction, a
+    seeded choice of its sequences.
 
     Raises:
-        SettingError: as `prepare`, or a weight is too small for a single row of an epoch.
+        SettingError: as `prepare`, or a weight is too small for a single sequence of an epoch.
     """
     texts = corpus_texts(corpus, data)
     # Each source has a window of its own, so that all of them together take no more memory than that of one corpus.
     data = data.changed(shuffle_bytes=max(1, data.shuffle_bytes // len(texts)))
-    sources = {name: prepare(text, tokenizer, corpus, data, "train", row_format) for name, text in texts.items()}
+    sources = {name: prepare(text, tokenizer, corpus, data, "train", sequence_format) for name, text in texts.items()}
     weights = [corpus.weights[name] for name in sources]
-    rows = [
-        subsample_rows(tokens.rows, texts[name].rows, f"training rows of {name}", data.shuffle_bytes)
+    stores = [
+        subsample(tokens.rows, texts[name].max_sequences, f"training rows of {name}", data.shuffle_bytes)
         for name, tokens in sources.items()
     ]
     orders = [
-        order_of(each, data.shuffle_bytes, source_seed(seed, name)) for name, each in zip(sources, rows, strict=True)
+        order_of(store, data.shuffle_bytes, source_seed(seed, name))
+        for name, store in zip(sources, stores, strict=True)
     ]
     means = [tokens.tokens / len(tokens.rows) for tokens in sources.values()]
     order = Mixture(tuple(sources), tuple(weights), tuple(orders), tuple(means), seed)
-    return Mixed(as_fed(sources, order), StackedRows(rows), order)
+    return Mixed(as_fed(sources, order), StackedSequences(stores), order)
 
 
 def source_seed(seed: int, name: str) -> int:
-    """What the order of a source's own rows is drawn from, so that no two sources have the same."""
+    """What the order of a source's own sequences is drawn from, so that no two sources have the same."""
     return int(key(seed, f"order of {name}") >> np.uint64(1))
 
 
 def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
-    """All sources as one corpus. Tokens and their counts are those of an epoch, to which each adds its share."""
+    """All sources as one corpus. Tokens and their counts are those of an epoch, a fraction from each source."""
     factors = order.quotas / np.array([len(tokens.rows) for tokens in sources.values()])
-    each = list(sources.values())
-    shares = order.quotas / len(order)
+    all_tokens = list(sources.values())
+    seconds = sum(tokens.seconds for tokens in all_tokens)
+    fractions = order.quotas / len(order)
     digest = sha256(
         repr([(name, of.digest, int(n)) for (name, of), n in zip(sources.items(), order.sizes, strict=True)]).encode()
     )
     return replace(
-        each[0],
-        rows=StackedRows([tokens.rows for tokens in each]),
-        counts=np.rint(sum(tokens.counts * factor for tokens, factor in zip(each, factors, strict=True))).astype(
+        all_tokens[0],
+        rows=StackedSequences([tokens.rows for tokens in all_tokens]),
+        counts=np.rint(sum(tokens.counts * factor for tokens, factor in zip(all_tokens, factors, strict=True))).astype(
             np.int64
         ),
         digest=digest.hexdigest(),
         name=" + ".join(
-            f"{share:.1%} {name} ({of.name})" for share, (name, of) in zip(shares, sources.items(), strict=True)
+            f"{fraction:.1%} {name} ({of.name})"
+            for fraction, (name, of) in zip(fractions, sources.items(), strict=True)
         ),
-        documents=sum(tokens.documents for tokens in each),
-        tokens=round(sum(tokens.tokens * factor for tokens, factor in zip(each, factors, strict=True))),
-        seconds=sum(tokens.seconds for tokens in each),
-        tokens_per_second=sum(tokens.tokens for tokens in each) / max(sum(tokens.seconds for tokens in each), 1e-9),
-        unread=Unread.together(tokens.unread for tokens in each),
-        prompts=any(tokens.prompts for tokens in each),
-        duplicates=_sum([tokens.duplicates for tokens in each]),
+        documents=sum(tokens.documents for tokens in all_tokens),
+        tokens=round(sum(tokens.tokens * factor for tokens, factor in zip(all_tokens, factors, strict=True))),
+        seconds=seconds,
+        tokens_per_second=sum(tokens.tokens for tokens in all_tokens) / max(seconds, 1e-9),
+        invalid=Invalid.together(tokens.invalid for tokens in all_tokens),
+        prompts=any(tokens.prompts for tokens in all_tokens),
+        duplicates=_sum([tokens.duplicates for tokens in all_tokens]),
         sources=sources,
         stored=None,  # each has its own
     )
@@ -97,7 +100,7 @@ def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
 
 def _sum(counts: list[dict[str, int] | None]) -> dict[str, int] | None:
     """The counts of duplicates of all sources, each of which was searched by itself; None where one was not."""
-    known = [each for each in counts if each is not None]
-    if len(known) < len(counts):
+    present = [of_source for of_source in counts if of_source is not None]
+    if len(present) < len(counts):
         return None
-    return {name: sum(each.get(name, 0) for each in known) for each in known for name in each}
+    return {name: sum(of_source.get(name, 0) for of_source in present) for of_source in present for name in of_source}

@@ -1,12 +1,13 @@
-"""The rows of several sources fed in fixed shares: an order like others, a pure function of seed, epoch and position.
+"""The sequences of several sources in fixed fractions: an order, a pure function of seed, epoch and position.
 
-An epoch has as many rows as all sources together. Each source has its share of them, rounded to whole rows. The source
-goes through its own rows pass by pass, each pass in another order, and its next epoch goes on where the last one ended:
-a small source of a large weight is seen several times in an epoch, a large one of a small weight not whole.
+An epoch has as many sequences as all sources together. Each source has its fraction of them, rounded to whole
+sequences. The source goes through its own sequences pass by pass, each pass in another order, and its next epoch
+continues where the last one ended: a small source of a large weight is seen several times in an epoch, a large one of a
+small weight not whole.
 
-The positions of an epoch are cut into strata of `STRATUM` rows. Every stratum has as many rows of each source as its
-share says, to the row, and they are shuffled within it. So the mix is even from the first steps on, and which row
-stands at a position is known without what came before it.
+The positions of an epoch are cut into strata of `STRATUM` sequences. Every stratum has as many sequences of each source
+as its fraction gives, to the sequence, and they are shuffled within it. So the mix is even from the first steps on, and
+which sequence stands at a position follows without what came before it.
 
 Lengths: n positions, K sources.
 """
@@ -19,19 +20,19 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.data.order import At, Order
-from distill.data.row_store import RowStore, expect
+from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key, shuffled
 
 STRATUM = 4096  # positions
 
 
-def quotas(weights: Sequence[float], rows: int) -> np.ndarray:
-    """How many of `rows` each source has, [K] int64: its share rounded, with the same sum (largest remainders)."""
-    exact = np.asarray(weights, np.float64) / np.sum(weights) * rows
+def quotas(weights: Sequence[float], count: int) -> np.ndarray:
+    """How many of `count` sequences each source has, [K] int64: its rounded fraction (largest remainders)."""
+    exact = np.asarray(weights, np.float64) / np.sum(weights) * count
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(counts - exact, kind="stable")
-    counts[order[: rows - int(counts.sum())]] += 1
+    counts[order[: count - int(counts.sum())]] += 1
     return counts
 
 
@@ -39,26 +40,26 @@ class Fed(NamedTuple):
     """What an order has fed of one source."""
 
     rows: int
-    passes: float  # over the source's own rows
-    tokens: int  # rows x tokens a row in the mean of the source: exact after whole passes
+    passes: float  # over the source's own sequences
+    tokens: int  # sequences x tokens a sequence in the mean of the source: exact after whole passes
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The order of the rows of several sources, which are numbered through in the order of the sources."""
+    """The order of the sequences of several sources, which are numbered through in the order of the sources."""
 
     names: tuple[str, ...]
     weights: tuple[float, ...]
-    orders: tuple[Order, ...]  # of each source's own rows; its pass takes the place of the epoch
-    tokens_per_row: tuple[float, ...]  # in the mean of each source
+    orders: tuple[Order, ...]  # of each source's own sequences; its pass takes the place of the epoch
+    tokens_per_sequence: tuple[float, ...]  # in the mean of each source
     seed: int
 
     def __post_init__(self) -> None:
         for name, weight, quota in zip(self.names, self.weights, self.quotas, strict=True):
             if not quota:
                 raise SettingError(
-                    f"corpus.sources.{name}.weight={weight:g} is too small: of {len(self):,} rows an epoch not one is "
-                    "from that source; raise it, or leave the source out"
+                    f"corpus.sources.{name}.weight={weight:g} is too small: of {len(self):,} sequences an epoch none "
+                    "is from that source; raise it, or leave the source out"
                 )
 
     def __len__(self) -> int:
@@ -66,38 +67,38 @@ class Mixture:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """[K] int64: the rows of each source."""
+        """[K] int64: the sequences of each source."""
         return np.array([len(order) for order in self.orders], np.int64)
 
     @cached_property
     def quotas(self) -> np.ndarray:
-        """[K] int64: the rows of each source in an epoch."""
+        """[K] int64: the sequences of each source in an epoch."""
         return quotas(self.weights, len(self))
 
     @cached_property
     def _offsets(self) -> np.ndarray:
-        """[K + 1] int64: the number of each source's first row."""
+        """[K + 1] int64: the number of each source's first sequence."""
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
     def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         source, index = self._draws(epoch, positions)
         numbers = np.empty(len(positions), np.int64)
-        for each, order in enumerate(self.orders):
-            own = source == each
-            passes, within = np.divmod(index[own], len(order))
-            found = np.empty(len(within), np.int64)
+        for at, order in enumerate(self.orders):
+            here = source == at
+            passes, within = np.divmod(index[here], len(order))
+            picked = np.empty(len(within), np.int64)
             for number in np.unique(passes):
-                found[passes == number] = order.numbers(int(number), within[passes == number])
-            numbers[own] = self._offsets[each] + found
+                picked[passes == number] = order.numbers(int(number), within[passes == number])
+            numbers[here] = self._offsets[at] + picked
         return numbers
 
     def passes(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """[n] int64: the pass over its source that each row belongs to."""
+        """[n] int64: the pass over its source that each sequence belongs to."""
         source, index = self._draws(epoch, positions)
         return index // self.sizes[source]
 
-    def share(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
-        """Every so many-th row; of sources that are read block by block, also an equal part of the blocks of each."""
+    def of_rank(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
+        """Every `size`-th sequence; of sources that are read block by block, also an equal part of the blocks."""
         if all(order.identity is None for order in self.orders):
             return np.arange(rank, len(numbers), size)
         by_number = np.argsort(numbers, kind="stable")
@@ -108,47 +109,47 @@ class Mixture:
         return np.sort(by_number[np.array_split(along, size)[rank]])
 
     def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
-        """What each source expects, in turns by how far along it comes there, [b] int64."""
+        """The sequences that each source reads next, in turns by how far along they come there, [b] int64."""
         before = self._before(int(self._strata(np.array([min(at.position, len(self) - 1)]))[0]))
-        shares = self.quotas / len(self)
-        found, along = [np.empty(0, np.int64)], [np.empty(0)]
+        fractions = self.quotas / len(self)
+        upcoming, along = [np.empty(0, np.int64)], [np.empty(0)]
         for source, order in enumerate(self.orders):
             passed, position = divmod(int(at.epoch * self.quotas[source] + before[source]), len(order))
-            rows, left = (max(1, round(each * shares[source])) for each in (at.step_rows, at.left))
-            own = order.upcoming(At(passed, position, rows, left), rank, size)
-            found.append(self._offsets[source] + own)
-            along.append((np.arange(len(own)) + 0.5) / max(len(own), 1))
-        return np.concatenate(found)[np.argsort(np.concatenate(along), kind="stable")]
+            of_step, left = (max(1, round(count * fractions[source])) for count in (at.step_rows, at.left))
+            next_numbers = order.upcoming(At(passed, position, of_step, left), rank, size)
+            upcoming.append(self._offsets[source] + next_numbers)
+            along.append((np.arange(len(next_numbers)) + 0.5) / max(len(next_numbers), 1))
+        return np.concatenate(upcoming)[np.argsort(np.concatenate(along), kind="stable")]
 
     @property
     def identity(self) -> Hashable:
-        """What is fed of each source in an epoch, and how the source's own rows are ordered."""
-        each = zip(self.names, self.quotas, self.orders, strict=True)
+        """What is fed of each source in an epoch, and how the source's own sequences are ordered."""
+        sources = zip(self.names, self.quotas, self.orders, strict=True)
         return "; ".join(
             f"{quota} rows of {name}" + (f" ({order.identity})" if order.identity is not None else "")
-            for name, quota, order in each
+            for name, quota, order in sources
         )
 
     def fed(self, epoch: int, positions: int) -> dict[str, Fed]:
         """What has been fed of each source after so many epochs and then so many positions of the next."""
-        rows = self._rows_fed(epoch, positions)
-        each = zip(self.names, rows, self.sizes, self.tokens_per_row, strict=True)
-        return {name: Fed(int(count), float(count / size), round(count * mean)) for name, count, size, mean in each}
+        counts = self._sequences_fed(epoch, positions)
+        sources = zip(self.names, counts, self.sizes, self.tokens_per_sequence, strict=True)
+        return {name: Fed(int(count), float(count / size), round(count * mean)) for name, count, size, mean in sources}
 
-    def _rows_fed(self, epoch: int, positions: int) -> np.ndarray:
-        rows: np.ndarray = epoch * self.quotas
+    def _sequences_fed(self, epoch: int, positions: int) -> np.ndarray:
+        counts: np.ndarray = epoch * self.quotas
         if positions >= len(self):
-            rows = rows + self.quotas
+            counts = counts + self.quotas
         elif positions:
             stratum = int(self._strata(np.array([positions - 1]))[0])
             begins = self._before(stratum)
             rest = np.arange(int(begins.sum()), positions)
             source, _ = self._draws(epoch, rest)
-            rows = rows + begins + np.bincount(source, minlength=len(self.orders))
-        return rows
+            counts = counts + begins + np.bincount(source, minlength=len(self.orders))
+        return counts
 
     def _draws(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each position the source [n], and how many rows of it were fed before, in all epochs, [n]."""
+        """Of each position the source [n], and how many sequences of it were fed before, in all epochs, [n]."""
         source, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         strata = self._strata(positions)
         for stratum in np.unique(strata):
@@ -163,11 +164,11 @@ class Mixture:
         return source, epoch * self.quotas[source] + index
 
     def _before(self, stratum: int) -> np.ndarray:
-        """[K] int64: the rows of each source before a stratum.
+        """[K] int64: the sequences of each source before a stratum.
 
-        The r-th of the q rows of a source belongs at (r + 1/2) / q of the epoch; before a stratum come all rows that
-        belong before its ideal beginning. This never falls from one stratum to the next, which shares rounded one by
-        one would do for small weights, and so the strata differ in length by a few rows.
+        The r-th of the q sequences of a source belongs at (r + 1/2) / q of the epoch; before a stratum come all
+        sequences that belong before its ideal beginning. This never falls from one stratum to the next, which fractions
+        rounded one by one would do for small weights, and so the strata differ in length by a few sequences.
         """
         begin = min(stratum * STRATUM, len(self))
         before = [-(-(2 * begin * int(quota) - len(self)) // (2 * len(self))) for quota in self.quotas]
@@ -179,14 +180,14 @@ class Mixture:
         if not len(positions):
             return guess
         low = max(int(guess.min()) - 1, 0)
-        starts = np.array([self._before(each).sum() for each in range(low, int(guess.max()) + 2)])
+        starts = np.array([self._before(number).sum() for number in range(low, int(guess.max()) + 2)])
         return low + np.searchsorted(starts, positions, side="right") - 1
 
 
-class StackedRows:
-    """The rows of several stores, numbered through in their order."""
+class StackedSequences:
+    """The sequences of several stores, numbered through in their order."""
 
-    def __init__(self, stores: Sequence[RowStore]) -> None:
+    def __init__(self, stores: Sequence[SequenceStore]) -> None:
         self.stores = stores
         self._offsets = np.cumsum([0, *(len(store) for store in stores)])
 
@@ -200,7 +201,7 @@ class StackedRows:
         return np.result_type(*(store.dtype for store in self.stores))
 
     def expect(self, numbers: np.ndarray) -> None:
-        """Tell every store which rows will be read soon, [n] int64; it may be that none of its are."""
+        """Announce to every store the sequences that will be read soon, [n] int64, perhaps none of its own."""
         of = np.searchsorted(self._offsets, numbers, side="right") - 1
         for number, store in enumerate(self.stores):
             expect(store, numbers[of == number] - self._offsets[number])
@@ -212,9 +213,9 @@ class StackedRows:
         """[n, S] of the widest number format among those of the stores that are read."""
         numbers = np.asarray(numbers)
         store = np.searchsorted(self._offsets, numbers, side="right") - 1
-        parts = [(np.flatnonzero(store == each), each) for each in np.unique(store)]
-        read = [(where, self.stores[each][numbers[where] - self._offsets[each]]) for where, each in parts]
-        rows = np.empty((len(numbers), self.shape[1]), np.result_type(np.uint16, *(rows for _, rows in read)))
-        for where, found in read:
-            rows[where] = found
-        return rows
+        parts = [(np.flatnonzero(store == number), number) for number in np.unique(store)]
+        read = [(where, self.stores[number][numbers[where] - self._offsets[number]]) for where, number in parts]
+        ids = np.empty((len(numbers), self.shape[1]), np.result_type(np.uint16, *(ids for _, ids in read)))
+        for where, part in read:
+            ids[where] = part
+        return ids

@@ -1,9 +1,9 @@
 """Documents of almost the same text: MinHash signatures, and the search for similar ones among them, by datasketch.
 
-Two documents are compared by the sets of their shingles (words in a row). The share of equal numbers in two signatures
-estimates the share of the shingles that two documents have in common (Broder 1997, "On the resemblance and containment
-of documents"); locality-sensitive hashing finds the candidates (Leskovec, Rajaraman, Ullman, "Mining of Massive
-Datasets", chapter 3).
+Two documents are compared by the sets of their shingles (words in a row). The fraction of equal numbers in two
+signatures estimates the fraction of the shingles that two documents have in common (Broder 1997, "On the resemblance
+and containment of documents"); locality-sensitive hashing finds the candidates (Leskovec, Rajaraman, Ullman, "Mining of
+Massive Datasets", chapter 3).
 
 Lengths: n documents of a unit or group, P permutations.
 """
@@ -64,7 +64,7 @@ class Signatures:
 
         self.settings = settings
         self._sketch = MinHash(settings.permutations, SEED, hashfunc=xxhash.xxh32_intdigest)
-        self._found: list[np.ndarray] = []
+        self._signatures: list[np.ndarray] = []
         self._held: list[bool] = []
 
     def add(self, text: str, held: bool) -> None:
@@ -73,12 +73,12 @@ class Signatures:
         rest = shingles(text, self.settings.shingle)
         while some := list(islice(rest, SHINGLES)):
             self._sketch.update_batch(some)
-        self._found.append(self._sketch.digest())
+        self._signatures.append(self._sketch.digest())
         self._held.append(held)
 
     def write(self, stem: str | Path) -> None:
         empty = np.empty((0, self.settings.permutations), np.uint32)
-        save(signatures_path(stem), np.stack(self._found) if self._found else empty)
+        save(signatures_path(stem), np.stack(self._signatures) if self._signatures else empty)
         save(held_path(stem), np.array(self._held, bool))
 
 
@@ -116,13 +116,13 @@ def near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) 
     _require_memory(sum(len(group.held) for group in groups))
     index = _Index(groups, settings)
     stays = [~np.isin(_codes(group.document_ids), _codes(exact)) for group in groups]
-    found = [np.empty(0, DOCUMENT_ID)]
+    duplicates = [np.empty(0, DOCUMENT_ID)]
     for held in (True, False):
         for number, group in enumerate(groups):
-            rows = np.flatnonzero((group.held == held) & stays[number])
-            gone = [row for row in rows.tolist() if index.knows(number, row)]
-            found.append(group.document_ids[gone])
-    return np.concatenate(found)
+            places = np.flatnonzero((group.held == held) & stays[number])
+            gone = [row for row in places.tolist() if index.has_near(number, row)]
+            duplicates.append(group.document_ids[gone])
+    return np.concatenate(duplicates)
 
 
 def _codes(document_ids: np.ndarray) -> np.ndarray:
@@ -140,12 +140,12 @@ class _Index:
         self._like = MinHash(settings.permutations, SEED)
         self._lsh = MinHashLSH(settings.threshold, settings.permutations, WEIGHTS)
 
-    def knows(self, group: int, row: int) -> bool:
+    def has_near(self, group: int, row: int) -> bool:
         """Whether a document, by its group and row there, is near to one that stays; if not, it stays too."""
-        own = np.array(self.signatures[group][row])
-        sketch = self._sketch(own)
+        signature = np.array(self.signatures[group][row])
+        sketch = self._sketch(signature)
         for candidate in self._lsh.query(sketch):
-            if np.mean(self.signatures[candidate[0]][candidate[1]] == own) >= self.threshold:
+            if np.mean(self.signatures[candidate[0]][candidate[1]] == signature) >= self.threshold:
                 return True
         self._lsh.insert((group, row), sketch, check_duplication=False)
         return False

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.build_tokens import held_out_rule
 from distill.data.disk_cache import folder_of, once
+from distill.data.invalid import Invalid
 from distill.data.readers import blocks
 from distill.data.shards.groups import work_of
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
-from distill.data.unread import Unread
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
 
@@ -62,7 +62,7 @@ def tokenizer_of_corpus(
         if missing:
             begun = time.perf_counter()
             logger.info(f"training a tokenizer of {corpus.vocab_size:,} pieces on {text.describe()}")
-            training = chain.from_iterable(_training_texts(each, corpus) for each in texts)
+            training = chain.from_iterable(_training_texts(source, corpus) for source in texts)
             write_tokenizer(train, training, corpus.vocab_size, path)
             logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
     return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
@@ -72,15 +72,15 @@ def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
     """What is not held out. Raises SettingError where more cannot be read than the settings allow."""
     work = work_of(text.sources)
     rule = held_out_rule(corpus.heldout, work)
-    found = []
-    for _, of_source in groupby(work, lambda each: id(each.source)):
-        found.append(unread := Unread())
-        for each in of_source:
-            for document in read(each.source, each.shard, unread):
-                unread.fine(document, each.source)
+    parts = []
+    for _, of_source in groupby(work, lambda unit: id(unit.source)):
+        parts.append(invalid := Invalid())
+        for unit in of_source:
+            for document in read(unit.source, unit.shard, invalid):
+                invalid.fine(document, unit.source)
                 yield from (stretch.text for held, stretch in rule.parts(document) if not held)
-        unread.require_fields()
-    Unread.together(found).check(text.path, text.setting, corpus)
+        invalid.require_fields()
+    Invalid.together(parts).check(text.path, text.setting, corpus)
 
 
 def write_tokenizer(

@@ -1,9 +1,9 @@
-"""The order in which the rows of an epoch are fed: a pure function of seed, epoch and position.
+"""The order in which the sequences of an epoch are fed: a pure function of seed, epoch and position.
 
-Nothing of it is saved or passed on from step to step. A run that resumes anywhere, on any number of ranks, asks for the
-positions that come next and gets the rows that it would have got.
+Nothing of it is saved or passed on from step to step. A run that resumes anywhere, on any number of ranks, computes
+the sequences of the positions that come next as it would have without the interruption.
 
-Lengths: n positions, m rows of a rank, B blocks (see `distill.data.shards.index`).
+Lengths: n positions, m sequences of a rank, B blocks (see `distill.data.shards.index`).
 """
 
 import math
@@ -13,13 +13,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from distill.data.row_store import RowStore, row_bytes, starts_of
+from distill.data.sequence_store import SequenceStore, sequence_bytes, starts_of
 from distill.runtime.seed import key, shuffled
 
 RAMP = 32  # the first window of a run is this part of a whole one ...
 FEWEST = 2  # ... or so many blocks: after a single one there are two, twice as many
 GROWTH = 1.5  # of the windows after it: storage that gives twice what the run needs is ahead of them
-SLACK = 2.0  # standard deviations by which the rows of a step that fall to a rank stray from its share of a window
+SLACK = 2.0  # standard deviations by which a rank's sequences of a step stray from its part of a window
 
 
 class At(NamedTuple):
@@ -27,49 +27,49 @@ class At(NamedTuple):
 
     epoch: int
     position: int  # in the epoch
-    step_rows: int  # rows of a step, of all ranks together
-    left: int  # rows from here to the end of the run
+    step_rows: int  # sequences of a step, of all ranks together
+    left: int  # sequences from here to the end of the run
 
 
 class Order(Protocol):
-    """Which row stands at which position of an epoch."""
+    """Which sequence stands at which position of an epoch."""
 
     def __len__(self) -> int:
-        """Rows of an epoch."""
+        """Sequences of an epoch."""
         ...
 
     def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """The numbers [n] int64 of the rows at these positions [n] int64 of an epoch."""
+        """The numbers [n] int64 of the sequences at these positions [n] int64 of an epoch."""
         ...
 
     def passes(self, epoch: int, positions: np.ndarray) -> np.ndarray | int:
-        """Of each of these rows, or of all of them: how often it came before, by which its masks are drawn anew."""
+        """Of each of these sequences, or of all: how often it came before, by which its masks are drawn anew."""
         ...
 
-    def share(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
-        """Which rows of a step, given by their numbers [n], a rank takes: indices [m] into them, ascending."""
+    def of_rank(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
+        """Which sequences of a step, given by their numbers [n], a rank takes: indices [m] into them, ascending."""
         ...
 
     def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
-        """A row number of each block that a rank reads from there on, in the order in which it needs them, [b] int64.
+        """A sequence number of each block that a rank reads from there on, in the order of need, [b] int64.
 
-        It is advice for whoever fetches blocks ahead: a rank may need a few more.
+        Blocks are fetched ahead by it: a rank may need a few more.
         """
         ...
 
     @property
     def identity(self) -> Hashable:
-        """What decides this order besides the seed and the number of rows; None where nothing does."""
+        """What decides this order besides the seed and the number of sequences; None where nothing does."""
         ...
 
 
 @dataclass(frozen=True)
 class FullShuffle:
-    """All rows in a random order, another one in every epoch."""
+    """All sequences in a random order, another one in every epoch."""
 
     num_rows: int
     seed: int
-    starts: np.ndarray | None = None  # [B + 1] int64: the first row of each block, then the number of rows
+    starts: np.ndarray | None = None  # [B + 1] int64: the first sequence of each block, then the number of sequences
 
     def __len__(self) -> int:
         return self.num_rows
@@ -80,7 +80,7 @@ class FullShuffle:
     def passes(self, epoch: int, positions: np.ndarray) -> int:
         return epoch
 
-    def share(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
+    def of_rank(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
         return np.arange(rank, len(numbers), size)
 
     def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
@@ -97,22 +97,22 @@ class Plan(NamedTuple):
     """The windows of an epoch. K windows."""
 
     blocks: np.ndarray  # [B] int64: the blocks in their order
-    starts: np.ndarray  # [B + 1] int64: the position of the first row of each of them
+    starts: np.ndarray  # [B + 1] int64: the position of the first sequence of each of them
     bounds: np.ndarray  # [K + 1] int64: which of them is the first of each window
     edges: np.ndarray  # [K + 1] int64: the position at which each window begins
 
 
 @dataclass(frozen=True, eq=False)
 class WindowedShuffle:
-    """Blocks in a random order, cut into windows, and the rows of each window in a random order.
+    """Blocks in a random order, cut into windows, and the sequences of each window in a random order.
 
     Only the blocks of a window have to be near, whatever the size of the corpus. A run begins with small windows, which
     grow while the following ones are fetched: it does not wait until a whole window is there.
 
-    The rows of a step are dealt to ranks by their numbers, so that a rank of N reads about an Nth of each window.
+    The sequences of a step are dealt to ranks by their numbers, so that a rank of N reads about an Nth of each window.
     """
 
-    starts: np.ndarray  # [B + 1] int64: the first row of each block, then the number of rows
+    starts: np.ndarray  # [B + 1] int64: the first sequence of each block, then the number of sequences
     window: int  # blocks of a window
     seed: int
     _plans: dict[int, Plan] = field(default_factory=dict)  # by epoch: those in use
@@ -136,12 +136,12 @@ class WindowedShuffle:
     def passes(self, epoch: int, positions: np.ndarray) -> int:
         return epoch
 
-    def share(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
+    def of_rank(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
         by_number = np.argsort(numbers, kind="stable")
         return np.sort(np.array_split(by_number, size)[rank])
 
     def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
-        """A row of each block of this window and of the next one, which may be the first of the next epoch."""
+        """A sequence of each block of this window and of the next one, which may be the first of the next epoch."""
         plan = self.plan(at.epoch)
         window = int(np.searchsorted(plan.edges, at.position, side="right")) - 1
         goes_on = at.position + at.left > plan.edges[window + 1]
@@ -159,8 +159,8 @@ class WindowedShuffle:
     def _part(self, plan: Plan, window: int, rank: int, size: int, step_rows: int) -> np.ndarray:
         """The blocks of a window that a rank reads, ascending.
 
-        The rows of a step that lie before a given place of the window are a binomial number of them: where the rank's
-        part of a step begins and ends strays around its part of the window by that number's deviation.
+        The sequences of a step that lie before a given place of the window are a binomial number of them: where the
+        rank's part of a step begins and ends strays around its part of the window by that number's deviation.
         """
         blocks = np.sort(plan.blocks[plan.bounds[window] : plan.bounds[window + 1]])
         cuts = np.array([rank, rank + 1]) / size
@@ -212,12 +212,12 @@ def first_window(window: int) -> int:
     return min(window, max(FEWEST, window // RAMP))
 
 
-def order_of(rows: RowStore, shuffle_bytes: int, seed: int) -> Order:
-    """A full shuffle where the rows take at most `shuffle_bytes`, else one in windows of blocks of so many bytes.
+def order_of(rows: SequenceStore, shuffle_bytes: int, seed: int) -> Order:
+    """A full shuffle where the sequences take at most `shuffle_bytes`, else one in windows of blocks of so many bytes.
 
-    It depends on the rows and their blocks, and not on where these lie.
+    It depends on the sequences and their blocks, and not on where these lie.
     """
-    starts, width = starts_of(rows), row_bytes(rows)
+    starts, width = starts_of(rows), sequence_bytes(rows)
     if starts is None or len(rows) * width <= shuffle_bytes:
         return FullShuffle(len(rows), seed, starts)
     block_bytes = int(np.diff(starts).max()) * width

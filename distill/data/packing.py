@@ -1,4 +1,4 @@
-"""One shard's documents packed into a file of token rows: the work of one process, without torch or transformers."""
+"""One shard's documents packed into a file of sequences: the work of one process, without torch or transformers."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from distill.config.corpus import Duplicates, NearConfig
 from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, dropped, write_digests
 from distill.data.heldout import HeldOut
-from distill.data.pair_rows import PairWriter
+from distill.data.invalid import Invalid
 from distill.data.part_of_text import PartOfText
 from distill.data.readers import blocks
-from distill.data.row_format import INNER, PROMPT, RowFormat
+from distill.data.segment_pairs import PairWriter
 from distill.data.sentences import sentences
+from distill.data.sequence_format import INNER, PROMPT, SequenceFormat
 from distill.data.sources import Shard, Source, read
-from distill.data.unread import Unread
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
 
@@ -35,22 +35,22 @@ COUNTS = ("rows", "tokens", "documents", "dropped")  # of a part, by the names t
 
 @dataclass(frozen=True)
 class Packing:
-    """All that decides how text becomes rows: ids in their format, then padding up to `sequence_length`."""
+    """All that decides how text becomes sequences: ids in their format, then padding up to `sequence_length`."""
 
     tokenizer: str  # tokenizer.json
     vocabulary: int
-    format: RowFormat
+    format: SequenceFormat
     sequence_length: int
     cross_documents: bool
     held_out: HeldOut
     prompts: bool = False  # whether documents may have parts that do not count, so that ids carry flags
     duplicates: Duplicates = Duplicates.keep
     near: NearConfig = field(default_factory=NearConfig)
-    part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes rows
+    part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes sequences
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything here that decides the rows, by name; that duplicates are counted does not."""
+        """Everything here that decides the sequences, by name; that duplicates are counted does not."""
         named = asdict(self) | {"duplicates": self.duplicates.value, "near": dict(self.near)}
         if self.duplicates in (Duplicates.keep, Duplicates.count):
             del named["duplicates"]
@@ -67,21 +67,21 @@ class Packing:
         return np.dtype(np.uint16 if small else np.uint32)
 
 
-class RowWriter:
-    """Rows written to a file as their ids come in.
+class SequenceWriter:
+    """Sequences written to a file as their ids come in.
 
     Attributes:
         rows, tokens, documents: how many were written.
-        dropped: tokens of ends of documents that were too short for a row.
+        dropped: tokens of ends of documents that were too short for a sequence.
     """
 
     def __init__(self, file: IO[bytes], packing: Packing) -> None:
         self.file, self.packing, self.format = file, packing, packing.format
-        self.left = np.empty(0, packing.dtype)  # ids that do not fill a row yet
+        self.left = np.empty(0, packing.dtype)  # ids that do not fill a sequence yet
         self.rows = self.tokens = self.documents = self.dropped = 0
 
     def add(self, ids: list[int], counts: bool = True) -> None:
-        """Takes the next ids of a document's text, and whether they count; writes the rows that are full."""
+        """Takes the next ids of a document's text, and whether they count; writes the sequences that are full."""
         new = np.asarray(ids, self.packing.dtype)
         if self.packing.prompts:
             inner = (new == self.format.document_end) | (new == self.format.pad)
@@ -94,7 +94,7 @@ class RowWriter:
             self._add(np.array([self.format.document_start], self.packing.dtype))
 
     def end_document(self, counts: bool = True) -> None:
-        """Ends the row, or, where rows may run over a document's end, marks it with a separator inside the row.
+        """Ends the sequence, or, where sequences may run over a document's end, marks it with a separator.
 
         `counts`: whether what the document ends with does; then its end is to be predicted too.
         """
@@ -106,8 +106,8 @@ class RowWriter:
             self._add(np.array([self.format.separator], self.packing.dtype))
 
     def end(self) -> None:
-        """Writes what is left as a padded row, unless that is too short to be one."""
-        if len(self.left) and self.left[-1] == self.format.separator:  # the row ends in one anyway
+        """Writes what is left as a padded sequence, unless that is too short to be one."""
+        if len(self.left) and self.left[-1] == self.format.separator:  # the sequence ends in one anyway
             self.left = self.left[:-1]
         if len(self.left) >= self.format.shortest:
             self._write(self.left[None])
@@ -123,7 +123,7 @@ class RowWriter:
         self._write(ids[: full * body].reshape(full, body))
 
     def _write(self, bodies: np.ndarray) -> None:
-        """Writes [rows, ids] as rows of full length."""
+        """Writes [sequences, ids] as sequences of full length."""
         count, length = bodies.shape
         rows = np.full((count, self.packing.sequence_length), self.format.pad, self.packing.dtype)
         first = int(self.format.row_start is not None)
@@ -157,7 +157,7 @@ def without_first_space(text: str) -> str:
 
     def changed(step: Any) -> Any:
         if isinstance(step, list):
-            return [changed(each) for each in step if each.get("type") != "Prepend"]
+            return [changed(inner) for inner in step if inner.get("type") != "Prepend"]
         if not isinstance(step, dict) or step.get("type") == "Prepend":
             return None
         first = {"prepend_scheme": "never", "add_prefix_space": False}
@@ -175,32 +175,32 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     """Writes `<stem>.train`, `<stem>.heldout` and, last, `<stem>.json`, whose contents it returns.
 
     Documents that `dropped` names are left out; the digests of all others are written where duplicates are counted.
-    Each file appears whole or not at all, so a build that was killed goes on from the shards that are done.
+    Each file appears whole or not at all, so a build that was killed resumes from the shards that are done.
     """
     begun = time.perf_counter()
-    unread, left_out, digests = Unread(), dropped(stem), list[bytes]()
+    invalid, left_out, digests = Invalid(), dropped(stem), list[bytes]()
     with ExitStack() as files:
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
         writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]
-        for number, document in enumerate(read(source, shard, unread)):
-            unread.fine(document, source)
+        for number, document in enumerate(read(source, shard, invalid)):
+            invalid.fine(document, source)
             if number in left_out:
                 continue
             if packing.duplicates is Duplicates.count:
                 digests.append(digest_of(document.text))
             if document.parts and not packing.prompts:
                 raise SettingError(
-                    f"{type(source).__name__} gives documents of parts, such as {document.name}: let its class say "
-                    "`prompts = True`"
+                    f"{type(source).__name__} gives documents of parts, such as {document.name}: set "
+                    "`prompts = True` in its class"
                 )
             _pack_document(document, writers, packing)
         for writer in writers:
-            if isinstance(writer, RowWriter):
+            if isinstance(writer, SequenceWriter):
                 writer.end()
     done: dict[str, Any] = {
         part: {name: getattr(writer, name) for name in COUNTS} for part, writer in zip(PARTS, writers, strict=True)
     }
-    done |= {**unread.as_dict(), "blame": unread.blame, "seconds": time.perf_counter() - begun}
+    done |= {**invalid.as_dict(), "blame": invalid.blame, "seconds": time.perf_counter() - begun}
     if packing.duplicates is Duplicates.count:
         write_digests(stem, digests)
     with atomic(Path(f"{stem}.json")) as record:
@@ -222,13 +222,13 @@ def packed_before(stem: str, packing: Packing) -> dict[str, Any] | None:
     return done if whole else None
 
 
-def _writer(file: IO[bytes], packing: Packing) -> RowWriter | PairWriter:
+def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:
     if packing.format.pairs:
         return PairWriter(file, packing.format, packing.sequence_length, packing.dtype)
-    return RowWriter(file, packing)
+    return SequenceWriter(file, packing)
 
 
-def _pack_document(document: Document, writers: Sequence[RowWriter | PairWriter], packing: Packing) -> None:
+def _pack_document(document: Document, writers: Sequence[SequenceWriter | PairWriter], packing: Packing) -> None:
     met = set()
     for held, stretch in packing.held_out.parts(document):
         writer = writers[held]
@@ -242,7 +242,7 @@ def _pack_document(document: Document, writers: Sequence[RowWriter | PairWriter]
         writers[held].documents += 1
 
 
-def _pack_stretch(stretch: Document, writer: RowWriter, packing: Packing) -> None:
+def _pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) -> None:
     parts = stretch.parts or (Part(stretch.text),)
     writer.begin_document()
     for number, part in enumerate(parts):
@@ -252,16 +252,18 @@ def _pack_stretch(stretch: Document, writer: RowWriter, packing: Packing) -> Non
 
 def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
     """The ids of each sentence of a text."""
-    found = sentences(text)
-    begins = list(islice(found, 1))  # a text, so that some tokenizers put a space before it
-    while some := begins or list(islice(found, SENTENCES)):
+    coming = sentences(text)
+    begins = list(islice(coming, 1))  # a text, so that some tokenizers put a space before it
+    while some := begins or list(islice(coming, SENTENCES)):
         tokenizer = load_tokenizer(packing.tokenizer if begins else without_first_space(packing.tokenizer))
         tokenizer.encode_special_tokens = True
-        yield from (each.ids for each in tokenizer.encode_batch_fast(some, add_special_tokens=False) if each.ids)
+        yield from (
+            encoding.ids for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False) if encoding.ids
+        )
         begins = []
 
 
-def _pack_part(part: Part, goes_on: bool, writer: RowWriter, packing: Packing) -> None:
+def _pack_part(part: Part, goes_on: bool, writer: SequenceWriter, packing: Packing) -> None:
     """Parts are tokenized one by one: who completes a prompt later has tokenized it without its completion, too."""
     for number, block in enumerate(blocks(part.text, BLOCK)):
         text = packing.tokenizer

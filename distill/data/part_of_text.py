@@ -1,6 +1,6 @@
-"""Which part of a text is turned into rows where a run needs few of them: stretches from all over the text.
+"""Which part of a text is turned into sequences where a run needs few of them: stretches from all over the text.
 
-The choice depends on the text and on how many rows are needed, up to a factor of two: never on processes or hosts.
+The choice depends on the text and on how many sequences are needed, up to a factor of two: never on processes or hosts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from distill.data.shards.groups import Work, expected_tokens
 from distill.runtime.seed import key, shuffled
 
 SMALL = 1 << 20  # tokens; preparing as many takes a few seconds, so that nothing is gained by leaving some out
-SPARE = 1.5  # rows made at least for each one that is needed, as the sizes of files say roughly what they hold
-ROWS = 16  # that a stretch makes, about
+SPARE = 1.5  # sequences made for each one needed, as the sizes of files are a rough measure
+SEQUENCES = 16  # that a stretch makes, about
 CHARACTERS = 4  # of a token, about
 LARGE = 1 << 30  # stored bytes up to which all files are read
 FEWEST = 64  # units of work that are read of a larger text
@@ -24,12 +24,12 @@ FEWEST = 64  # units of work that are read of a larger text
 
 @dataclass(frozen=True)
 class PartOfText:
-    """A share of all documents and, of those that are long, of their stretches of about `size` characters.
+    """A fraction of all documents and, of those that are long, of their stretches of about `size` characters.
 
-    The stretches of a smaller share are among those of a larger one.
+    The stretches of a smaller fraction are among those of a larger one.
     """
 
-    share: float = 1.0
+    share: float = 1.0  # the name is part of the key of a cache
     size: int = 8 << 10
 
     @property
@@ -57,7 +57,7 @@ class PartOfText:
         They are all units unless the text takes more than a GiB: then four times as many as would do, and 64 at least.
         """
         count = max(FEWEST, int(np.ceil(4 * self.share * len(work))))
-        if self.whole or count >= len(work) or sum(each.shard.size for each in work) <= LARGE:
+        if self.whole or count >= len(work) or sum(unit.shard.size for unit in work) <= LARGE:
             return self, list(work)
         chosen = np.sort(shuffled(np.arange(count), len(work), key(0, "units of work")))
         return PartOfText(min(1.0, self.share * len(work) / count), self.size), [work[number] for number in chosen]
@@ -66,20 +66,20 @@ class PartOfText:
         return fraction(text, "rows") < self.share
 
 
-def part_needed(rows: int, sequence_length: int, work: Sequence[Work]) -> PartOfText:
-    """What of these units of work is used for so many rows of training.
+def part_needed(sequences: int, sequence_length: int, work: Sequence[Work]) -> PartOfText:
+    """What of these units of work is used for so many sequences of training.
 
-    The share is a power of 1/2, so that runs that need about as many rows find what others have prepared.
+    The fraction is a power of 1/2, so that runs that need about as many sequences share what others have prepared.
     """
-    if not all(each.shard.size for each in work):  # nobody knows how much there is
+    if not all(unit.shard.size for unit in work):  # the size is unknown
         return PartOfText()
-    tokens = sum(each.source.share * expected_tokens(each.shard) for each in work)
-    share = 1.0
-    while share * tokens >= 2 * SPARE * rows * sequence_length and share * tokens >= 2 * SMALL:
-        share /= 2
-    return PartOfText(share, ROWS * CHARACTERS * sequence_length)
+    tokens = sum(unit.source.fraction * expected_tokens(unit.shard) for unit in work)
+    fraction = 1.0
+    while fraction * tokens >= 2 * SPARE * sequences * sequence_length and fraction * tokens >= 2 * SMALL:
+        fraction /= 2
+    return PartOfText(fraction, SEQUENCES * CHARACTERS * sequence_length)
 
 
 def larger(part: PartOfText) -> PartOfText:
-    """The part to try next, where one has given too few rows."""
+    """The part to try next, where one has given too few sequences."""
     return PartOfText(min(1.0, 4 * part.share), part.size)

@@ -20,9 +20,9 @@ from distill.runtime.thread_time import computed_seconds
 WINDOWS_AHEAD = 4  # or one for each thread, where those are more
 MOST_THREADS = 16  # that an automatic choice goes up to
 PERIOD = 4  # windows between two choices, or one for each thread, where those are more
-WAITED = 0.05  # share of its time that the loop may wait for windows before threads are added
+WAITED = 0.05  # fraction of its time that the loop may wait for windows before threads are added
 SPARE = 1.25  # times the threads that would do if every window took equally long
-GAIN = 0.1  # share of the waiting that added threads have to save, or they are given up again
+GAIN = 0.1  # fraction of the waiting that added threads have to save, or they are given up again
 NAP = 0.25  # seconds between two looks, while the loop waits, whether the process is to stop
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Pace:
         self.computed += computed
 
 
-def choose_threads(pace: Pace, threads: int, most: int) -> int:
+def choose_threads(pace: Pace, threads: int, max_threads: int) -> int:
     """How many threads should prepare windows, after `threads` of them had this pace: as many, or more.
 
     Windows that take P seconds to prepare, and that the loop uses up in L seconds, need P / L threads, and a few more
@@ -56,11 +56,11 @@ def choose_threads(pace: Pace, threads: int, most: int) -> int:
     computes in one of them at a time. Further ones would be in each other's way, so that preparation that computes all
     the time gets none.
     """
-    if threads >= most or pace.waited <= WAITED * pace.loop:
+    if threads >= max_threads or pace.waited <= WAITED * pace.loop:
         return threads
     needed = math.ceil(SPARE * pace.prepared / max(pace.loop - pace.waited, 1e-9))
     useful = round(pace.prepared / max(pace.computed, 1e-9))
-    return max(threads, min(max(needed, threads + 1), useful, most))
+    return max(threads, min(max(needed, threads + 1), useful, max_threads))
 
 
 class ThreadCount:
@@ -68,18 +68,18 @@ class ThreadCount:
 
     Attributes:
         threads: how many there are now.
-        most: how many there may be; as many as there are at first: their number is fixed.
+        max_threads: how many there may be; as many as there are at first: their number is fixed.
     """
 
-    def __init__(self, threads: int, most: int) -> None:
-        self.threads, self.most = threads, max(threads, most)
+    def __init__(self, threads: int, max_threads: int) -> None:
+        self.threads, self.max_threads = threads, max(threads, max_threads)
         self._pace = Pace()
-        self._skip = 1  # coming windows that say nothing about the pace; every loop waits for its first one
+        self._skip = 1  # coming windows that do not count; every loop waits for its first one
         self._before: tuple[int, Pace] | None = None  # what fewer threads did, until more have proved themselves
 
     def note(self, loop: float, waited: float, prepared: float, computed: float) -> None:
         """Take note of a window's seconds, named as in `Pace`; when enough windows are known, choose anew."""
-        if self.threads == self.most and self._before is None:
+        if self.threads == self.max_threads and self._before is None:
             return
         if self._skip:
             self._skip -= 1
@@ -95,9 +95,9 @@ class ThreadCount:
             self._before = None
             if pace.waited / pace.windows > (1 - GAIN) * before.waited / before.windows:
                 logger.info(f"batches wait as long with {self.threads} threads: {fewer} again")
-                self.threads = self.most = fewer
+                self.threads = self.max_threads = fewer
                 return
-        threads = choose_threads(pace, self.threads, self.most)
+        threads = choose_threads(pace, self.threads, self.max_threads)
         if threads > self.threads:
             logger.info(f"batches wait for storage: {threads} threads instead of {self.threads}")
             self._before = (self.threads, pace)
@@ -110,7 +110,7 @@ class Prefetch(Generic[Window]):
 
     At most one window for each thread, or `WINDOWS_AHEAD` where that is more, are in preparation or wait for the loop.
 
-    Where a signal has asked the process to stop, a loop that would have to wait gets no further window: the step under
+    After a signal to stop the process, a loop that would have to wait gets no further window: the step under
     way is the last one in any case, and storage that is out of order may keep a window back for minutes.
     """
 
@@ -123,7 +123,7 @@ class Prefetch(Generic[Window]):
         self._closed = False
 
     def __iter__(self) -> Iterator[Window]:
-        with ThreadPoolExecutor(self.count.most, thread_name_prefix="batches") as pool:
+        with ThreadPoolExecutor(self.count.max_threads, thread_name_prefix="batches") as pool:
             try:
                 taken = time.perf_counter()
                 for _ in self.steps:
@@ -164,7 +164,7 @@ class Prefetch(Generic[Window]):
 
 
 def prepared_in_loop(prepare: Callable[[int], Window], steps: range) -> Iterator[Window]:
-    """The same without threads: each window when it is asked for."""
+    """The same without threads: each window when the loop takes it."""
     for step in steps:
         try:
             window = prepare(step)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distill.data.lines import LONGEST, BadRecord, sound_lines
-from distill.data.lines import Unreadable as Unreadable
+from distill.data.lines import LONGEST, InvalidRecord, sound_lines
+from distill.data.lines import InvalidFile as InvalidFile
 from distill.data.lines import lines as lines
 from distill.data.remote import RemotePath
 from distill.runtime.errors import SettingError
@@ -15,13 +15,13 @@ from distill.runtime.errors import SettingError
 Value = TypeVar("Value", str, list)
 
 PIECE = 1 << 20  # characters after which a plain text file is cut at the next blank line
-FEW, ROWS = 4, 64  # rows of a Parquet file that are in memory at first, and at most
+FEW, MAX_ROWS = 4, 64  # rows of a Parquet file that are in memory at first, and at most
 BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
 
 
 def pieces(
     path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[str | BadRecord]:
+) -> Iterator[str | InvalidRecord]:
     """Consecutive texts of about 1 MiB of a plain text file, cut at blank lines where it has any, and its bad lines.
 
     `start` and `stop` are byte offsets: the lines that begin in [start, stop) are read.
@@ -34,26 +34,26 @@ def pieces(
 
 def paragraphs(
     path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[str | BadRecord]:
+) -> Iterator[str | InvalidRecord]:
     """What stands between two blank lines of a plain text file, and its bad lines; `start` and `stop` as in `pieces`.
 
     One of more than 16 Mi characters is cut.
     """
-    found = sound_lines(path, start, stop, PIECE, encoding)
-    return (each for each in _joined(found, lambda line, size: not line.strip() or size >= LONGEST) if each)
+    sound = sound_lines(path, start, stop, PIECE, encoding)
+    return (text for text in _joined(sound, lambda line, size: not line.strip() or size >= LONGEST) if text)
 
 
-def whole(path: Path, encoding: str | None = None) -> Iterator[str | BadRecord]:
+def whole(path: Path, encoding: str | None = None) -> Iterator[str | InvalidRecord]:
     """The text of a plain text file, and its bad lines; one of more than 16 Mi characters is cut."""
     return _joined(sound_lines(path, limit=PIECE, encoding=encoding), lambda line, size: size >= LONGEST)
 
 
-def _joined(lines: Iterator[str | BadRecord], ends: Callable[[str, int], bool]) -> Iterator[str | BadRecord]:
+def _joined(lines: Iterator[str | InvalidRecord], ends: Callable[[str, int], bool]) -> Iterator[str | InvalidRecord]:
     """Lines put together, up to one after which a text `ends`: a function of the line and the characters so far."""
     text: list[str] = []
     size = 0
     for line in lines:
-        if isinstance(line, BadRecord):
+        if isinstance(line, InvalidRecord):
             yield line
             continue
         text.append(line)
@@ -83,16 +83,16 @@ def blocks(text: str, size: int) -> Iterator[str]:
 
 def records(
     path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[dict[str, Any] | BadRecord]:
+) -> Iterator[dict[str, Any] | InvalidRecord]:
     """Every JSON object of a JSONL file, and the lines that are none; `start` and `stop` as in `pieces`."""
     behind = f" after byte {start:,}" if start else ""
     for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole=True), 1):
-        if isinstance(line, BadRecord):
+        if isinstance(line, InvalidRecord):
             yield line
         elif line.strip():
             record = _parsed(line)
             name = f"{path.name}, line {number:,}{behind}"
-            yield BadRecord(name, record) if isinstance(record, str) else record
+            yield InvalidRecord(name, record) if isinstance(record, str) else record
 
 
 def _parsed(line: str) -> dict[str, Any] | str:
@@ -108,7 +108,7 @@ def _parsed(line: str) -> dict[str, Any] | str:
 
 def columns(
     path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None, strict: bool = True
-) -> Iterator[dict[str, Any] | BadRecord]:
+) -> Iterator[dict[str, Any] | InvalidRecord]:
     """Columns of the row groups [start, stop) of a Parquet file, row by row.
 
     Rows of about 16 MiB are in memory, at most 64 of them. What cannot be bounded is one page of the file, which is
@@ -135,18 +135,18 @@ def columns(
             number = 1 + _num_rows(file, range(start))
             if missing:
                 rows = range(number, number + _num_rows(file, groups))
-                yield from (BadRecord(f"{path.name}, row {row:,}", str(missing[0]), True) for row in rows)
+                yield from (InvalidRecord(f"{path.name}, row {row:,}", str(missing[0]), True) for row in rows)
                 return
             for batch in file.iter_batches(FEW, row_groups=groups, columns=list(fields.values())):
                 file.reader.set_batch_size(_next_rows(batch))
                 yield from _rows(batch, path.name, number)
                 number += len(batch)
     except (pyarrow.ArrowException, OSError) as error:
-        raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+        raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
 
 
 def _for_arrow(path: Path) -> Any:
-    """A file as Arrow opens it: at a URL it asks for the parts that it needs."""
+    """A file as Arrow opens it: at a URL it requests the parts that it needs."""
     return path.open("rb", buffered=False) if isinstance(path, RemotePath) else path
 
 
@@ -157,12 +157,12 @@ def _num_rows(file: Any, groups: Iterable[int]) -> int:
 def _next_rows(batch: Any) -> int:
     """How many rows to read after these: twice as many, up to 64, fewer where rows are long.
 
-    Measured, as no size in the file tells: one text that a dictionary holds once may stand in every row.
+    Measured, since no size in the file shows it: one text that a dictionary holds once may stand in every row.
     """
-    return max(1, min(2 * len(batch), ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
+    return max(1, min(2 * len(batch), MAX_ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
 
 
-def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | BadRecord]:
+def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | InvalidRecord]:
     """The rows of an Arrow batch, the first of which has this number in its file; one that is not UTF-8 is bad."""
     if batch.nbytes <= LONGEST:
         try:
@@ -174,13 +174,13 @@ def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | BadRe
         try:
             row = batch.slice(index, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
-            yield BadRecord(f"{name}, row {number + index:,}", f"not UTF-8 ({error.reason})")
+            yield InvalidRecord(f"{name}, row {number + index:,}", f"not UTF-8 ({error.reason})")
         else:
             yield row
 
 
 def num_row_groups(path: Path) -> int:
-    """Of a Parquet file; 1 where it cannot be read, so that the reader says what is wrong with it."""
+    """Of a Parquet file; 1 where it cannot be read, so that the reader reports what is wrong with it."""
     import pyarrow
     import pyarrow.parquet
 
@@ -211,7 +211,7 @@ def load_hub(hub: str, subset: str | None, split: str, streaming: bool, setting:
         ) from error
 
 
-def sound_rows(rows: Any, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecord]:
+def sound_rows(rows: Any, start: int, stop: int) -> Iterator[dict[str, Any] | InvalidRecord]:
     """The rows [start, stop) of a data set of `datasets`; one that is not UTF-8 is bad."""
     begin = start
     try:
@@ -225,7 +225,7 @@ def sound_rows(rows: Any, start: int, stop: int) -> Iterator[dict[str, Any] | Ba
         try:
             row = rows[index]
         except UnicodeDecodeError as error:
-            yield BadRecord(f"row {index + 1:,}", f"not UTF-8 ({error.reason})")
+            yield InvalidRecord(f"row {index + 1:,}", f"not UTF-8 ({error.reason})")
         else:
             yield row
 
@@ -242,12 +242,12 @@ def _load_saved(folder: str, split: str) -> Any:
     """The split of a data set that `save_to_disk` wrote; one that was saved alone is all there is of it."""
     import datasets
 
-    found = datasets.load_from_disk(str(Path(folder).expanduser()))
-    if not isinstance(found, datasets.DatasetDict):
-        return found
-    if split not in found:
-        raise ValueError(f"it has no such split; it has {', '.join(found)}")
-    return found[split]
+    saved = datasets.load_from_disk(str(Path(folder).expanduser()))
+    if not isinstance(saved, datasets.DatasetDict):
+        return saved
+    if split not in saved:
+        raise ValueError(f"it has no such split; it has {', '.join(saved)}")
+    return saved[split]
 
 
 def hub_revision(hub: str) -> str:

@@ -23,17 +23,17 @@ from distill.runtime.errors import SettingError, StorageFailed, first_line
 from distill.runtime.signals import Signals, in_force
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}  # by protocol
-WEB = ("http", "https")  # which know no folders but pages with links
-# Bytes of a file that one request asks for, and that are in memory. More would be faster by itself, but text is turned
+WEB = ("http", "https")  # which have no folders but pages with links
+# Bytes of a file in one request, and in memory. More would be faster by itself, but text is turned
 # into tokens at a tenth of the rate, and of a range of a file so much may be read beyond its end.
 BUFFER = 2 << 20
 ATTEMPTS = 12  # until storage that fails ends the run: a minute and a half of pauses in the mean
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before the second attempt, and before any
 NAP = 0.25  # seconds of a pause between two looks whether the process is to stop
-THREADS = 16  # that ask for the sizes of files which no listing tells
+THREADS = 16  # that request the sizes of files which no listing gives
 # Errors of libraries that need not be installed, which another attempt does not mend.
 NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ParamValidationError")
-# What tells one version of a file from another, by the names that services give it, the surest first.
+# What distinguishes one version of a file from another, by the names that services give it, the surest first.
 VERSIONS = ("ETag", "etag", "blob_id", "oid", "md5Hash", "generation", "LastModified", "last_modified", "mtime")
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class NoRanges(OSError):
-    """A server sends files as a whole, whatever part of them is asked for."""
+    """A server sends files as a whole, whatever part of them is requested."""
 
 
 PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, NoRanges)
@@ -67,7 +67,7 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
     protocol = url.partition("://")[0]
     try:
         options = s3_options(protocol)
-        found, path = url_to_fs(url, **options)
+        system, path = url_to_fs(url, **options)
     except ImportError as error:
         extra = EXTRAS.get(protocol)
         cure = f"pip install 'distill[{extra}]'" if extra else "install it"
@@ -77,13 +77,13 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
             f"{setting}={url}: {first_line(error)}: give a local path, or s3://, gs://, hf:// or https://"
         ) from error
     if options:
-        limit_attempts(found)
-    return found, path
+        limit_attempts(system)
+    return system, path
 
 
 @contextmanager
 def reachable(setting: str, url: str) -> Iterator[None]:
-    """Turns whatever a service answers to the first question about a URL into one line that names the setting.
+    """Turns whatever a service answers to the first request for a URL into one line that names the setting.
 
     Errors of a path of this machine are left as they are.
 
@@ -118,7 +118,7 @@ def retried(
     Raises:
         StorageFailed: every attempt has failed.
         OSError: of a kind that does not pass, such as FileNotFoundError and PermissionError.
-        Interrupted: an attempt has failed, and a signal has asked the process to stop.
+        Interrupted: an attempt has failed, and a signal is to stop the process.
     """
     signals = in_force()
     for attempt in range(1, attempts + 1):
@@ -133,8 +133,8 @@ def retried(
             reason = f"{type(error).__name__}: {first_line(error)}"
             if attempt == attempts:
                 raise StorageFailed(
-                    f"{what}: storage has failed {attempts} times, at last with {reason}: see to it; the same command "
-                    "then goes on"
+                    f"{what}: storage has failed {attempts} times, at last with {reason}: restore access; the same "
+                    "command then continues"
                 ) from error
             logger.debug(f"{what}: {reason}; attempt {attempt + 1}")
             if failed is not None:
@@ -144,7 +144,7 @@ def retried(
 
 
 def pause(seconds: float, signals: Signals) -> None:
-    """Wait for so long. Raises Interrupted soon after a signal has asked the process to stop, in any thread."""
+    """Wait for so long. Raises Interrupted soon after a signal to stop the process, in any thread."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, NAP))
@@ -154,8 +154,8 @@ def pause(seconds: float, signals: Signals) -> None:
 class FileState(NamedTuple):
     """What is known of a file without reading it."""
 
-    size: int | None  # bytes; None: its server does not say
-    version: str  # changes with its content; empty where the service knows no such thing
+    size: int | None  # bytes; None: its server does not report it
+    version: str  # changes with its content; empty where the service has no such thing
 
 
 @dataclass(frozen=True, order=True)
@@ -164,7 +164,7 @@ class RemotePath:
 
     url: str
     setting: str = field(default="corpus.path", compare=False)  # which names it, for error lines
-    known: FileState | None = field(default=None, compare=False)  # None: to be asked for
+    listed: FileState | None = field(default=None, compare=False)  # None: to be requested
 
     def __str__(self) -> str:
         return self.url
@@ -197,29 +197,29 @@ class RemotePath:
         return RemotePath(f"{self.url.rstrip('/')}/{name}", self.setting)
 
     def is_file(self) -> bool:
-        if self.known is not None or self.is_web:
-            return not self.url.endswith("/") and (self.known is not None or "*" not in self.url)
+        if self.listed is not None or self.is_web:
+            return not self.url.endswith("/") and (self.listed is not None or "*" not in self.url)
         system, path = file_system(self.url, self.setting)
         return bool(retried(lambda: system.isfile(path), self.url))
 
     def is_dir(self) -> bool:
-        if self.known is not None or self.is_web:
+        if self.listed is not None or self.is_web:
             return self.url.endswith("/")
         system, path = file_system(self.url, self.setting)
         return bool(retried(lambda: system.isdir(path), self.url))
 
     def state(self) -> FileState:
-        """Size and version, asked for unless a listing had them."""
-        if self.known is not None and self.known.size is not None:
-            return self.known
+        """Size and version, requested unless a listing had them."""
+        if self.listed is not None and self.listed.size is not None:
+            return self.listed
         system, path = file_system(self.url, self.setting)
         return _state(retried(lambda: system.info(path), self.url))
 
     def rglob(self, pattern: str = "*") -> "list[RemotePath]":
         """The files below a folder whose names match."""
         system, path = file_system(self.url, self.setting)
-        found = retried(lambda: system.find(path, detail=True), self.url)
-        return [each for each in self._listed(system, found) if fnmatch.fnmatch(each.name, pattern)]
+        entries = retried(lambda: system.find(path, detail=True), self.url)
+        return [path for path in self._listed(system, entries) if fnmatch.fnmatch(path.name, pattern)]
 
     def glob(self, pattern: str) -> "list[RemotePath]":
         """The files that match a pattern below a folder; `**` stands for folders of any depth."""
@@ -230,24 +230,24 @@ class RemotePath:
         system, path = file_system(self.url, self.setting)
         return self._listed(system, retried(lambda: system.glob(path, detail=True), self.url))
 
-    def _listed(self, system: Any, found: dict[str, dict[str, Any]]) -> "list[RemotePath]":
-        files = [(path, info) for path, info in found.items() if info.get("type") != "directory"]
+    def _listed(self, system: Any, entries: dict[str, dict[str, Any]]) -> "list[RemotePath]":
+        files = [(path, info) for path, info in entries.items() if info.get("type") != "directory"]
         return [RemotePath(system.unstrip_protocol(path), self.setting, _state(info)) for path, info in files]
 
     def open(self, mode: str = "rb", buffered: bool = True) -> Any:
-        """A file object that asks for ranges of the content as they are read, and again where storage fails.
+        """A file object that requests ranges of the content as they are read, and again where storage fails.
 
         Args:
-            buffered: 2 MiB are asked for at once; else as much as is read, for readers that know what they need.
+            buffered: 2 MiB are requested at once; else as much as is read, for readers that choose their ranges.
 
         Raises:
-            OSError: there is no such file, or its server does not say its size.
+            OSError: there is no such file, or its server does not report its size.
             StorageFailed: in reading, when storage keeps failing.
         """
         assert mode == "rb"
         system, path = file_system(self.url, self.setting)
         if (size := self.state().size) is None:
-            raise OSError("its server does not say its size; download it and give the local file")
+            raise OSError("its server does not report its size; download it and give the local file")
         ranges = _Ranges(system, path, size, self.url)
         return io.BufferedReader(ranges, BUFFER) if buffered else ranges
 
@@ -271,21 +271,21 @@ def with_states(paths: list[Path]) -> list[Path]:
 
 
 def _with_state(path: Path) -> Path:
-    if not isinstance(path, RemotePath) or (path.known is not None and path.known.size is not None):
+    if not isinstance(path, RemotePath) or (path.listed is not None and path.listed.size is not None):
         return path
-    return cast(Path, replace(path, known=path.state()))
+    return cast(Path, replace(path, listed=path.state()))
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where its server does not say."""
+    """Bytes of a file; 0 where its server does not report it."""
     return path.state().size or 0 if isinstance(path, RemotePath) else path.stat().st_size
 
 
 def file_state(path: Path) -> tuple[str, int | None, Any]:
     """Name, size and time of a file, or its version at a URL: what changes when its content does."""
     if not isinstance(path, RemotePath):
-        found = path.stat()
-        return str(path.resolve()), found.st_size, found.st_mtime_ns
+        status = path.stat()
+        return str(path.resolve()), status.st_size, status.st_mtime_ns
     state = path.state()
     # What follows a question mark may be a signature that is another one every day.
     return path.url.partition("?")[0] if path.is_web and state.version else path.url, *state
@@ -297,7 +297,7 @@ def _state(info: dict[str, Any]) -> FileState:
 
 
 class _Ranges(io.RawIOBase):
-    """A file of known size at a URL, of which every read asks for just the bytes that it wants."""
+    """A file of known size at a URL, of which every read requests just the bytes that it needs."""
 
     def __init__(self, system: Any, path: str, size: int, url: str) -> None:
         self._system, self._path, self._size, self._url = system, path, size, url

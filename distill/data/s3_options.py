@@ -1,7 +1,7 @@
-"""How s3fs is set up: every failure comes back at once, since who asks tries again, unless the user's settings differ.
+"""How s3fs is set up: every failure comes back at once, since the caller tries again, unless the user set otherwise.
 
 Left to themselves botocore tries up to 5 times, s3fs up to 5 times around that, and some of its calls 5 times more:
-storage that is out of order would be waited for by the hour, and no line would say so.
+storage that is out of order would be waited for by the hour, and no line would be logged.
 """
 
 import os
@@ -22,12 +22,12 @@ def s3_options(protocol: str) -> dict[str, Any]:
         return {}
     from fsspec.config import conf
 
-    given: dict[str, Any] = {}
-    for each in PROTOCOLS:
-        given |= conf.get(each, {}).get("config_kwargs", {})
-    if "retries" in given or any(map(_is_chosen, CHOICES)):
+    config: dict[str, Any] = {}
+    for name in PROTOCOLS:
+        config |= conf.get(name, {}).get("config_kwargs", {})
+    if "retries" in config or any(map(_is_chosen, CHOICES)):
         return {}
-    return {"config_kwargs": {**given, "retries": {"max_attempts": 0}}}
+    return {"config_kwargs": {**config, "retries": {"max_attempts": 0}}}
 
 
 def limit_attempts(system: Any) -> None:
@@ -36,7 +36,7 @@ def limit_attempts(system: Any) -> None:
 
 
 def _is_chosen(name: str) -> bool:
-    """Whether the environment or a file of AWS sets this variable of botocore, which knows a default for some."""
+    """Whether the environment or a file of AWS sets this variable of botocore, which has a default for some."""
     from botocore.exceptions import BotoCoreError
     from botocore.session import get_session
 
@@ -44,5 +44,5 @@ def _is_chosen(name: str) -> bool:
         return True
     try:
         return name in get_session().get_scoped_config()
-    except BotoCoreError:  # of a profile that does not exist, which is said when storage is reached
+    except BotoCoreError:  # of a profile that does not exist, which is reported when storage is reached
         return False

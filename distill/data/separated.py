@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from distill.data.lines import LONGEST, BadRecord, sound_lines
+from distill.data.lines import LONGEST, InvalidRecord, sound_lines
 from distill.data.readers import no_field
 
 _PLAIN = (".csv", ".tsv")
@@ -15,17 +15,17 @@ SPAN = 1 << 20  # characters; a row that has not ended by then was begun by a st
 
 
 def is_table(path: Path) -> bool:
-    """Whether the name of a file says that it is a CSV or TSV file."""
+    """Whether the name of a file is that of a CSV or TSV file."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def separated_rows(
     path: Path, fields: dict[str, str], encoding: str | None = None
-) -> Iterator[dict[str, Any] | BadRecord]:
+) -> Iterator[dict[str, Any] | InvalidRecord]:
     """The rows of a CSV or TSV file as records by the names of its header, and those that are damaged.
 
     In CSV files a field in quotation marks may hold commas and ends of lines; in TSV files a quotation mark is a
-    character like any other. After a damaged row reading goes on with the line behind that in which it began, so that
+    character like any other. After a damaged row reading continues with the line behind that in which it began, so that
     a stray quotation mark does not take what follows it along.
 
     Args:
@@ -33,13 +33,13 @@ def separated_rows(
 
     Raises:
         SettingError: the header lacks one of them.
-        Unreadable: the file cannot be read (further).
+        InvalidFile: the file cannot be read (further).
     """
     csv.field_size_limit(LONGEST)
     names: list[str] = []
     split = _unquoted if ".tsv" in path.name.lower() else _quoted
     for row in split(path, encoding, names):
-        if isinstance(row, BadRecord):
+        if isinstance(row, InvalidRecord):
             yield row
         elif names:
             yield dict(zip(names, row, strict=True))
@@ -50,19 +50,19 @@ def separated_rows(
                     raise no_field(field, names, path.name, setting)
 
 
-def _unquoted(path: Path, encoding: str | None, names: list[str]) -> Iterator[list[str] | BadRecord]:
+def _unquoted(path: Path, encoding: str | None, names: list[str]) -> Iterator[list[str] | InvalidRecord]:
     for number, line in _numbered(path, encoding):
-        if isinstance(line, BadRecord):
+        if isinstance(line, InvalidRecord):
             yield line
         elif line.strip():
             row = line.rstrip("\r\n").split("\t")
             yield row if len(row) == (len(names) or len(row)) else _wrong_length(path, number, len(row), names)
 
 
-def _quoted(path: Path, encoding: str | None, names: list[str]) -> Iterator[list[str] | BadRecord]:
+def _quoted(path: Path, encoding: str | None, names: list[str]) -> Iterator[list[str] | InvalidRecord]:
     lines = _Lines(path, encoding)
     while lines.more():
-        if isinstance(first := lines.waiting[0][1], BadRecord):
+        if isinstance(first := lines.waiting[0][1], InvalidRecord):
             lines.waiting.popleft()
             yield first
             continue
@@ -71,7 +71,7 @@ def _quoted(path: Path, encoding: str | None, names: list[str]) -> Iterator[list
             row = next(csv.reader(lines.of_one_row(), strict=True))
         except csv.Error as error:
             lines.back_to_second()
-            yield BadRecord(f"{path.name}, line {number:,}", str(error))
+            yield InvalidRecord(f"{path.name}, line {number:,}", str(error))
             continue
         if row and len(row) != (len(names) or len(row)):
             lines.back_to_second()
@@ -80,11 +80,11 @@ def _quoted(path: Path, encoding: str | None, names: list[str]) -> Iterator[list
             yield row
 
 
-def _wrong_length(path: Path, number: int, length: int, names: list[str]) -> BadRecord:
-    return BadRecord(f"{path.name}, line {number:,}", f"{length} fields, not the {len(names)} of the header")
+def _wrong_length(path: Path, number: int, length: int, names: list[str]) -> InvalidRecord:
+    return InvalidRecord(f"{path.name}, line {number:,}", f"{length} fields, not the {len(names)} of the header")
 
 
-def _numbered(path: Path, encoding: str | None) -> Iterator[tuple[int, str | BadRecord]]:
+def _numbered(path: Path, encoding: str | None) -> Iterator[tuple[int, str | InvalidRecord]]:
     return enumerate(sound_lines(path, limit=LONGEST, encoding=encoding, whole=True), 1)
 
 
@@ -92,13 +92,13 @@ class _Lines:
     """Numbered lines that can be given back.
 
     Attributes:
-        waiting: the next ones, at least one after `more` said that there are any.
+        waiting: the next ones, at least one after `more` returned true.
     """
 
     def __init__(self, path: Path, encoding: str | None) -> None:
         self._rest = _numbered(path, encoding)
-        self.waiting: deque[tuple[int, str | BadRecord]] = deque()
-        self._taken: list[tuple[int, str | BadRecord]] = []
+        self.waiting: deque[tuple[int, str | InvalidRecord]] = deque()
+        self._taken: list[tuple[int, str | InvalidRecord]] = []
 
     def more(self) -> bool:
         if not self.waiting and (line := next(self._rest, None)) is not None:
@@ -106,7 +106,7 @@ class _Lines:
         return bool(self.waiting)
 
     def of_one_row(self) -> Iterator[str]:
-        """Lines as they are asked for, up to a damaged one, or to the length that a row may have."""
+        """Lines one by one, up to a damaged one, or to the length that a row may have."""
         self._taken, size = [], 0
         while (size < SPAN or not self._taken) and self.more() and isinstance(line := self.waiting[0][1], str):
             self._taken.append(self.waiting.popleft())

@@ -1,4 +1,4 @@
-"""One or two texts in a row: ids without special tokens, and which of these a tokenizer puts around the texts."""
+"""One or two texts in a sequence: ids without special tokens, and which of these a tokenizer puts around the texts."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.data.row_format import masked_rows
+from distill.data.sequence_format import masked_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,10 +17,10 @@ AT_ONCE = 1000  # texts that are tokenized together
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Special tokens of a row: `before` first `between` second `after`, or `before` text `after`."""
+    """Special tokens of a sequence: `before` first `between` second `after`, or `before` text `after`."""
 
     before: tuple[int, ...]
-    between: tuple[int, ...]  # none in a row of one text
+    between: tuple[int, ...]  # none in a sequence of one text
     after: tuple[int, ...]
 
     @property
@@ -32,17 +32,17 @@ class TextEncoder:
     """Tokenizes texts; a special token's name in a text is text.
 
     Attributes:
-        pad_id: what fills up rows.
-        dtype: of rows: uint16 where the ids allow it, else uint32.
+        pad_id: what fills up sequences.
+        dtype: of sequences: uint16 where the ids allow it, else uint32.
 
     Raises:
-        SettingError: the tokenizer lacks a token that rows need.
+        SettingError: the tokenizer lacks a token that sequences need.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         from tokenizers import Tokenizer
 
-        self._usual = masked_rows(tokenizer)
+        self._usual = masked_format(tokenizer)
         self.pad_id = self._usual.pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
         # A copy of the tokenizer's own, since whoever used that last may have left padding or truncation there.
@@ -62,11 +62,11 @@ class TextEncoder:
         parts, ids = probe.sequence_ids, probe.ids
         first = [place for place, part in enumerate(parts) if part == 0]
         last = [place for place, part in enumerate(parts) if part == int(pairs)]
-        found = Surroundings(
+        around = Surroundings(
             tuple(ids[: first[0]]), tuple(ids[first[-1] + 1 : last[0]]) if pairs else (), tuple(ids[last[-1] + 1 :])
         )
-        if found.before:
-            return found
+        if around.before:
+            return around
         start, separator = self._usual.row_start, self._usual.row_end
         assert start is not None and separator is not None
         return Surroundings((start,), (separator,) if pairs else (), (separator,))

@@ -1,7 +1,7 @@
-"""Text turned once into rows of token ids, kept on disk under a key of everything that decides them.
+"""Text turned once into sequences of token ids, kept on disk under a key of everything that decides them.
 
-`prepare` is the door: sources, a tokenizer, how text becomes rows, and where rows are kept go in, memory-mapped rows
-come out. `build_tokens` makes what is not there yet.
+`prepare` takes sources, a tokenizer, how text becomes sequences, and where these are kept; it gives memory-mapped
+sequences. `build_tokens` makes what is not there yet.
 """
 
 import hashlib
@@ -22,27 +22,27 @@ from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import described
 from distill.data.heldout import HeldOut
-from distill.data.left_behind import remove_left_behind, scratch_name
+from distill.data.invalid import Invalid
 from distill.data.local_copy import local_copy
 from distill.data.mixture import quotas
 from distill.data.packing import PARTS, Packing
 from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import reachable
-from distill.data.row_format import RowFormatOf, masked_rows
-from distill.data.row_store import RowStore
+from distill.data.sequence_format import SequenceFormatOf, masked_format
+from distill.data.sequence_store import SequenceStore
 from distill.data.shards.destination import Destination, LocalFolder, destination
 from distill.data.shards.finish import META
 from distill.data.shards.groups import work_of
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 from distill.data.sources import Source, find_source
 from distill.data.sources.prose import Prose
-from distill.data.unread import Unread
+from distill.data.stale import remove_stale, scratch_name
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 5  # raise it when the same inputs and settings would give other rows
+FORMAT = 5  # raise it when the same inputs and settings would give other sequences
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Text:
     sources: tuple[Source, ...]
     setting: str
     path: str = ""  # as the user gave it
-    rows: int | None = None  # most rows that training takes of it, so that no more of it is read; None: all
+    max_sequences: int | None = None  # that training takes of it, so that no more of it is read; None: all
 
     def describe(self) -> str:
         return " + ".join(source.describe() for source in self.sources)
@@ -72,12 +72,12 @@ class Text:
         ]
 
 
-STORED = ("shards", "bytes", "plain_bytes", "compress_seconds")  # what meta.json says of a part's files
+STORED = ("shards", "bytes", "plain_bytes", "compress_seconds")  # entries of meta.json about a part's files
 
 
 @dataclass(frozen=True)
 class Stored:
-    """How the rows of one part lie in files."""
+    """How the sequences of one part lie in files."""
 
     place: str  # folder or URL
     shards: int
@@ -89,19 +89,19 @@ class Stored:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The rows of one part of a text. N rows, L = sequence_length, V = length of the tokenizer."""
+    """The sequences of one part of a text. N sequences, L = sequence_length, V = length of the tokenizer."""
 
-    rows: RowStore  # [N, L] uint16 or uint32: ids as the format of rows says, then padding
+    rows: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
     counts: np.ndarray  # [V] int64: how often each id stands in `rows`, special tokens and padding included
-    digest: str  # sha256 of the rows: the same for the same content, wherever the files lie
+    digest: str  # sha256 of the sequences: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
     documents: int
     tokens: int  # ids in `rows` that are not padding
     seconds: float  # it took to prepare the whole text, when that was done
     tokens_per_second: float  # of that preparation
-    unread: Unread  # files and records that are left out
-    prompts: bool = False  # whether ids carry the flags of `row_format`
-    duplicates: dict[str, int] | None = None  # of the whole text, as `first_pass` counts them; None: nobody did
+    invalid: Invalid  # files and records that are left out
+    prompts: bool = False  # whether ids carry the flags of `sequence_format`
+    duplicates: dict[str, int] | None = None  # of the whole text, as `first_pass` counts them; None: not counted
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
     stored: Stored | None = None  # where they lie in files
 
@@ -112,12 +112,12 @@ def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
     Raises:
         SettingError: it is not available.
     """
-    found = find_source(corpus.source, "corpus", data)
+    source = find_source(corpus.source, "corpus", data)
     prose = Prose(data)
-    if found is None and corpus.fallback:
-        return Text((prose,), "corpus", rows=corpus.max_sequences)
-    sources: tuple[Source, ...] = (_need(found, corpus.source, "corpus"),)
-    if corpus.add_prose and not isinstance(found, Prose):
+    if source is None and corpus.fallback:
+        return Text((prose,), "corpus", max_sequences=corpus.max_sequences)
+    sources: tuple[Source, ...] = (_need(source, corpus.source, "corpus"),)
+    if corpus.add_prose and not isinstance(source, Prose):
         sources = (*sources, prose)
     return Text(sources, "corpus", _path_of(corpus.source), corpus.max_sequences)
 
@@ -132,31 +132,31 @@ def corpus_texts(corpus: CorpusConfig, data: DataConfig) -> dict[str, Text]:
         return {"": corpus_text(corpus, data)}
     texts = {}
     weights = [corpus.weights[name] for name in corpus.sources]
-    most = (
+    limits = (
         [None] * len(weights)
         if corpus.max_sequences is None
         else np.maximum(quotas(weights, corpus.max_sequences), 1).tolist()
     )
-    for (name, settings), rows in zip(corpus.sources.items(), most, strict=True):
+    for (name, settings), limit in zip(corpus.sources.items(), limits, strict=True):
         setting = f"corpus.sources.{name}"
-        found = _need(find_source(settings, setting, data), settings, setting)
-        texts[name] = Text((found,), setting, _path_of(settings), rows)
+        source = _need(find_source(settings, setting, data), settings, setting)
+        texts[name] = Text((source,), setting, _path_of(settings), limit)
     return texts
 
 
 def set_text(source: Any, setting: str, data: DataConfig) -> Text | None:
     """The text of an evaluation set; None where it is not available. `source` is its settings."""
-    found = find_source(source, setting, data)
-    return None if found is None else Text((found,), setting, _path_of(source))
+    found_source = find_source(source, setting, data)
+    return None if found_source is None else Text((found_source,), setting, _path_of(source))
 
 
-def _need(found: Source | None, settings: Any, setting: str) -> Source:
-    if found is None:
+def _need(source: Source | None, settings: Any, setting: str) -> Source:
+    if source is None:
         raise SettingError(
-            f"{setting}.path=null: no {settings.kind} text is known; give {setting}.path=FOLDER, or set "
+            f"{setting}.path=null: no {settings.kind} text was found; give {setting}.path=FOLDER, or set "
             f"DISTILL_DATA to a folder that holds it, or name a data set as {setting}.hub"
         )
-    return found
+    return source
 
 
 def _path_of(settings: Any) -> str:
@@ -169,31 +169,31 @@ def prepare(
     corpus: CorpusConfig,
     data: DataConfig,
     part: str,
-    rows: RowFormatOf = masked_rows,
+    sequence_format: SequenceFormatOf = masked_format,
 ) -> Tokens:
-    """Rows of a text from `data.tokens` or the cache; what is not there is built, with other hosts that do the same.
+    """Sequences of a text from `data.tokens` or the cache; what is missing is built, together with other hosts.
 
     Args:
         part: `train` or `heldout`, of which both are built in one pass, or `all`.
-        rows: the format of rows, for a tokenizer.
+        sequence_format: gives the format of sequences for a tokenizer.
 
     Raises:
         SettingError: a file or record cannot be read and `corpus.invalid_files=stop`, more than `corpus.max_invalid` of
-            the records are bad, the tokenizer lacks a special token, there is
-            not one row, a folder cannot be written, or the text has prompts and the format no place for them.
+            the records are invalid, the tokenizer lacks a special token, there is not one sequence, a folder cannot be
+            written, or the text has prompts and the format no place for them.
     """
     assert part in (*PARTS, "all")
     if part == "heldout" and not corpus.heldout:
         raise SettingError(f"corpus.heldout={corpus.heldout}: no text is held out to evaluate on; set it to 0.02 or so")
     if part == "all":  # an evaluation set, which stays as it was published
         corpus = corpus.changed(heldout=0.0, duplicates=Duplicates.keep)
-    packing = _packing(text, tokenizer, corpus, rows)
+    packing = _packing(text, tokenizer, corpus, sequence_format)
     few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
-    folder = _build_rows(text, packing, data, text.rows if few else None)
+    folder = _build_sequences(text, packing, data, text.max_sequences if few else None)
     if data.local is not None and data.compression is None and isinstance(folder, LocalFolder):
         folder = LocalFolder(str(local_copy(folder.folder, data.local, data.local_bytes)))
     tokens = _load(folder, part, text, packing, corpus, data)
-    for line in tokens.unread.lines():
+    for line in tokens.invalid.lines():
         logger.info(line)
     if tokens.duplicates and tokens.duplicates["exact"] + tokens.duplicates.get("near", 0):
         logger.info(f"{tokens.name}: {described(tokens.duplicates)}")
@@ -206,7 +206,7 @@ def key_of(text: Text, settings: dict[str, Any]) -> str:
 
 
 def _folder_of(key: str, data: DataConfig) -> Destination:
-    """Where the rows of this key lie, or are to lie.
+    """Where the sequences of this key lie, or are to lie.
 
     Raises:
         SettingError: the folder cannot be reached or written, and does not hold them yet.
@@ -219,8 +219,8 @@ def _folder_of(key: str, data: DataConfig) -> Destination:
     return folder
 
 
-def _build_rows(text: Text, packing: Packing, data: DataConfig, needed: int | None) -> Destination:
-    """The rows of a part of the text that gives so many of training, if the text has them; None: of all of it."""
+def _build_sequences(text: Text, packing: Packing, data: DataConfig, needed: int | None) -> Destination:
+    """The sequences of a part of the text that gives so many of training, if the text has them; None: of all of it."""
     part = PartOfText() if needed is None else part_needed(needed, packing.sequence_length, work_of(text.sources))
     while True:
         packing = replace(packing, part=part)
@@ -244,14 +244,14 @@ def _build_once(folder: Destination, text: Text, packing: Packing, data: DataCon
         with once(scratch, lambda: folder.exists(META)) as missing:
             if missing:
                 build(folder, text.describe(), text.sources, packing, data, scratch)
-    remove_left_behind(folder, Path(data.cache).expanduser() / "tokens", key)
+    remove_stale(folder, Path(data.cache).expanduser() / "tokens", key)
 
 
 def _packing(
     text: Text,
     tokenizer: "PreTrainedTokenizerBase",
     corpus: CorpusConfig,
-    rows: RowFormatOf,
+    sequence_format: SequenceFormatOf,
 ) -> Packing:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -259,12 +259,13 @@ def _packing(
             f"teacher.path={tokenizer.name_or_path}: its tokenizer is not a `tokenizers` one; choose a model with a "
             "fast tokenizer"
         )
-    format = rows(tokenizer)
+    format = sequence_format(tokenizer)
     if text.prompts and format.document_end is None:
         raise no_prompts(text.setting)
     if corpus.sequence_length < format.shortest + format.body:
         raise SettingError(
-            f"corpus.sequence_length={corpus.sequence_length}: rows need at least {format.shortest + format.body} ids"
+            f"corpus.sequence_length={corpus.sequence_length}: sequences need at least "
+            f"{format.shortest + format.body} ids"
         )
     return Packing(
         tokenizer=_plain(backend.to_str()),
@@ -289,12 +290,12 @@ def _load(
 ) -> Tokens:
     meta = json.loads(folder.read(META))
     kept = PARTS[part == "heldout"]
-    unread = Unread.of(meta)
-    unread.check(text.path, text.setting, corpus)
+    invalid = Invalid.of(meta)
+    invalid.check(text.path, text.setting, corpus)
     if not meta[kept]["rows"]:
-        raise _no_rows(meta, part, text, corpus)
+        raise _no_sequences(meta, part, text, corpus)
     return Tokens(
-        rows=open_rows(folder.place, kept, data),
+        rows=open_sequences(folder.place, kept, data),
         counts=np.load(io.BytesIO(folder.read(f"{kept}.counts.npy"))),
         digest=meta[kept]["digest"],
         name=text.describe(),
@@ -302,7 +303,7 @@ def _load(
         tokens=meta[kept]["tokens"],
         seconds=meta["seconds"],
         tokens_per_second=rate(meta),
-        unread=unread,
+        invalid=invalid,
         prompts=packing.prompts,
         duplicates=meta.get("duplicates"),
         stored=Stored(
@@ -311,15 +312,15 @@ def _load(
     )
 
 
-def _no_rows(meta: dict[str, Any], part: str, text: Text, corpus: CorpusConfig) -> SettingError:
+def _no_sequences(meta: dict[str, Any], part: str, text: Text, corpus: CorpusConfig) -> SettingError:
     if part == "heldout" and meta["train"]["rows"]:
         return SettingError(
             f"corpus.heldout={corpus.heldout}: the corpus is too small to hold a part of it out; give more text, or "
             "leave `heldout` out of evaluate.sets"
         )
-    count = sum(meta[each]["documents"] for each in PARTS)
-    unread = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""
+    count = sum(meta[part_name]["documents"] for part_name in PARTS)
+    invalid = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""
     return SettingError(
-        f"{text.setting}.path={text.path}: not one row: {count} document{'s' * (count != 1)}, none long "
-        f"enough{unread}; check {text.setting}.kind and {text.setting}.fraction"
+        f"{text.setting}.path={text.path}: not one sequence: {count} document{'s' * (count != 1)}, none long "
+        f"enough{invalid}; check {text.setting}.kind and {text.setting}.fraction"
     )

@@ -46,7 +46,7 @@ def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     if vocab_size < SMALLEST:
-        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for a tokenizer; at least {SMALLEST}")
+        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for a tokenizer; give {SMALLEST} or more")
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -75,9 +75,9 @@ def _alphabet(counts: Counter[str], normalizer: "Normalizer", vocab_size: int) -
     """The commonest characters after normalisation, sorted; each costs two pieces, so they take half at most."""
     kept: Counter[str] = Counter()
     for character, count in counts.items():
-        for each in normalizer.normalize_str(character):
-            if not each.isspace():
-                kept[each] += count
+        for letter in normalizer.normalize_str(character):
+            if not letter.isspace():
+                kept[letter] += count
     if not kept:
         raise SettingError(NO_TEXT)
     common = sorted(kept, key=lambda character: (-kept[character], character))

@@ -1,4 +1,4 @@
-"""torch.distributed with models that are divided between the ranks (`fully_shard`, FSDP2)."""
+"""torch.distributed with models that are sharded over the ranks (`fully_shard`, FSDP2)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from distill.config.settings import BackendConfig
 from distill.distributed.ddp import Ddp
+from distill.distributed.formats import compute_in
 from distill.distributed.gradient_sync import GradientSync
 from distill.distributed.interface import Ranks, naming_lost_rank_inside
 from distill.distributed.lockstep import Lockstep, roots
-from distill.distributed.shard import local, reshard, shard, sharded_modules
+from distill.distributed.shard import is_sharded, local, reshard, shard, sharded_modules
 from distill.runtime.errors import SettingError
 
 # By their names in torch 2.13, and in older releases.
@@ -25,7 +26,7 @@ REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 class Fsdp(Ddp):
-    """The interface where parameters, gradients and the optimizer's state are divided between the ranks.
+    """The interface where parameters, gradients and the optimizer's state are sharded over the ranks.
 
     See `ShardedSync` for the gradients.
     """
@@ -43,20 +44,26 @@ class Fsdp(Ddp):
         if self.size == 1:
             self._join_alone()
         self.mesh = init_device_mesh(self.device.type, (self.size,))
-        divided = {"student": settings.shard_student, "teacher": settings.shard_teacher}
-        self.divides = frozenset(name for name, wanted in divided.items() if wanted is not False)
+        self.shards_student = settings.shard_student is not False
+        self.shards_teacher = settings.shard_teacher is not False
         self._offloads = settings.offload_teacher
-        self.equal_windows = bool(self.divides)
+        self.equal_windows = self.shards
 
     def _join_alone(self) -> None:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
         )
 
-    def divide(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
+    def shard(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
         # What is trained is stored in fp32, what is frozen as it was saved.
         storage = torch.float32 if trained else None
         shard(model, blocks, calls, self.mesh, storage, not trained and self._offloads)
+
+    def place(self, model: Any, dtype: torch.dtype) -> Any:
+        if not is_sharded(model):
+            return super().place(model, dtype)
+        compute_in(model, dtype)
+        return model
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -65,17 +72,17 @@ class Fsdp(Ddp):
 
     @contextmanager
     def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
-        divided = [root for model in models for root in roots(model)]
-        if not divided or self.size == 1 or self._lockstep is not None:
+        sharded = [root for model in models for root in roots(model)]
+        if not sharded or self.size == 1 or self._lockstep is not None:
             yield
             return
-        self._lockstep = Lockstep(divided, idle)
+        self._lockstep = Lockstep(sharded, idle)
         try:
             with self.computing(), self._lockstep:
                 yield
         finally:
             self._lockstep = None
-            for model in divided:
+            for model in sharded:
                 reshard(model)
 
     @contextmanager
@@ -93,18 +100,18 @@ class Fsdp(Ddp):
 
 
 class ShardedSync(GradientSync):
-    """The gradients of a model whose parameters may be divided between the ranks.
+    """The gradients of a model whose parameters may be sharded over the ranks.
 
-    Those of divided parameters are added up whole on each rank until the last micro-batch of a window, whose backward
-    pass reduces and divides them, once for each divided module. With `sync=every` each micro-batch does so: more
-    exchanges, and no whole gradients in memory. Parameters that are not divided (projections of loss terms, a student
+    Those of sharded parameters are added up whole on each rank until the last micro-batch of a window, whose backward
+    pass reduces and scatters them, once for each sharded module. With `sync=every` each micro-batch does so: more
+    exchanges, and no whole gradients in memory. Parameters that are not sharded (projections of loss terms, a student
     that stays whole) lie in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
     """
 
     def __init__(self, ranks: Ranks, model: nn.Module) -> None:
-        """As in every backend; parameters that are divided have to be the same model's on all ranks already."""
+        """As for all ranks; parameters that are sharded have to be the same model's on all ranks already."""
         reshard(model)  # what checks have made whole
-        self._divided = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]
+        self._sharded = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]
         self._roots: list[FSDPModule] = roots(model)  # type: ignore[assignment]
         super().__init__(ranks, model)
         for module in sharded_modules(model):
@@ -115,7 +122,7 @@ class ShardedSync(GradientSync):
 
     def zero(self) -> None:
         super().zero()
-        for parameter in self._divided:
+        for parameter in self._sharded:
             parameter.grad = None
 
     @contextmanager
@@ -132,15 +139,15 @@ class ShardedSync(GradientSync):
         self.ranks.traffic.num_syncs += every and not last
 
     def sum(self, stats: Tensor | None = None) -> Tensor | None:
-        """As in every backend: what is divided was summed by the last backward, all else is summed here."""
-        for parameter in self._divided:
+        """As for all ranks: what is sharded was summed by the last backward, all else is summed here."""
+        for parameter in self._sharded:
             if parameter.grad is None:  # of a part that no micro-batch touched
                 parameter.grad = torch.zeros_like(parameter)
         return super().sum(stats)
 
     def scale(self, factor: float) -> None:
         super().scale(factor)
-        for parameter in self._divided:
+        for parameter in self._sharded:
             if parameter.grad is not None:
                 local(parameter.grad).mul_(factor)
 

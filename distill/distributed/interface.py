@@ -85,7 +85,8 @@ class Ranks:
     name: str
     engine: str
     equal_windows = False  # whether all ranks have to have the same number of micro-batches in a window
-    divides: frozenset[str] = frozenset()  # of "student" and "teacher", those whose weights are divided between ranks
+    shards_student = False  # whether each rank holds a part of the student's weights
+    shards_teacher = False  # the same of teachers
 
     def __init__(self, settings: BackendConfig, info: RankInfo, device: torch.device) -> None:
         self.settings = settings
@@ -97,14 +98,26 @@ class Ranks:
         self.ring_seconds: dict[int, float] = {}
         self.traffic = Traffic()
 
-    def divide(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
-        """Divide the weights of a model between the ranks, in place, if it is one that this backend divides.
+    @property
+    def shards(self) -> bool:
+        """Whether any model is sharded."""
+        return self.shards_student or self.shards_teacher
+
+    def shard(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
+        """Shard the weights of a model over the ranks, in place; only of ranks that shard a model.
 
         Args:
             blocks: modules in it that are called one after the other, `calls` times in all.
             trained: whether it is the student.
         """
         raise NotImplementedError
+
+    def place(self, model: Any, dtype: torch.dtype) -> Any:
+        """The model on this rank's device, in place; one that is sharded is there, and computes in `dtype` from now on.
+
+        Other models compute in another format by autocast or in packed layers, which are chosen later.
+        """
+        return model.to(self.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of `tensor` over all ranks, in its own type; the input stays as it is."""
@@ -148,7 +161,7 @@ class Ranks:
     def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
         """While it is open ranks may compute different numbers of forwards of the models; all ranks open it together.
 
-        Where models are divided between the ranks those without work join in the forwards of the others.
+        Where models are sharded over the ranks those without work join in the forwards of the others.
 
         Args:
             idle: computes a forward of one of the models whose outcome nobody reads.
@@ -157,7 +170,7 @@ class Ranks:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Around forward and backward passes, in which divided models exchange their weights."""
+        """Around forward and backward passes, in which sharded models exchange their weights."""
         yield
 
     def barrier(self) -> None:
@@ -224,7 +237,7 @@ class Ranks:
 
         self.rings, self.ring_seconds = choose_rings(seconds)
         self._settle_rings()
-        self.traffic.num_collectives = self.traffic.bytes_sent = 0
+        self.traffic = Traffic()  # without the trial
 
     def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
         """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; gives how to wait.

@@ -21,23 +21,23 @@ from distill.evaluation.measures import (
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet, SetContents
-from distill.evaluation.significance import RowLosses
+from distill.evaluation.significance import SequenceLosses
 from distill.models.language_model import LanguageModel, idle_forward
 from distill.runtime.progress import Progress
 
 if TYPE_CHECKING:
-    from distill.evaluation.measures.perplexity import RowLossSums
+    from distill.evaluation.measures.perplexity import SequenceLossSums
 
 Scores = dict[str, dict[str, float]]  # by measure, then by evaluation set
 
 
 class Evaluator:
-    """Scores models on evaluation sets; each rank takes its share of the rows, the sums are exchanged.
+    """Scores models on evaluation sets; each rank takes its part of the sequences, the sums are exchanged.
 
     Attributes:
-        kept: head rows of `student` and `teacher`, as `score` was asked to keep them.
-        measures: those of the task, the first of which says which of two models is better, then the user's.
-        readers: opens models for scoring; it knows the seconds that scoring has taken.
+        kept: head rows of `student` and `teacher`, those that `score` was to keep.
+        measures: those of the task, the first of which decides which of two models is better, then the user's.
+        readers: opens models for scoring, and counts the seconds that scoring takes.
     """
 
     def __init__(self, scoring: Scoring, passes: list[Pass], precision: PrecisionConfig) -> None:
@@ -51,16 +51,16 @@ class Evaluator:
         """Every measure of a model on every set.
 
         Args:
-            keep: "student" or "teacher", as which `agree` finds again what perplexity has computed. The model may not
+            keep: "student" or "teacher", under which `agree` finds what perplexity has computed. The model must not
                 change in between.
         """
         return self._score(model, label, sets, keep, None)
 
-    def score_by_row(
+    def score_by_sequence(
         self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None = None
-    ) -> tuple[Scores, dict[tuple[str, str], RowLosses]]:
-        """`score`, and what each row contributes to every perplexity, by measure and set."""
-        losses: dict[tuple[str, str], RowLosses] = {}
+    ) -> tuple[Scores, dict[tuple[str, str], SequenceLosses]]:
+        """`score`, and what each sequence contributes to every perplexity, by measure and set."""
+        losses: dict[tuple[str, str], SequenceLosses] = {}
         return self._score(model, label, sets, keep, losses), losses
 
     def score_one(self, model: Any, measure: Measure, data: EvaluationSet) -> float | None:
@@ -82,7 +82,7 @@ class Evaluator:
             self.readers.opened(teacher) as other,
         ):
             for data in sets:
-                with self._progress(f"agreement on {data.name}", data.num_rows, "rows") as done:
+                with self._progress(f"agreement on {data.name}", data.num_rows, "sequences") as done:
                     scores[data.name] = self._agreement(one, other, data, done)
         return scores
 
@@ -105,7 +105,7 @@ class Evaluator:
         label: str,
         sets: list[EvaluationSet],
         keep: str | None,
-        losses: dict[tuple[str, str], RowLosses] | None,
+        losses: dict[tuple[str, str], SequenceLosses] | None,
     ) -> Scores:
         scores: Scores = {measure.name: {} for measure in self.measures}
         kept = None if keep is None or not head_outlasts_forward(model) else KeptRows(KEPT_BYTES)
@@ -114,22 +114,22 @@ class Evaluator:
                 for run in self.passes:
                     if not run.scores(data) or not run.measures:
                         continue
-                    by_row = self._row_sums(data) if run.by_row and losses is not None else None
+                    by_sequence = self._sequence_sums(data) if run.by_sequence and losses is not None else None
                     title = run.measures[0].title.lower()
                     with self._progress(f"{label}, {title} on {data.name}", run.size(data), run.unit) as done:
-                        values = run.score(reader, data, done, Byproducts(by_row, kept if run.keeps else None))
-                    if by_row is not None and losses is not None:
-                        losses[run.measures[0].name, data.name] = by_row.result()
+                        values = run.score(reader, data, done, Byproducts(by_sequence, kept if run.keeps else None))
+                    if by_sequence is not None and losses is not None:
+                        losses[run.measures[0].name, data.name] = by_sequence.result()
                     for name, value in values.items():
                         scores[name][data.name] = value
         if keep is not None and kept is not None:
             self.kept[keep] = kept
         return {name: values for name, values in scores.items() if values or not sets}
 
-    def _row_sums(self, data: EvaluationSet) -> "RowLossSums":
-        from distill.evaluation.measures.perplexity import RowLossSums
+    def _sequence_sums(self, data: EvaluationSet) -> "SequenceLossSums":
+        from distill.evaluation.measures.perplexity import SequenceLossSums
 
-        return RowLossSums(data.num_rows, **summed(self.ranks)).to(self.ranks.device)
+        return SequenceLossSums(data.num_rows, **summed(self.ranks)).to(self.ranks.device)
 
     def _agreement(
         self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: ProgressCallback
@@ -157,7 +157,7 @@ class Evaluator:
 
     @contextmanager
     def _progress(self, label: str, total: int, unit: str) -> Iterator[ProgressCallback]:
-        """Rank 0 shows how far all ranks are, estimated from its own share; nothing of what is no work at all."""
+        """Rank 0 shows how far all ranks are, estimated from its own part; nothing where there is no work."""
         if not total:
             yield lambda more: None
             return

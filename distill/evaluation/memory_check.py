@@ -7,7 +7,7 @@ from distill.distributed import Ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Trial
 from distill.evaluation.sets import EvaluationSet
-from distill.evaluation.speed import full_rows, run_forward, speed_rows
+from distill.evaluation.speed import full_sequences, run_forward, speed_sequences
 from distill.models.kernels.precision import dtype_of
 from distill.models.memory import available
 from distill.runtime.errors import SettingError
@@ -17,7 +17,7 @@ from distill.runtime.host import is_out_of_memory
 def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationSet]) -> None:
     """Compute the largest batches of evaluation once by each model, one model after the other.
 
-    These are the batch by which speed is measured, one of the set with the longest rows, of which every measure
+    These are the batch by which speed is measured, one of the set with the longest sequences, of which every measure
     computes logits in parts, and that of pseudo-perplexity. What two models hold side by side where their agreement is
     scored is not covered, nor are the user's own measures.
 
@@ -28,12 +28,12 @@ def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationS
         return
     scoring = evaluator.scoring
     first, longest = sets[0], max(sets, key=lambda data: data.rows.shape[1])
-    size, rows = scoring.settings.batch_size, speed_rows(scoring, first)
+    size, count = scoring.settings.batch_size, speed_sequences(scoring, first)
     with evaluator.readers.timed():
-        trial = _trial_of_rows(evaluator, first, rows, logits=True)
+        trial = _trial_of_sequences(evaluator, first, count, logits=True)
         _check(evaluator, models, trial, 0 if scoring.heads else scoring.vocab)
-        if longest is not first or rows < size:
-            _check(evaluator, models, _trial_of_rows(evaluator, longest, size, logits=False))
+        if longest is not first or count < size:
+            _check(evaluator, models, _trial_of_sequences(evaluator, longest, size, logits=False))
         for run in evaluator.passes:
             if (of_pass := run.trial(longest)) is not None:
                 _check(evaluator, models, of_pass)
@@ -44,8 +44,8 @@ def try_once(run: Callable[[], None], least_bytes: int, setting: str, value: int
 
     Args:
         run: computes a batch of evaluation.
-        least_bytes: that it takes at least. A processor's memory is promised before it is there, and a process that
-            then takes it is killed, so what is sure to be too much is not tried.
+        least_bytes: that it takes at least. The memory of a processor is promised before it is there, and a process
+            that takes it then is killed, so what is sure to be too much is not tried.
         setting, value: what decides how large the batch is, for the message.
 
     Raises:
@@ -65,11 +65,11 @@ def try_once(run: Callable[[], None], least_bytes: int, setting: str, value: int
         raise SettingError(f"{setting}={value}: a batch of evaluation {first}; lower it")
 
 
-def _trial_of_rows(evaluator: Evaluator, data: EvaluationSet, count: int, logits: bool) -> Trial:
-    """A batch of so many rows of full length; `logits`: with those over the vocabulary."""
+def _trial_of_sequences(evaluator: Evaluator, data: EvaluationSet, count: int, logits: bool) -> Trial:
+    """A batch of so many sequences of full length; `logits`: with those over the vocabulary."""
     scoring = evaluator.scoring
     return Trial(
-        lambda model: run_forward(model, full_rows(scoring, data, count), scoring, logits),
+        lambda model: run_forward(model, full_sequences(scoring, data, count), scoring, logits),
         count * data.rows.shape[1],
         "evaluate.batch_size",
         scoring.settings.batch_size,

@@ -1,4 +1,4 @@
-"""Evaluation sets: rows of token ids under the name by which the report calls them."""
+"""Evaluation sets: sequences of token ids under the name by which the report calls them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.component import Component
 from distill.config.settings import Config, MaskingConfig, Missing
 from distill.data.batches import Collator
-from distill.data.known_share import check_known
-from distill.data.row_format import RowFormatOf, masked_rows
-from distill.data.row_store import RowStore, row_bytes
-from distill.data.sample import choose_rows
+from distill.data.sample import choose_sequences
+from distill.data.sequence_format import SequenceFormatOf, masked_format
+from distill.data.sequence_store import SequenceStore, sequence_bytes
 from distill.data.tokens import Tokens, corpus_texts, prepare, set_text
+from distill.data.unknown_tokens import check_unknown
 from distill.runtime.errors import SettingError
 
 # The mask of an evaluation set never changes, whatever the seed of the run: runs stay comparable.
@@ -25,19 +25,19 @@ HELDOUT = "heldout"  # the kind of the set that is a part of the corpus
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Rows to score."""
+    """Sequences to score."""
 
     name: str
     description: str
     rows: np.ndarray  # [num_rows, S]
     documents: int
-    text: RowStore | None = None  # [M, S] all rows of the text in their order, where `rows` are some of them
+    text: SequenceStore | None = None  # [M, S] all sequences of the text in their order, where `rows` are some of them
     numbers: np.ndarray | None = None  # [num_rows] which these are
     prompts: bool = False  # whether some of its tokens are no targets
-    collator: Collator | None = None  # of its rows, where that of all sets does not know them
+    collator: Collator | None = None  # of its sequences, where that of all sets does not fit them
 
     def before(self, row: int) -> np.ndarray | None:
-        """The row of the text before a row of the set; None before the first one."""
+        """The sequence of the text before a sequence of the set; None before the first one."""
         text = self.rows if self.text is None else self.text
         number = row if self.numbers is None else int(self.numbers[row])
         return None if number == 0 else text[np.array([number - 1])][0]
@@ -60,21 +60,21 @@ class SetContents(TypedDict):
 
 
 def load_sets(
-    config: Config, tokenizer: PreTrainedTokenizerBase, rows: RowFormatOf = masked_rows
+    config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: SequenceFormatOf = masked_format
 ) -> tuple[list[EvaluationSet], list[str]]:
     """The sets that `evaluate.sets` names, and a line for each that is not available and may be left out.
 
     Args:
-        rows: the format of rows, for a tokenizer.
+        sequence_format: gives the format of sequences for a tokenizer.
 
     Raises:
         SettingError: a name without a source, or a set that is not available while `evaluate.missing=stop`.
     """
     sets, left_out = [], []
-    for name, tokens in tokens_of_sets(config, tokenizer, rows):
+    for name, tokens in tokens_of_sets(config, tokenizer, sequence_format):
         if tokens is not None:
             chosen, numbers = _chosen(name, tokens.rows, config)
-            check_known(tokens, tokenizer, config.corpus.max_unknown, f"evaluate.sets: {name}")
+            check_unknown(tokens, tokenizer, config.corpus.max_unknown, f"evaluate.sets: {name}")
             sets.append(
                 EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.rows, numbers, tokens.prompts)
             )
@@ -91,35 +91,35 @@ def load_sets(
     return sets, left_out
 
 
-def _chosen(name: str, rows: RowStore, config: Config) -> tuple[np.ndarray, np.ndarray | None]:
-    """The rows of a set that are scored, in memory unless they are one file, and their numbers; None: all.
+def _chosen(name: str, sequences: SequenceStore, config: Config) -> tuple[np.ndarray, np.ndarray | None]:
+    """The sequences of a set that are scored, in memory unless they are one file, and their numbers; None: all.
 
     Raises:
         SettingError: they are too many to be in memory.
     """
-    most = config.data.shuffle_bytes
-    most_rows = config.evaluate.max_sequences_of(name)
-    numbers = choose_rows(rows, most_rows, f"evaluated rows of {name}")
-    if numbers is None and isinstance(rows, np.ndarray):
-        return rows, None
-    count = len(rows) if numbers is None else len(numbers)
-    if count * row_bytes(rows) > most:
+    max_bytes = config.data.shuffle_bytes
+    max_sequences = config.evaluate.max_sequences_of(name)
+    numbers = choose_sequences(sequences, max_sequences, f"evaluated rows of {name}")
+    if numbers is None and isinstance(sequences, np.ndarray):
+        return sequences, None
+    count = len(sequences) if numbers is None else len(numbers)
+    if count * sequence_bytes(sequences) > max_bytes:
         raise SettingError(
-            f"{rows_setting(config, name)}={most_rows}: {name} has {len(rows):,} rows, more than fit into memory "
-            f"(data.shuffle_bytes={most}): give {most // row_bytes(rows)} at most"
+            f"{sequences_setting(config, name)}={max_sequences}: {name} has {len(sequences):,} sequences, more than "
+            f"fit into memory (data.shuffle_bytes={max_bytes}): give {max_bytes // sequence_bytes(sequences)} at most"
         )
-    return rows[np.arange(count) if numbers is None else numbers], numbers
+    return sequences[np.arange(count) if numbers is None else numbers], numbers
 
 
-def rows_setting(config: Config, name: str) -> str:
-    """The setting that says how many rows of a set are scored."""
+def sequences_setting(config: Config, name: str) -> str:
+    """The setting of how many sequences of a set are scored."""
     return f"evaluate.by_set.{name}.max_sequences" if name in config.evaluate.by_set else "evaluate.max_sequences"
 
 
 def tokens_of_sets(
-    config: Config, tokenizer: PreTrainedTokenizerBase, rows: RowFormatOf
+    config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: SequenceFormatOf
 ) -> Iterator[tuple[str, Tokens | None]]:
-    """Name and rows of each set, None where its text is not available; what a mixture holds out is a set a source."""
+    """Name and sequences of each set, None where its text is not available; a mixture has a held-out set a source."""
     corpus, data = config.corpus, config.data
     for name in config.evaluate.sets:
         source = config.evaluate.sources.get(name)
@@ -130,8 +130,8 @@ def tokens_of_sets(
             )
         if not isinstance(source, Component) and source.kind == HELDOUT:
             for part, text in corpus_texts(corpus, data).items():
-                tokens = prepare(text, tokenizer, corpus, data, HELDOUT, rows)
+                tokens = prepare(text, tokenizer, corpus, data, HELDOUT, sequence_format)
                 yield "_".join(filter(None, (name, part))), tokens
             continue
         texts = set_text(source, f"evaluate.sources.{name}", data)
-        yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", rows)
+        yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", sequence_format)

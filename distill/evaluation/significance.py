@@ -4,7 +4,7 @@ As Koehn (2004, "Statistical significance tests for machine translation evaluati
 anew many times, with replacement, unit by unit; both models are scored on the same draw, and it is counted how often
 one is better. A unit is a document, since tokens of one document depend on each other.
 
-Shapes: U units, R rows, D draws.
+Shapes: U units, R sequences, D draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,51 +16,50 @@ import numpy as np
 from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
-from distill.data.row_format import PROMPT
-from distill.data.row_store import row_bytes
 from distill.data.sample import LARGE
+from distill.data.sequence_format import PROMPT
+from distill.data.sequence_store import sequence_bytes
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
-FEWEST = 20  # documents that a bootstrap over documents takes; of fewer, stretches of rows are drawn
-LEAST = 10  # units of any kind: draws of fewer are too much alike to say anything
-STRETCH = 16  # consecutive rows of the text that are drawn together then
-SAMPLED = (
-    f"groups of rows, those of a stretch of {STRETCH} together"  # units where only some rows of the text are scored
-)
+FEWEST = 20  # documents that a bootstrap over documents takes; of fewer, stretches of sequences are drawn
+LEAST = 10  # units of any kind: draws of fewer are too much alike to prove anything
+STRETCH = 16  # consecutive sequences of the text that are drawn together then
+# Units where only some sequences of the text are scored.
+SAMPLED = f"groups of sequences, those of a stretch of {STRETCH} together"
 AT_ONCE = 4 << 20  # drawn units that are in memory at a time
-READ_ROWS = 1 << 16  # rows that are looked at together
+READ_SEQUENCES = 1 << 16  # sequences that are looked at together
 
 
 @dataclass(frozen=True)
-class RowLosses:
-    """What each row of a set contributes to a perplexity, which is exp(losses.sum() / counts.sum())."""
+class SequenceLosses:
+    """What each sequence of a set contributes to a perplexity, which is exp(losses.sum() / counts.sum())."""
 
-    losses: np.ndarray  # [R] float64, nats of the row's scored tokens
+    losses: np.ndarray  # [R] float64, nats of the sequence's scored tokens
     counts: np.ndarray  # [R] float64, how many these are
 
 
-ModelLosses = Mapping[tuple[str, str], RowLosses]  # of one model, by measure and set
+ModelLosses = Mapping[tuple[str, str], SequenceLosses]  # of one model, by measure and set
 
 
 @dataclass(frozen=True)
 class Units:
-    """What is drawn: numbers of rows that belong together."""
+    """What is drawn: numbers of sequences that belong together."""
 
     name: str  # what it is called behind their number, such as `documents`
-    of_row: np.ndarray  # [R] int64, the unit of each row of the set, from 0
+    of_row: np.ndarray  # [R] int64, the unit of each sequence of the set, from 0
 
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What resampling says of a perplexity over another one."""
+    """The resampled ratio of a perplexity to another one."""
 
     ratio: float  # of the whole set; below 1 the first model is better
     low: float  # of the interval that holds the ratios of `confidence` of all draws
     high: float
-    better: float  # share of the draws in which the first model has the lower perplexity; a tie counts half
+    better: float  # fraction of the draws in which the first model has the lower perplexity; a tie counts half
     confidence: float
     resamples: int
     units: str  # what was drawn
@@ -111,8 +110,8 @@ def paired_bootstrap(
     )
 
 
-def compare_rows(first: RowLosses, second: RowLosses, units: Units) -> Bootstrap | None:
-    """The bootstrap of two models that were scored at the same tokens of a set; None where it says nothing.
+def compare_losses(first: SequenceLosses, second: SequenceLosses, units: Units) -> Bootstrap | None:
+    """The bootstrap of two models that were scored at the same tokens of a set; None where it proves nothing.
 
     So it is with fewer than ten units, and with losses that are not finite.
     """
@@ -130,10 +129,10 @@ def compare_models(
     sets: Sequence[EvaluationSet],
     scoring: Scoring,
 ) -> dict[str, dict[str, Bootstrap]]:
-    """By measure and set the bootstrap of two models, as far as both have losses by row and it says anything.
+    """By measure and set the bootstrap of two models, as far as both have losses by sequence and enough units.
 
     Args:
-        first, second: what `Evaluator.score_by_row` gave of each of them.
+        first, second: what `Evaluator.score_by_sequence` gave of each of them.
     """
     by_measure: dict[str, dict[str, Bootstrap]] = {}
     for data in sets:
@@ -141,21 +140,21 @@ def compare_models(
         for measure, name in first:
             if name != data.name or (measure, name) not in second:
                 continue
-            compared = compare_rows(first[measure, name], second[measure, name], units)
+            compared = compare_losses(first[measure, name], second[measure, name], units)
             if compared is not None:
                 by_measure.setdefault(measure, {})[name] = compared
     return by_measure
 
 
 def units_of(data: EvaluationSet, collator: Collator) -> Units:
-    """The documents of a set's rows; stretches of rows where there are fewer than 20, single rows of a short text.
+    """The documents of a set's sequences; stretches where there are fewer than 20, single sequences of a short text.
 
-    An interval over stretches says how much hangs on the choice of passages, and nothing of other documents. Where a
-    document ends follows from the rows: after one that is not full, or, of causal models, that ends in the mark of a
-    document's end. Two documents count as one where the first fills its last row or ends in fewer tokens than make a
-    row, so that intervals are wider rather than narrower than they should be. Rows of pairs of segments, and rows that
-    run over the end of a document or hold several, do not show where it is. Of rows that are a sample of the text a
-    stretch may have few or one.
+    An interval over stretches shows how much hangs on the choice of passages, and nothing of other documents. Where a
+    document ends follows from the sequences: after one that is not full, or, of causal models, that ends in the mark of
+    a document's end. Two documents count as one where the first fills its last sequence or ends in fewer tokens than
+    make a sequence, so that intervals are wider rather than narrower than they should be. Sequences of pairs of
+    segments, and sequences that run over the end of a document or hold several, do not show where it is. Of sequences
+    that are a sample of the text a stretch may have few or one.
     """
     documents = _documents(data, collator) if data.documents >= FEWEST else None
     if documents is not None and len(np.unique(documents)) >= FEWEST:
@@ -165,28 +164,28 @@ def units_of(data: EvaluationSet, collator: Collator) -> Units:
     count = int(stretches.max()) + 1
     if count >= FEWEST:
         whole = count * STRETCH <= data.num_rows + STRETCH
-        return Units(f"stretches of {STRETCH} rows" if whole else SAMPLED, stretches)
-    return Units("rows", np.arange(data.num_rows))
+        return Units(f"stretches of {STRETCH} sequences" if whole else SAMPLED, stretches)
+    return Units("sequences", np.arange(data.num_rows))
 
 
 def _documents(data: EvaluationSet, collator: Collator) -> np.ndarray | None:
-    """[R] the number in the text of the document that each row belongs to; None where rows do not show it."""
+    """[R] the number in the text of the document that each sequence belongs to; None where sequences do not show it."""
     text = data.rows if data.text is None else data.text
-    if not isinstance(collator, CausalLM | MaskedLM) or len(text) * row_bytes(text) > LARGE:
+    if not isinstance(collator, CausalLM | MaskedLM) or len(text) * sequence_bytes(text) > LARGE:
         return None
     if isinstance(collator, CausalLM) and collator.packed:
         return None
-    ends = [np.zeros(1, bool)]  # whether a document ends with the row before
-    for start in range(0, len(text), READ_ROWS):
-        ends.append(_ends(text[np.arange(start, min(start + READ_ROWS, len(text)))], collator))
+    ends = [np.zeros(1, bool)]  # whether a document ends with the sequence before
+    for start in range(0, len(text), READ_SEQUENCES):
+        ends.append(_ends(text[np.arange(start, min(start + READ_SEQUENCES, len(text)))], collator))
     of_text = np.cumsum(np.concatenate(ends)[:-1])
     return of_text if data.numbers is None else of_text[data.numbers]
 
 
-def _ends(rows: np.ndarray, collator: CausalLM | MaskedLM) -> np.ndarray:
-    """Whether a document ends with each of these rows, [n] bool."""
-    filled = rows != collator.pad_id
+def _ends(sequences: np.ndarray, collator: CausalLM | MaskedLM) -> np.ndarray:
+    """Whether a document ends with each of these sequences, [n] bool."""
+    filled = sequences != collator.pad_id
     if isinstance(collator, MaskedLM):
         return ~filled.all(1)
-    last = rows[np.arange(len(rows)), np.maximum(filled.sum(1) - 1, 0)].astype(np.int64)
+    last = sequences[np.arange(len(sequences)), np.maximum(filled.sum(1) - 1, 0)].astype(np.int64)
     return (last & ~PROMPT) == collator.format.document_end  # a flag marks text that only looks like it

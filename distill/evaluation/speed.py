@@ -25,7 +25,7 @@ def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationS
     """
     readers, scoring = evaluator.readers, evaluator.scoring
     packed = [readers.pack(model) for model in models]
-    batch = full_rows(scoring, data, speed_rows(scoring, data))
+    batch = full_sequences(scoring, data, speed_sequences(scoring, data))
     seconds: list[list[float]] = [[] for _ in models]
     for _ in range(ROUNDS + 1):
         for model, times in zip(packed, seconds, strict=True):
@@ -38,15 +38,15 @@ def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationS
     return [batch.ids.numel() / float(np.median(times[1:])) for times in seconds]  # the first round warms up
 
 
-def speed_rows(scoring: Scoring, data: EvaluationSet) -> int:
-    """As many rows as are scored at once, but no more than it takes to keep a device busy."""
+def speed_sequences(scoring: Scoring, data: EvaluationSet) -> int:
+    """As many sequences as are scored at once, but no more than it takes to keep a device busy."""
     on_cpu = scoring.ranks.device.type == "cpu"
-    most = POSITIONS_OF_THREAD * torch.get_num_threads() if on_cpu else POSITIONS
-    return min(scoring.settings.batch_size, max(1, most // data.rows.shape[1]))
+    max_positions = POSITIONS_OF_THREAD * torch.get_num_threads() if on_cpu else POSITIONS
+    return min(scoring.settings.batch_size, max(1, max_positions // data.rows.shape[1]))
 
 
-def full_rows(scoring: Scoring, data: EvaluationSet, count: int) -> Batch:
-    """That many rows of full length."""
+def full_sequences(scoring: Scoring, data: EvaluationSet, count: int) -> Batch:
+    """That many sequences of full length."""
     ids = np.resize(data.rows[:count].astype(np.int64), (count, data.rows.shape[1]))
     numbers = np.arange(len(ids)) % data.num_rows
     collator = scoring.collator_of(data)

@@ -99,14 +99,15 @@ def score(
         bos: of causal models: whether a text begins behind the beginning-of-text token, or the end-of-text token of a
             model without one; else its first token, which then follows nothing, is not scored.
         base: of the logarithm: e for nats, 2 for bits, 10.
-        batch_size: rows, or masked copies of rows, that are computed at once.
+        batch_size: sequences, or masked copies of sequences, that are computed at once.
         device: as `distill.load_model` takes it, where `model` is not loaded yet.
 
     Returns:
         A `TextScore` for one text; a list of them, in the order of the texts, for several.
 
     Raises:
-        SettingError: the model is neither causal nor masked, a text is longer than its rows, or an option does not fit.
+        SettingError: the model is neither causal nor masked, a text is longer than its sequences, or an option does not
+            fit.
     """
     lm = loaded(model, device)
     texts = [text] if isinstance(text, str) else list(text)
@@ -167,14 +168,18 @@ def _causal(lm: LoadedModel, texts: list[str], bos: bool, batch_size: int) -> It
     if bos and first is None:
         raise SettingError(f"bos=True: the tokenizer of model={lm.path} has no token to begin with; give bos=False")
     encoded = list(_encoded(lm, texts))
-    rows = [[first, *encoding.ids] if bos else list(encoding.ids) for encoding in encoded]
-    for number, row in enumerate(rows, 1):
+    sequences = [[first, *encoding.ids] if bos else list(encoding.ids) for encoding in encoded]
+    for number, row in enumerate(sequences, 1):
         _check_length(lm, number, len(row))
-    order = [number for number in sorted(range(len(rows)), key=lambda n: -len(rows[n])) if len(rows[number]) > 1]
+    order = [
+        number
+        for number in sorted(range(len(sequences)), key=lambda n: -len(sequences[n]))
+        if len(sequences[number]) > 1
+    ]
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
-        lengths = np.array([len(rows[number]) for number in numbers])
-        ids, documents = _padded([rows[number] for number in numbers], 0, lm.device)
+        lengths = np.array([len(sequences[number]) for number in numbers])
+        ids, documents = _padded([sequences[number] for number in numbers], 0, lm.device)
         predicts = np.arange(ids.shape[1])[None] < lengths[:, None] - 1  # the last token of a text predicts nothing
         positions = torch.from_numpy(np.flatnonzero(predicts)).to(lm.device)
         targets = ids.roll(-1, 1).flatten()[positions]
@@ -188,25 +193,25 @@ def _causal(lm: LoadedModel, texts: list[str], bos: bool, batch_size: int) -> It
 def _masked(lm: LoadedModel, texts: list[str], method: str, batch_size: int) -> Iterator[ScoredTokens]:
     model, around = LanguageModel(lm.model), TextEncoder(lm.tokenizer).surroundings(pairs=False)
     encoded = list(_encoded(lm, texts))
-    rows = [[*around.before, *encoding.ids, *around.after] for encoding in encoded]
-    for number, row in enumerate(rows, 1):
+    sequences = [[*around.before, *encoding.ids, *around.after] for encoding in encoded]
+    for number, row in enumerate(sequences, 1):
         _check_length(lm, number, len(row))
     # Copies of one text stay side by side, and so share what can be computed once for it; the longest come first.
-    order = sorted(range(len(rows)), key=lambda n: -len(rows[n]))
+    order = sorted(range(len(sequences)), key=lambda n: -len(sequences[n]))
     copies = [(number, column) for number in order for column in range(len(encoded[number].ids))]
     losses: list[Tensor] = []
     for start in range(0, len(copies), batch_size):
         some = copies[start : start + batch_size]
         numbers = list(dict.fromkeys(number for number, _ in some))
-        ids, documents = _padded([rows[number] for number in numbers], lm.tokenizer.pad_token_id, lm.device)
+        ids, documents = _padded([sequences[number] for number in numbers], lm.tokenizer.pad_token_id, lm.device)
         of_row = torch.tensor([numbers.index(number) for number, _ in some], device=lm.device)
         column = torch.tensor([len(around.before) + column for _, column in some], device=lm.device)
         valid = None if documents is None else documents != PADDING
         masked = Copies(ids, valid, of_row, column, int(lm.tokenizer.mask_token_id))
         ends = [_word_end(encoded[number].word_ids, column) for number, column in some]
         spans = torch.tensor([len(around.before) + end for end in ends], device=lm.device)
-        one_each = method == METHODS[0] or bool((spans == column + 1).all())
-        head_rows = head_rows_at_masks(model, masked) if one_each else _head_rows_of_words(model, masked, spans)
+        single = method == METHODS[0] or bool((spans == column + 1).all())
+        head_rows = head_rows_at_masks(model, masked) if single else _head_rows_within_words(model, masked, spans)
         losses.append(token_losses(model, head_rows, ids[of_row, column], len(lm.tokenizer)).cpu())
     counts = [len(encoded[number].ids) for number in order]
     for number, part in zip(order, torch.cat(losses).split(counts) if losses else [], strict=False):
@@ -217,15 +222,15 @@ def _encoded(lm: LoadedModel, texts: list[str]) -> Iterator[Any]:
     """The `tokenizers.Encoding` of each text, without special tokens."""
     if not lm.kind.causal:
         return TextEncoder(lm.tokenizer).encode(texts)
-    # Causal tokenizers may lack the tokens that rows of masked models need.
+    # Causal tokenizers may lack the tokens that sequences of masked models need.
     return iter(lm.tokenizer(texts, add_special_tokens=False).encodings or [] if texts else [])
 
 
-def _padded(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Rows as ids [R, S], and the number of the document at each position [R, S]; None where nothing is padding."""
-    lengths = np.array([len(row) for row in rows])
-    ids = np.full((len(rows), int(lengths.max())), pad, np.int64)
-    for number, row in enumerate(rows):
+def _padded(sequences: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Sequences as ids [R, S], and the document number at each position [R, S]; None where nothing is padding."""
+    lengths = np.array([len(row) for row in sequences])
+    ids = np.full((len(sequences), int(lengths.max())), pad, np.int64)
+    for number, row in enumerate(sequences):
         ids[number, : len(row)] = row
     if (lengths == ids.shape[1]).all():
         return torch.from_numpy(ids).to(device), None
@@ -233,15 +238,15 @@ def _padded(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tens
     return torch.from_numpy(ids).to(device), torch.from_numpy(documents).to(device)
 
 
-def _word_end(words: list[int | None], token: int) -> int:
+def _word_end(word_ids: list[int | None], token: int) -> int:
     """The token behind the last one of the word that a token belongs to."""
     end = token + 1
-    while end < len(words) and words[token] is not None and words[end] == words[token]:
+    while end < len(word_ids) and word_ids[token] is not None and word_ids[end] == word_ids[token]:
         end += 1
     return end
 
 
-def _head_rows_of_words(model: LanguageModel, copies: Copies, ends: Tensor) -> Tensor:
+def _head_rows_within_words(model: LanguageModel, copies: Copies, ends: Tensor) -> Tensor:
     """The head's input at the scored position of each copy [B, E]; its word is masked from there to `ends` [B]."""
     columns = torch.arange(copies.rows.shape[1], device=copies.rows.device)[None]
     hidden = (columns >= copies.column[:, None]) & (columns < ends[:, None])

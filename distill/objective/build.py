@@ -28,7 +28,9 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
     for name, term in terms.items():
         path = settings.terms[name].make.path
         if not isinstance(term, Term):
-            raise SettingError(f"objective.{name}._target_={path} gives no loss term")
+            raise SettingError(
+                f"objective.{name}._target_={path} gives no loss term: inherit from distill.objective.terms.Term"
+            )
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
             _try_out(name, path, term)
         if settings.terms[name].temperature is not None and not hasattr(term, "temperature"):
@@ -47,7 +49,7 @@ def _try_out(name: str, path: str, term: VocabularyTerm) -> None:
     """
     where = f"objective.{name}._target_={path}"
     if hasattr(term, "rows"):
-        raise SettingError(f"{where}: rows={term.rows} has another name now: call the attribute positions")
+        raise SettingError(f"{where}: rows={term.rows} has another name now: rename the attribute to positions")
     if term.positions not in (ALL, TARGETS):
         raise SettingError(f"{where}: positions={term.positions} is not known: choose {ALL} or {TARGETS}")
     student, teacher = torch.randn(3, 7, requires_grad=True), torch.randn(3, 7)
@@ -87,7 +89,7 @@ def build_objective(
         num_positions: that the whole run visits.
 
     Raises:
-        SettingError: a term reads what compiled encoders do not show.
+        SettingError: a term reads what compiled encoders hide.
     """
     if precision.compile:
         _check_compiled(terms)
@@ -108,8 +110,8 @@ def _check_compiled(terms: dict[str, Term]) -> None:
     for name, term in terms.items():
         if term.student_reads.qkv or term.teacher_reads.qkv:
             raise SettingError(
-                f"precision.compile=true, but objective.{name} reads queries and keys, which a compiled encoder does "
-                "not show: set precision.compile=false"
+                f"precision.compile=true, but objective.{name} reads queries and keys, which a compiled encoder "
+                "hides: set precision.compile=false"
             )
 
 

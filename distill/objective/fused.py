@@ -107,7 +107,7 @@ def _visit(student: Head, plan: Plan, wanted: list[bool]) -> tuple[Tensor, list[
             parts = plan.teacher.combined([member.rows(here) for member in members], plan.scales.dtype)
             on = targets[low:high] if targets is not None and low < num_targets else None
             sums += averaged(plan.block, logits[here], products.bias, parts, on, plan.scales).sum(1)
-            if capped is not None and student.softcap is not None:  # the gradient goes on through the cap
+            if capped is not None and student.softcap is not None:  # the gradient passes through the cap
                 logits[here].mul_(1 - (capped / student.softcap).square())
         gradients.add(start, stop, logits)
     return sums, gradients.result(order)

@@ -66,8 +66,8 @@ def soft_sampled(
 def reverse_kl(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """T^2 * KL(softmax(student / T) || softmax(teacher / T)), summed over the vocabulary, in nats: [N, V] twice -> [N].
 
-    Gu et al., "MiniLLM: Knowledge Distillation of Large Language Models" (2024). It costs the student little to leave
-    out what the teacher finds probable, and much to find probable what the teacher does not.
+    Gu et al., "MiniLLM: Knowledge Distillation of Large Language Models" (2024). It costs the student little to miss
+    what is probable for the teacher, and much to make probable what is not.
     """
     log_q, log_p = _scaled_pair(student_logits, teacher_logits, temperature)
     return temperature**2 * F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1)

@@ -2,9 +2,9 @@
 
 total = sum over the terms of weight * (sum of the term over its positions) / (its count over the whole step). The
 counts are taken over all micro-batches and ranks of the step before the first backward. So the gradient is the same for
-every split of the step's rows, and padding or uneven masks weigh nothing.
+every split of the step's sequences, and padding or uneven masks weigh nothing.
 
-Shapes: B rows, S positions, N rows that reach the head, T terms.
+Shapes: B sequences, S positions, N positions that reach the head, T terms.
 """
 
 from collections.abc import Mapping
@@ -120,13 +120,13 @@ class Objective:
         return batch.targets.positions
 
     def student_spec(self, batch: Batch) -> OutputSpec:
-        """What is wanted of the student's forward."""
+        """What the student's forward is to give."""
         inner = union(term.student_reads for term in self.terms.values())
         positions = self.positions(batch) if self._vocabulary or inner.last_rows else None
         return inner._replace(head=bool(self._vocabulary), positions=positions)
 
     def teacher_spec(self, batch: Batch) -> OutputSpec:
-        """What is wanted of the teacher."""
+        """What the teacher is to give."""
         wants_logits = any(term.needs_teacher for term in self._vocabulary.values())
         inner = union(term.teacher_reads for term in self.terms.values())
         positions = self.positions(batch) if wants_logits or inner.last_rows else None
@@ -159,7 +159,7 @@ class Objective:
         return self._vocabulary_losses(head, mixture, self._targets(batch), of_terms)
 
     def _targets(self, batch: Batch) -> Tensor:
-        """The token to predict in each row that reaches the head, [N]; NO_TARGET where there is none."""
+        """The token to predict at each position that reaches the head, [N]; NO_TARGET where there is none."""
         positions, targets = batch.targets
         selected = self.positions(batch)
         if selected is positions:

@@ -3,7 +3,7 @@
 The loss is multiplied by the scale before backward, and the gradient divided by it before clipping. Infinite gradients
 show that the scale is too large: the step is left out and the scale halved; after many good steps it is doubled
 (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2). Scales are powers of 2, so nothing is rounded by
-them. Gradients are summed over the ranks before anyone looks at them: what overflows on one rank does on all, and all
+them. Gradients are summed over the ranks before they are looked at: what overflows on one rank does on all, and all
 scale alike.
 """
 
@@ -25,7 +25,7 @@ class LossScale:
         return 1.0 if self.value is None else self.value
 
     def begin(self, scaled: bool) -> None:
-        """Start, or go on from a checkpoint, which may be one of another format.
+        """Start, or resume from a checkpoint, which may be one of another format.
 
         Args:
             scaled: whether the student's gradients are in fp16.
@@ -36,7 +36,7 @@ class LossScale:
             self.value = START
 
     def update(self, loss_is_finite: bool, gradient_is_finite: bool) -> bool:
-        """Adapt the scale after a step, and say whether that step was lost to the scale.
+        """Adapt the scale after a step; whether that step was lost to the scale.
 
         It was not where a smaller scale cannot help: at the smallest, and where the loss itself is not finite, which is
         measured without the scale.

@@ -29,7 +29,7 @@ def optimizer_state(
     numbers: dict[str, float | str | None] = {}
     for name, slot, value in _slots(model, optimizer):
         if isinstance(value, torch.Tensor):
-            tensors[f"{name}//{slot}"] = _on_its_own(value.detach())
+            tensors[f"{name}//{slot}"] = _detached_storage(value.detach())
         elif value is None or isinstance(value, int | float | str):
             numbers[f"{name}//{slot}"] = value
         else:
@@ -62,7 +62,7 @@ def _parts_of(optimizer: torch.optim.Optimizer, number: int) -> list[dict[str, A
     return [groups[number], *(group for group in groups if group.get(PART_OF) == number)]
 
 
-def _on_its_own(value: torch.Tensor) -> torch.Tensor:
+def _detached_storage(value: torch.Tensor) -> torch.Tensor:
     """`value` as it can be saved: not a view of a larger tensor."""
     if isinstance(value, DTensor):
         return value

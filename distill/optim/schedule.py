@@ -10,7 +10,7 @@ from distill.runtime.errors import SettingError
 
 ENDLESS = 10**9  # steps of a run that only the clock ends
 
-Schedule = Callable[[float], float]  # progress from 0 to 1 -> share of the learning rate
+Schedule = Callable[[float], float]  # progress from 0 to 1 -> fraction of the learning rate
 
 
 def total_steps(settings: TrainConfig, steps_per_epoch: int) -> int:
@@ -44,7 +44,7 @@ class Limits:
 
     steps: int  # ENDLESS for a run that only the clock ends
     minutes: float  # of training; infinite for a run that only its steps end
-    by_epochs: bool  # whether the steps are those of whole epochs that the settings ask for
+    by_epochs: bool  # whether the steps are those of whole epochs, as the settings require
 
     @classmethod
     def of(cls, settings: TrainConfig, steps_per_epoch: int) -> "Limits":
@@ -72,10 +72,10 @@ def make_schedule(settings: Component, total_steps: int | None, peak_lr: float) 
 
     Args:
         total_steps: the length of the run, as `length_in_steps` gives it.
-        peak_lr: the learning rate of which it gives the share.
+        peak_lr: the learning rate of which it gives the fraction.
 
     Raises:
-        SettingError: settings that it does not take, or something that gives no share of a learning rate.
+        SettingError: settings that it does not take, or something that gives no fraction of a learning rate.
     """
     schedule = settings(total_steps=total_steps, peak_lr=peak_lr)
     where = f"schedule._target_={settings.path}"
@@ -86,7 +86,7 @@ def make_schedule(settings: Component, total_steps: int | None, peak_lr: float) 
         )
     for hundredth in range(101):
         try:
-            share(schedule, hundredth / 100)
+            rate_fraction(schedule, hundredth / 100)
         except SettingError as error:
             raise SettingError(f"{where}: {error}") from error
         except Exception as error:
@@ -94,8 +94,8 @@ def make_schedule(settings: Component, total_steps: int | None, peak_lr: float) 
     return schedule
 
 
-def share(schedule: Schedule, progress: float) -> float:
-    """The share of the learning rate in force at `progress`. Raises SettingError where that is no share."""
+def rate_fraction(schedule: Schedule, progress: float) -> float:
+    """The fraction of the learning rate in force at `progress`. Raises SettingError where that is no fraction."""
     value = float(schedule(progress))
     if not 0 <= value < math.inf:
         raise SettingError(f"the schedule gives {value} at progress {progress:g}: give a number that is at least 0")

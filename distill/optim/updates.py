@@ -26,13 +26,15 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2]},
-        # An optimizer that knows no weight decay, or adapts no step to its parameter, does not look at these.
+        # An optimizer without weight decay, or without steps adapted to the parameter, ignores these.
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
     ]
     optimizer = settings.make(params=_by_mesh(groups), lr=settings.lr)
     where = f"optimizer._target_={settings.make.path}"
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise SettingError(f"{where} gives a {type(optimizer).__name__}, but a torch.optim.Optimizer is needed")
+        raise SettingError(
+            f"{where} gives a {type(optimizer).__name__}, not a torch.optim.Optimizer: name a callable that gives one"
+        )
     if not all("lr" in group for group in optimizer.param_groups):
         raise SettingError(f"{where} has no lr in its groups of parameters, so no schedule could set it: pass it on")
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -42,9 +44,9 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 def _by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups, each cut up by the ranks between which its parameters are divided: torch's operators mix none.
+    """The groups, each cut up by the ranks between which its parameters are sharded: torch's operators mix none.
 
-    The first part of each group comes first and in order; a further one says in `part_of` which group it belongs to.
+    The first part of each group comes first and in order; a further one has in `part_of` the group it belongs to.
     """
     first, more = [], []
     for number, group in enumerate(groups):
@@ -76,14 +78,14 @@ def try_out(settings: OptimizerConfig) -> tuple[nn.Module, torch.optim.Optimizer
     return model, optimizer
 
 
-def peak_lr(settings: OptimizerFlags, rows_per_step: int) -> float:
-    """The learning rate of which the schedule takes a share: `optimizer.lr` as `scale_lr` changes it for so many rows.
+def peak_lr(settings: OptimizerFlags, sequences_per_step: int) -> float:
+    """The learning rate that the schedule scales: `optimizer.lr` as `scale_lr` changes it for so many sequences.
 
     "linear" is the rule of Goyal et al., "Accurate, Large Minibatch SGD" (2017), "sqrt" that of LAMB's paper.
     """
     if settings.scale_lr == "none" or settings.base_batch is None:
         return settings.lr
-    growth = rows_per_step / settings.base_batch
+    growth = sequences_per_step / settings.base_batch
     return settings.lr * (growth if settings.scale_lr == "linear" else math.sqrt(growth))
 
 
@@ -102,15 +104,15 @@ def bound_of_rank(settings: OptimizerFlags, ranks: int) -> float | None:
 def clip(model: nn.Module, largest: float | None) -> torch.Tensor:
     """The norm of the whole gradient, which is scaled down to `largest` where that is given and exceeded."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    divided = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
-    norm = torch.nn.utils.get_total_norm([each for each in gradients if not isinstance(each, DTensor)])
-    if divided:  # every element of these lies on one rank: one small exchange
-        squares = torch.nn.utils.get_total_norm(divided).square()
+    sharded = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
+    norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if not isinstance(gradient, DTensor)])
+    if sharded:  # every element of these lies on one rank: one small exchange
+        squares = torch.nn.utils.get_total_norm(sharded).square()
         dist.all_reduce(squares)
         norm = (norm.to(squares).square() + squares).sqrt()
     if largest is not None:
-        share = (largest / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_([local(gradient) for gradient in gradients], share)
+        factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
     return norm
 
 

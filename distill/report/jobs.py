@@ -50,7 +50,7 @@ class JobsPage:
         """`jobs`: returns the jobs that are decided so far; called for each page."""
         self.path, self.title, self.jobs, self.every = folder / PAGE, title, jobs, every
         self.current: Path | None = None  # the folder of the job that runs now
-        self.blocks: list[Block] = []  # what the page ends with, once all jobs have ended
+        self._blocks: list[Block] = []
         self._began, self._failed = time.time(), False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jobs page", daemon=True)
@@ -72,6 +72,10 @@ class JobsPage:
             ended = f"Stopped: {redact(first_line(error))}."
             self._write(ended, ended=True, resting=True)
 
+    def end_with(self, blocks: list[Block]) -> None:
+        """What the page ends with, once all jobs have ended."""
+        self._blocks = blocks
+
     def start(self, folder: Path) -> None:
         """This job runs from now on."""
         self.current = folder
@@ -87,7 +91,7 @@ class JobsPage:
         try:
             current = None if ended else self.current
             parts = sections(self.jobs(), self.path.parent, state, current)
-            parts += [Section("Results", self.blocks)] if self.blocks and ended else []
+            parts += [Section("Results", self._blocks)] if self._blocks and ended else []
             if ended and not resting:
                 with atomic(self.path) as new:
                     new.write_text(page.html(self.title, parts), encoding="utf-8")

@@ -1,6 +1,7 @@
 """Writes the report of a run: report.html, and the same as Markdown in report.md."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from distill.data.duplicates import described
@@ -57,14 +58,14 @@ def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     table = comparison(record)
     if not table.rows:
         return []
-    table.note = " ".join(
+    note = " ".join(
         f"{measure.title} is {measure.explanation}; {'lower' if measure.lower_is_better else 'higher'} is better."
         for measure in record.measures.values()
         if measure.explanation
     )
     if record.agreement:
-        table.note += " First choice and KL divergence compare student and teacher wherever a token is to be predicted."
-    table.note += _few_positions(record)
+        note += " First choice and KL divergence compare student and teacher wherever a token is to be predicted."
+    table = replace(table, note=note + _few_positions(record))
     titles = {"Teacher": record.teacher, "Student" if record.teacher else "Model": record.student}
     names = [f"{title}: {model.name}." for title, model in titles.items() if model and model.name]
     if (baseline := record.baseline) is not None:
@@ -96,19 +97,19 @@ def _layers(record: Record) -> list[Block]:
     def shown(loss: float | None) -> str:
         return number(math.exp(min(loss, 700.0)) if search.perplexity and is_number(loss) else loss)
 
-    table = Table(["Layers", "Rule", "Perplexity" if search.perplexity else "Loss"], text=True)
-    table.rows.append(["all", "the whole teacher", shown(search.teacher)])
+    rows = [["all", "the whole teacher", shown(search.teacher)]]
     choices = {str(choice.layers): choice for choice in [*search.best, *search.by_rule]}
     for choice in sorted(choices.values(), key=lambda choice: choice.loss or 0.0):
         rules = ["chosen"] * (choice.layers == search.layers) + [rule.replace("_", " ") for rule in choice.rules]
         layers = ["+".join(map(str, layer)) if isinstance(layer, list) else str(layer) for layer in choice.layers]
-        table.rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])
+        rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])
     how = "All subsets were scored." if search.all_subsets else "One layer after another was taken away."
-    table.note = (
+    note = (
         f"Of the untrained student on {number(search.sequences)} training sequences; {number(search.tried)} "
         f"choices. {how} A plus sign joins layers whose weights are averaged."
     )
-    return [table]
+    head = ["Layers", "Rule", "Perplexity" if search.perplexity else "Loss"]
+    return [Table(head, rows, note, text=True)]
 
 
 def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:

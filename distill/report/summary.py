@@ -116,10 +116,10 @@ def comparison(record: Record) -> Table:
     add("Speed (tokens/s)", lambda model: model.tokens_per_second, number, lambda change: f"{change:.2f}{TIMES}")
     for name, measure in record.measures.items():
         sets = record.sets_of(name)
-        table.rows += [[measure.title]] if sets else []
+        table.rows.extend([[measure.title]] if sets else [])
         for key in sets:
             add(record.label_of(key), lambda model, name=name, key=key: model.score(name, key), number, _signed)  # type: ignore[misc]
-    table.rows += _agreement(record, list(columns.values()), both)
+    table.rows.extend(_agreement(record, list(columns.values()), both))
     return table
 
 

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from distill.config.settings import Config, OptimizerConfig
-from distill.data.batches import Batches
+from distill.data.batches import Batches, StepShape
 from distill.data.duplicates import described
 from distill.data.tokens import Tokens
 from distill.models.load import size
@@ -42,14 +42,14 @@ def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> 
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
     """
     lines = [PAPER] if recipe in BENCHMARK else []
-    for name, own in settings_by_member(config).items() if needs_teacher else ():
-        if own.precision.teacher == "int8":
+    for name, member in settings_by_member(config).items() if needs_teacher else ():
+        if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
-    skipped = tokens.unread.skipped
+    skipped = tokens.invalid.skipped
     if skipped:
         lines.append(f"{len(skipped)} files could not be read and were skipped: {', '.join(skipped[:5])}.")
-    if tokens.unread.bad:
-        lines.append(f"The preparation of the corpus {tokens.unread.bad_line()}.")
+    if tokens.invalid.bad:
+        lines.append(f"The preparation of the corpus {tokens.invalid.bad_line()}.")
     if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
         lines.append(f"Duplicates: {described(tokens.duplicates)}.")
     return lines
@@ -115,29 +115,29 @@ def banner(
             f"  corpus   {tokens.name}",
             f"  teacher  {teacher_name or 'none'}",
             f"  models   {sizes}",
-            f"  rows     {len(batches.order):,} of {length} tokens from {tokens.documents:,} documents",
-            f"  steps    {_rows_of_a_step(batches)} = "
-            f"{batches.rows_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
-            *_rate(config.optimizer, batches.rows_per_step),
+            f"  data     {len(batches.order):,} sequences of {length} tokens from {tokens.documents:,} documents",
+            f"  steps    {_sequences_of_a_step(batches.step_shape)} = "
+            f"{batches.sequences_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
+            *_rate(config.optimizer, batches.sequences_per_step),
             *(f"  {note}" for note in notes),
         ]
     )
 
 
-def _rows_of_a_step(batches: Batches) -> str:
+def _sequences_of_a_step(shape: StepShape) -> str:
     """What a step consists of; with `train.sequences_per_step` its micro-batches may be uneven."""
-    if batches.step_rows is None:
-        return f"{batches.batch_size} rows x {batches.accumulate} micro-batches x {batches.size} ranks"
+    if shape.total is None:
+        return f"{shape.batch_size} sequences x {shape.accumulate} micro-batches x {shape.size} ranks"
     return (
-        f"{batches.step_rows:,} rows (train.sequences_per_step; train.accumulate is not read) in "
-        f"{batches.micro_batches} micro-batches of at most {batches.batch_size} on each of {batches.size} ranks"
+        f"{shape.total:,} sequences (train.sequences_per_step; train.accumulate is not read) in "
+        f"{shape.micro_batches} micro-batches of at most {shape.batch_size} on each of {shape.size} ranks"
     )
 
 
-def _rate(settings: OptimizerConfig, rows: int) -> list[str]:
-    """How the learning rate comes from the rows of a step, where it does."""
+def _rate(settings: OptimizerConfig, sequences: int) -> list[str]:
+    """How the learning rate comes from the sequences of a step, where it does."""
     if settings.scale_lr == "none":
         return []
-    share = f"{rows:,} / {settings.base_batch:,} rows"
-    growth = f"sqrt({share})" if settings.scale_lr == "sqrt" else share
-    return [f"  rate     {settings.lr:g} x {growth} = {peak_lr(settings, rows):g}"]
+    ratio = f"{sequences:,} / {settings.base_batch:,} sequences"
+    growth = f"sqrt({ratio})" if settings.scale_lr == "sqrt" else ratio
+    return [f"  rate     {settings.lr:g} x {growth} = {peak_lr(settings, sequences):g}"]

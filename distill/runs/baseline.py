@@ -1,7 +1,7 @@
 """The baseline of a run, which `evaluate.baseline` names: the same student, trained without a teacher.
 
-What the teacher was worth can be read off the two only where nothing else differs: rows, steps, start and seed. What
-must be the same is compared by the identities that results.json keeps (`distill/runs/identity.py`).
+What the teacher was worth can be read off the two only where sequences, steps, start and seed are the same. The
+identities that results.json keeps are compared for that (`distill/runs/identity.py`).
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from distill.runtime.errors import SettingError
 SHARED = {
     "corpus.digest": "text",
     "corpus.num_sequences": "number of sequences",
-    "corpus.order": "order of rows",
+    "corpus.order": "order of sequences",
     "train.sequences_per_step": "sequences a step",
     "seed": "seed",
     "objective.task": "task",
@@ -86,7 +86,7 @@ def check_baseline(
         terms: of this run's objective.
 
     Raises:
-        SettingError: that run had a teacher, or other rows, steps, another seed, or a student that starts otherwise.
+        SettingError: that run had a teacher, other sequences, steps or seed, or a student that starts otherwise.
     """
     before = baseline.identity
     learned_from = ", ".join(baseline.objective.terms)
@@ -140,7 +140,7 @@ def settled_baseline(baseline: BaselineRun | None, config: Config) -> BaselineRu
 
 
 def _known(name: str, before: dict[str, Any]) -> bool:
-    """Whether an identity says this; rows without an order of their own are shuffled as a whole by the seed."""
+    """Whether an identity has this; sequences without an order of their own are shuffled as a whole by the seed."""
     return name in before or (name == "corpus.order" and "corpus.digest" in before)
 
 
@@ -164,10 +164,10 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if before.get(name) != now.get(name)
         if name.startswith("student.config") or (name in before and name in now)
     ]
-    found = [f"{name} was {before.get(name)} and is {now.get(name)} here" for name in differing]
+    differences = [f"{name} was {before.get(name)} and is {now.get(name)} here" for name in differing]
     if (start := _start_digest(before)) is not None and start != _start_digest(now):
-        found.append("its student started from other weights")
-    return found
+        differences.append("its student started from other weights")
+    return differences
 
 
 def _start_digest(identity: dict[str, Any]) -> Any:
@@ -191,9 +191,11 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
         if name.startswith(TUNED) and name in before and before[name] != value
     ]
     labels = [name for name, term in terms.items() if not term.needs_teacher]
-    own = list(baseline.objective.terms)
-    if labels and own and sorted(labels) != sorted(own):
-        differing.append(f"it learned from {', '.join(own)}, this student besides its teacher from {', '.join(labels)}")
+    names = list(baseline.objective.terms)
+    if labels and names and sorted(labels) != sorted(names):
+        differing.append(
+            f"it learned from {', '.join(names)}, this student besides its teacher from {', '.join(labels)}"
+        )
     if differing:
         remarks.append(f"The baseline differs in more than its teacher: {'; '.join(differing)}.")
     return remarks

@@ -15,7 +15,6 @@ from distill.distributed.shard import is_sharded
 from distill.objective.running_mean import RunningMean
 from distill.optim.loss_scale import LossScale
 from distill.optim.optimizer_state import check_slots, optimizer_state, restore_optimizer
-from distill.runs.checkpoint_parts import read_parts
 from distill.runs.checkpoint_record import (
     FORMAT,
     IN_PARTS,
@@ -28,6 +27,7 @@ from distill.runs.checkpoint_record import (
     check_weights,
     layout,
     load_tensors,
+    read_parts,
     read_record,
 )
 from distill.runs.divergence import LossLevel, weights_are_finite
@@ -59,6 +59,21 @@ class State:
         self.seconds += seconds
         self.syncs += exchanges
 
+    def begin_interval(self) -> None:
+        """Forget the losses up to a point of the history, which has reported them."""
+        self.tally = RunningMean()
+
+    def begin_start(self) -> None:
+        """Count skipped steps in a row anew: a run that has diverged gets as many tries again when it is resumed."""
+        self.skipped_in_a_row = 0
+
+    def count_outcome(self, finite: bool, overflow: bool) -> None:
+        """Count a step that was skipped; where the loss scale falls to its level that is no sign of divergence."""
+        self.overflows += overflow
+        if not overflow:
+            self.skipped += not finite
+            self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+
 
 class Checkpoints:
     """The folder `checkpoints/` of a run."""
@@ -76,14 +91,14 @@ class Checkpoints:
         other.formats = formats
         return other
 
-    def found(self) -> list[Path]:
-        """All that are there by their names, oldest first; those that were set aside have other names."""
+    def saved(self) -> list[Path]:
+        """All that are there by their names, oldest first; those that were renamed have other names."""
         named = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
         return sorted(named, key=_step_of)
 
     def newest(self) -> Path | None:
-        found = self.found()
-        return found[-1] if found else None
+        saved = self.saved()
+        return saved[-1] if saved else None
 
     def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Write all that is trained, flush it to the disk, rename: a kill at any moment leaves the older ones whole.
@@ -91,7 +106,7 @@ class Checkpoints:
         The newest one that a later loss has shown to be good stays, however many others follow it.
 
         Returns:
-            Whether it is there: weights that are not finite are not written, as nothing could go on from them.
+            Whether it is there: weights that are not finite are not written, as no run could resume from them.
 
         Raises:
             StorageFailed: there is no room for it.
@@ -141,26 +156,26 @@ class Checkpoints:
 
     def prune(self, state: State) -> None:
         """Remove the older ones, but for the newest that is known to be good."""
-        good = [path for path in self.found() if _step_of(path) < state.level.sane_step]
-        for old in self.found()[: -self.keep]:
+        good = [path for path in self.saved() if _step_of(path) < state.level.sane_step]
+        for old in self.saved()[: -self.keep]:
             if old not in good[-1:]:
                 remove(old)
 
-    def set_ruined_aside(self, sane_step: int) -> None:
-        """Rename the checkpoints that may be ruined, of a training that has diverged, to `diverged-step-N`.
+    def rename_diverged(self, sane_step: int) -> None:
+        """Rename the checkpoints of a training that may have diverged by then to `diverged-step-N`.
 
         Args:
             sane_step: the last step with a sane loss, which speaks for the checkpoints before it.
         """
-        ruined = [path for path in self.found() if _step_of(path) >= sane_step]
-        for earlier in self.folder.glob("diverged-step-*") if ruined else []:
+        diverged = [path for path in self.saved() if _step_of(path) >= sane_step]
+        for earlier in self.folder.glob("diverged-step-*") if diverged else []:
             remove(earlier)
-        for path in ruined:
+        for path in diverged:
             quarantine(path, "diverged")
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, when a run resumes from an earlier one."""
-        for later in self.found():
+        for later in self.saved():
             if _step_of(later) > step:
                 remove(later)
 

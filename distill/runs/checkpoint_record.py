@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from distill.distributed.parts import load_parts, template
 from distill.optim.loss_scale import LARGEST, SMALLEST
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.manifest import MANIFEST, check_digests, check_manifest
@@ -26,6 +28,8 @@ PARTS: dict[str, tuple[type, ...]] = {
     "optimizer": (int, float, str, type(None)),
     "precision": (bool, str, int, float, type(None)),
 }
+
+Tensors = dict[str, torch.Tensor]
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -156,11 +160,39 @@ def check_weights(path: Path, described: dict[str, str], model: dict[str, torch.
         )
 
 
-def _different(found: dict[str, str], expected: Any) -> str:
+def _different(actual: dict[str, str], expected: Any) -> str:
     """The first tensor in which two layouts differ, in words; empty where they agree."""
     if not isinstance(expected, dict):
         return "none are listed"
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            return f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'missing')}"
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
+            return f"{name} is {actual.get(name, 'missing')} instead of {expected.get(name, 'missing')}"
     return ""
+
+
+def read_parts(
+    path: Path, record: dict[str, Any], model: Tensors, check_slots: Callable[[Iterable[str]], None]
+) -> tuple[Tensors, Tensors]:
+    """Weights, and what an optimizer kept: of each tensor this rank's part, however many ranks have written it.
+
+    Args:
+        model: the weights that they are for, by name.
+        check_slots: raises SettingError where a name is not one of this optimizer.
+
+    Raises:
+        Damaged: tensors are missing.
+        SettingError: they belong to another model or optimizer.
+    """
+    described = {name: record["tensors"].get(name, {}) for name in (WEIGHTS, OPTIMIZER)}
+    check_weights(path, described[WEIGHTS], model)
+    check_slots({*described[OPTIMIZER], *record["optimizer"]})
+    weights = {name: template(described[WEIGHTS][name], tensor) for name, tensor in model.items()}
+    slots = {
+        name: template(text, model.get(name.rpartition("//")[0], torch.empty(0)))
+        for name, text in described[OPTIMIZER].items()
+    }
+    try:
+        load_parts(path, {**weights, **slots})
+    except ValueError as error:
+        raise Damaged(path, f"its tensors do not load: {error}") from None
+    return weights, slots

@@ -1,4 +1,4 @@
-"""Scores the student on a few rows before it trains and at some points on the way: how long for how good."""
+"""Scores the student on a few sequences before it trains and at some points on the way: how long for how good."""
 
 import logging
 from dataclasses import replace
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Curve:
-    """Perplexity on the first rows of the first evaluation set, by step. All ranks score."""
+    """Perplexity on the first sequences of the first evaluation set, by step. All ranks score."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class Curve:
     ) -> None:
         """
         Args:
-            models: the student, and the teacher where it has a score on the same rows.
+            models: the student, and the teacher where it has a score on the same sequences.
             steps: after which the run ends; a run of so many minutes has no points on the way.
         """
         self.folder, self.evaluator, self.measure = folder, evaluator, evaluator.measures[0]
         self.student, self.teacher = models
         self.data = _first_rows(sets[0], settings.sequences) if sets else None
-        # Only perplexity is known to be one of any rows of a set; a run that the clock ends has no known steps.
+        # Only perplexity is known to be one of any sequences of a set; a run that the clock ends has no known steps.
         usable = self.data is not None and self.measure.name == "perplexity" and steps != ENDLESS
         count = settings.points if usable else 0
         self.steps = frozenset(round(number * steps / count) for number in range(count + 1)) if count else frozenset()
@@ -91,8 +91,8 @@ class Curve:
         assert self.data is not None
         when = f"after {duration(state.seconds)} of training" if state.step else "before training"
         teacher = "" if self.teacher_score is None else f" (teacher {self.teacher_score:,.4g})"
-        rows = f"{self.data.num_rows} rows of {self.data.name}"
-        return f"{when}: {self.measure.title.lower()} {score:,.4g}{teacher}, on {rows}"
+        scored = f"{self.data.num_rows} sequences of {self.data.name}"
+        return f"{when}: {self.measure.title.lower()} {score:,.4g}{teacher}, on {scored}"
 
 
 def _first_rows(data: EvaluationSet, count: int) -> EvaluationSet:

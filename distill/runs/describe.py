@@ -13,7 +13,7 @@ import transformers
 
 from distill.config.component import Component
 from distill.config.folders import HERE
-from distill.config.settings import Config, CustomStudentConfig, LayersStudentConfig, SavedStudentConfig
+from distill.config.settings import Config, CustomStudentConfig, LayersStudentConfig, NewStudentConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
@@ -31,8 +31,8 @@ from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
 from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
+from distill.runs.run import Run
 from distill.runtime.version import __version__
-from distill.tasks import Prepared
 from distill.teacher.cache import Cache
 from distill.teacher.members import ONLY, title_of
 
@@ -40,26 +40,28 @@ AnyModel = TypeVar("AnyModel", bound=facts.Model)
 
 
 def describe(
-    config: Config,
-    pair: Pair,
-    caches: dict[str, Cache],
-    text: Prepared,
-    objective: Objective,
-    measures: list[Measure],
-    ranks: Ranks,
+    run: Run, caches: dict[str, Cache], measures: list[Measure], recipe: str, command: str, notes: list[str]
 ) -> Record:
-    """The record of a run that is about to train: all but its name, what it does from now on, and its scores."""
+    """The record of a run that is about to train: all but what it does from now on, and its scores.
+
+    Args:
+        notes: for the report, beside those on caches.
+    """
+    config, pair, data, objective = run.config, run.pair, run.data, run.objective
     return Record(
-        notes=[cache_note(cache_facts(cache), name) for name, cache in caches.items()],
-        corpus=corpus_facts(text.tokens, text.batches),
+        recipe=recipe,
+        command=command,
+        notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
+        identity=run.folder.identity,
+        corpus=corpus_facts(data.tokens, data.batches),
         teacher=teacher_facts(pair, caches) if objective.needs_teacher and pair.teachers else None,
         student=student_facts(config, pair),
         objective=objective_facts(objective),
-        optimizer=optimizer_facts(config, text.batches),
+        optimizer=optimizer_facts(config, data.batches),
         measures=measure_facts(measures),
         precision=dict(config.precision),
-        backend=backend_facts(ranks, config, text.batches),
-        environment=environment(ranks.device),
+        backend=backend_facts(run.ranks, config, data.batches),
+        environment=environment(run.ranks.device),
         history_by="epoch" if config.evaluate.every_steps is None else "step",
     )
 
@@ -115,32 +117,29 @@ def call_of(make: Component, length: int) -> str:
 def _start(config: Config, pair: Pair) -> facts.Start:
     """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
     settings = config.student
-    start = facts.Start(init=settings.init, source=None)
-    if isinstance(settings, SavedStudentConfig | CustomStudentConfig):
-        start.source = settings.path
-    if isinstance(settings, LayersStudentConfig):
-        first = pair.teachers[0]
-        start.source = first.title
-        if settings.layers != AUTO:  # else nobody knows any more
-            available = first.model.config.num_hidden_layers
-            start.layers = choose_layers(settings.layers, settings.num_layers, available)
-        if pair.built.search:
-            start.search = from_json(facts.LayerSearch, to_json(pair.built.search))
-    return start
+    if not isinstance(settings, LayersStudentConfig):
+        source = None if isinstance(settings, NewStudentConfig) else settings.path
+        return facts.Start(init=settings.init, source=source)
+    first, layers, search = pair.teachers[0], list[Any](), None
+    if settings.layers != AUTO:  # else nobody knows any more
+        layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)
+    if pair.built.search:
+        search = from_json(facts.LayerSearch, to_json(pair.built.search))
+    return facts.Start(init=settings.init, source=first.title, layers=layers, search=search)
 
 
 def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
-    unread, order = tokens.unread, batches.order
+    invalid, order = tokens.invalid, batches.order
     return facts.Corpus(
         name=tokens.name,
         documents=tokens.documents,
         tokens=tokens.tokens,
         sequences=len(batches.rows),
         sequence_length=batches.rows.shape[1],
-        skipped=unread.skipped,
-        records=unread.records,
-        invalid=unread.bad,
-        first_invalid=unread.first_bad,
+        skipped=invalid.skipped,
+        records=invalid.records,
+        invalid=invalid.bad,
+        first_invalid=invalid.first_bad,
         duplicates=tokens.duplicates or {},
         sources=_sources(tokens, order) if isinstance(order, Mixture) else {},
         preparation=facts.Preparation(tokens.seconds, tokens.tokens / tokens.seconds if tokens.seconds else None),
@@ -168,7 +167,7 @@ def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]
         tokens=state.tokens,
         seconds=state.seconds,
         tokens_per_second=state.tokens / max(state.seconds, 1e-9),
-        threads=batches.threads,
+        threads=batches.threads.start,
         final_loss=history[-1]["loss"] if history else {},
         skipped_steps=state.skipped,
         overflow_steps=state.overflows,
@@ -214,11 +213,11 @@ def optimizer_facts(config: Config, batches: Batches) -> facts.Optimizer:
     settings = config.optimizer
     return facts.Optimizer(
         name=settings.make.path.rpartition(".")[2],
-        peak_lr=peak_lr(settings, batches.rows_per_step),
+        peak_lr=peak_lr(settings, batches.sequences_per_step),
         lr=settings.lr,
         scale_lr=settings.scale_lr,
         base_batch=settings.base_batch,
-        sequences_per_step=batches.rows_per_step,
+        sequences_per_step=batches.sequences_per_step,
     )
 
 
@@ -235,9 +234,9 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
         ranks=ranks.size,
         collective=config.backend.collective,
         rings=facts.Rings(config.backend.rings, ranks.rings, ranks.engine),
-        accumulate=batches.micro_batches,
-        batch_size=batches.batch_size,
-        sequences_per_step=batches.rows_per_step,
+        accumulate=batches.step_shape.micro_batches,
+        batch_size=batches.step_shape.batch_size,
+        sequences_per_step=batches.sequences_per_step,
         syncs=syncs,
         collectives=ranks.traffic.num_collectives,
         bytes_sent=ranks.traffic.bytes_sent,

@@ -1,4 +1,4 @@
-"""Tells a training that goes on from one that has destroyed its student, by losses, weights and scores."""
+"""Finds out whether a training has diverged, by its losses, its weights and its scores."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from distill.distributed.shard import local
 LEAST_FIRST = 1.0
 MEMORY = 0.9  # how much of the mean of the losses stays in each step: it spans about ten of them
 PERPLEXITIES = ("perplexity", "pseudo_perplexity")
-NAMED_ROWS = 8  # of each rank, where a loss is not finite
+NAMED_SEQUENCES = 8  # of each rank, where a loss is not finite
 
 
 @dataclass
@@ -23,8 +23,8 @@ class LossLevel:
     """How the loss of late compares with that of the first step; one is part of a checkpoint.
 
     Losses are compared as multiples of the first step's under the weights in force, so that a weight which rises along
-    the run is not taken for a loss that does. A mean of several steps stands for the loss, because a batch of few rows
-    can lose several times the usual amount.
+    the run is not taken for a loss that does. A mean of several steps stands for the loss, because a batch of few
+    sequences can lose several times the usual amount.
     """
 
     first: dict[str, float] = field(default_factory=dict)  # mean of each term in the first step that had any of it
@@ -78,8 +78,8 @@ def _is_sane(ratio: float, limit: float | None) -> bool:
     return limit is None or ratio <= limit
 
 
-def offending_rows(parts: torch.Tensor, window: list[Batch], ranks: Ranks) -> str:
-    """Name the rows of the micro-batches whose loss is not finite; of all of them where every loss is.
+def offending_sequences(parts: torch.Tensor, window: list[Batch], ranks: Ranks) -> str:
+    """Name the sequences of the micro-batches whose loss is not finite; of all of them where every loss is.
 
     All ranks call it together, for a step that none of them takes.
 
@@ -89,26 +89,27 @@ def offending_rows(parts: torch.Tensor, window: list[Batch], ranks: Ranks) -> st
     good = parts.isfinite().all(dim=1).tolist()
     ranks_with = ranks.sum(torch.tensor([float(not all(good))]))
     rows = [batch.row_ids for batch, is_good in zip(window, good, strict=True) if not is_good or not ranks_with]
-    own = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-    table = torch.zeros(ranks.size, 1 + NAMED_ROWS, dtype=torch.float64)
-    table[ranks.rank, 0] = len(own)
-    table[ranks.rank, 1 : 1 + len(own[:NAMED_ROWS])] = torch.from_numpy(own[:NAMED_ROWS].astype(np.float64))
+    numbers = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    table = torch.zeros(ranks.size, 1 + NAMED_SEQUENCES, dtype=torch.float64)
+    table[ranks.rank, 0] = len(numbers)
+    here = numbers[:NAMED_SEQUENCES]
+    table[ranks.rank, 1 : 1 + len(here)] = torch.from_numpy(here.astype(np.float64))
     named = []
     for rank, line in enumerate(ranks.sum(table).tolist()):
         count = int(line[0])
         if count:
-            shown = ", ".join(str(int(number)) for number in line[1 : 1 + min(count, NAMED_ROWS)])
-            more = f" and {count - NAMED_ROWS} more" if count > NAMED_ROWS else ""
+            shown = ", ".join(str(int(number)) for number in line[1 : 1 + min(count, NAMED_SEQUENCES)])
+            more = f" and {count - NAMED_SEQUENCES} more" if count > NAMED_SEQUENCES else ""
             named.append(f"{shown}{more}" + (f" of rank {rank}" if ranks.size > 1 else ""))
-    return "rows " + "; ".join(named) if named else "no row"
+    return "sequences " + "; ".join(named) if named else "no sequence"
 
 
 def weights_are_finite(tensors: dict[str, torch.Tensor]) -> bool:
-    """Whether every weight is a number, of divided ones this rank's part; integer buffers always are."""
+    """Whether every weight is a number, of sharded ones this rank's part; integer buffers always are."""
     return all(bool(local(tensor).isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
 
 
-def ruined_scores(scores: dict[str, dict[str, float | None]], vocabulary: int, limit: float | None) -> list[str]:
+def diverged_scores(scores: dict[str, dict[str, float | None]], vocabulary: int, limit: float | None) -> list[str]:
     """The scores that no student has that learned anything, as `measure on set = value`.
 
     That is one that is no number, and a perplexity whose logarithm is more than `limit` times that of guessing, which

@@ -11,13 +11,13 @@ from distill.runs.parts import from_json, stored
 Scores = dict[str, dict[str, float | None]]  # by measure and evaluation set
 
 
-@dataclass
+@dataclass(frozen=True)
 class Preparation:
     seconds: float | None = None
     tokens_per_second: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Source:
     """One source of a mixture; `weight` is its fraction of the sequences that are fed."""
 
@@ -28,7 +28,7 @@ class Source:
     sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Corpus:
     """The text: how much there is of it, and what of it could not be read or stands there twice."""
 
@@ -46,7 +46,7 @@ class Corpus:
     preparation: Preparation = field(default_factory=Preparation)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TeacherCache:
     """What a cache of soft targets holds; `kept_mass` is the mean probability of the entries that are kept exactly."""
 
@@ -63,7 +63,7 @@ class TeacherCache:
     precision: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Model:
     """A model and its scores."""
 
@@ -77,7 +77,7 @@ class Model:
         return (self.scores.get(measure) or {}).get(data)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Teacher(Model):
     """The teacher, or what several are together; these are the members."""
 
@@ -85,7 +85,7 @@ class Teacher(Model):
     cache: TeacherCache | None = field(default=None, metadata=stored(sparse=True))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Origin:
     """Where a student's class comes from."""
 
@@ -96,7 +96,7 @@ class Origin:
     call: str | None = None  # the arguments of that callable, as they are written; None: not known
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChosenLayers:
     """A choice of layers, the loss of the untrained student with it, and the rules that make that choice."""
 
@@ -105,7 +105,7 @@ class ChosenLayers:
     rules: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(frozen=True)
 class LayerSearch:
     """What `student.layers=auto` has found (`distill.runs.layer_search`)."""
 
@@ -120,7 +120,7 @@ class LayerSearch:
     seconds: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Start:
     """What the student was before its first step."""
 
@@ -129,19 +129,14 @@ class Start:
     layers: list[Any] = field(default_factory=list, metadata=stored(sparse=True))
     search: LayerSearch | None = field(default=None, metadata=stored(sparse=True))
 
-    def __post_init__(self) -> None:
-        """Earlier releases called new weights after the configuration that they are made from."""
-        if self.init == "config":
-            self.init = "random"
 
-
-@dataclass
+@dataclass(frozen=True)
 class Student(Model):
     origin: Origin | None = None
     start: Start = field(default_factory=Start)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Term:
     """A loss term; a weight or a temperature that changes over the run is a `Scheduled`."""
 
@@ -150,20 +145,20 @@ class Term:
     temperature: "Scheduled | float | None" = field(default=None, metadata=stored(sparse=True))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Scheduled:
     start: float = 0.0
     end: float = 0.0
     shape: str = "linear"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Objective:
     kernel: str | None = None
     terms: dict[str, Term] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Optimizer:
     """The optimizer, and the learning rate of which the schedule takes a fraction."""
 
@@ -175,14 +170,14 @@ class Optimizer:
     sequences_per_step: int | None = field(default=None, metadata=stored(earlier="rows_per_step"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measure:
     title: str = ""
     explanation: str = ""
     lower_is_better: bool = True
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluationSet:
     name: str | None = None
     description: str | None = None
@@ -193,7 +188,7 @@ class EvaluationSet:
     pseudo_positions: int | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Agreement:
     """How often the student's first choice is the teacher's, and the mean KL divergence from the teacher in nats."""
 
@@ -201,7 +196,7 @@ class Agreement:
     kl: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class HistoryPoint:
     """The mean losses since the point before, and the student's scores."""
 
@@ -221,7 +216,7 @@ class HistoryPoint:
         return from_json(cls, line)
 
 
-@dataclass
+@dataclass(frozen=True)
 class CurvePoint:
     step: int | None = None
     tokens: int | None = None
@@ -229,7 +224,7 @@ class CurvePoint:
     score: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class LearningCurve:
     """Scores on a few sequences while the student trains; `teacher` is the teacher's score on the same."""
 
@@ -240,7 +235,7 @@ class LearningCurve:
     student: list[CurvePoint] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Resampled:
     """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.significance`)."""
 
@@ -254,7 +249,7 @@ class Resampled:
     num_units: int | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Baseline(Model):
     """The same student, trained without a teacher in a run of its own; `remarks` say what else differs."""
 
@@ -267,7 +262,7 @@ class Baseline(Model):
     bootstrap: dict[str, dict[str, Resampled]] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fed:
     """What a source of a mixture has given to the run."""
 
@@ -276,7 +271,7 @@ class Fed:
     passes: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Training:
     steps: int | None = None
     epochs: float | None = None
@@ -294,14 +289,14 @@ class Training:
     evaluation_seconds: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rings:
     asked: int | str | None = None  # a number, or `auto`
     in_force: int | None = None
     engine: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Backend:
     """The ranks that the run ended with, and what each of them did in a step."""
 
@@ -317,7 +312,7 @@ class Backend:
     bytes_sent: int | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Environment:
     python: str | None = None
     torch: str | None = None
@@ -329,7 +324,7 @@ class Environment:
     git_revision: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Finding:
     """What a rule has found: the fraction of the time that it takes, and the setting that helps, in a sentence."""
 
@@ -339,7 +334,7 @@ class Finding:
     named: bool = False  # whether it is worth a word
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepTimes:
     """Seconds of the steps that are known one by one."""
 
@@ -350,7 +345,7 @@ class StepTimes:
     steps: int | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Profile:
     """Where the time went: seconds by phase, samples of the machine by name."""
 

@@ -7,7 +7,7 @@ from distill.config.settings import TrainConfig
 from distill.data.batch import Batch
 from distill.distributed import Ranks
 from distill.runs.checkpoint import Checkpoints, State
-from distill.runs.divergence import offending_rows
+from distill.runs.divergence import offending_sequences
 from distill.runs.step import StepResult
 from distill.runtime.errors import Diverged
 
@@ -30,10 +30,7 @@ class Health:
             The result, which now says whether the run has diverged.
         """
         overflow = state.loss_scale.update(result.loss_is_finite, result.finite)
-        state.overflows += overflow
-        if not overflow:  # the scale falls to its level, which is no sign of divergence
-            state.skipped += not result.finite
-            state.skipped_in_a_row = 0 if result.finite else state.skipped_in_a_row + 1
+        state.count_outcome(result.finite, overflow)
         if result.finite:
             state.tally.add(result.sums, result.counts, result.weights)
             limit = self.settings.max_loss_ratio
@@ -41,12 +38,12 @@ class Health:
                 logger.warning(f"step {state.step}: {warning}")
         elif not overflow:
             which = "gradient" if result.loss_is_finite else "loss"
-            rows = offending_rows(result.own_sums, batches, self.ranks)
-            logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {rows}")
+            sequences = offending_sequences(result.rank_sums, batches, self.ranks)
+            logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {sequences}")
         return replace(result, diverged=self._reason(state, result.over))
 
     def check(self, state: State, over: bool) -> None:
-        """Raise Diverged where the run has diverged; rank 0 sets the checkpoints aside that may be ruined.
+        """Raise Diverged where the run has diverged; rank 0 renames the checkpoints that may have diverged.
 
         Args:
             over: this is the end of the run.
@@ -54,7 +51,7 @@ class Health:
         if not (reason := self._reason(state, over)):
             return
         if self.ranks.rank == 0:
-            self.checkpoints.set_ruined_aside(state.level.sane_step)
+            self.checkpoints.rename_diverged(state.level.sane_step)
         self.ranks.barrier()
         newest = self.checkpoints.newest()
         raise Diverged(
@@ -64,7 +61,7 @@ class Health:
         )
 
     def _reason(self, state: State, over: bool) -> str:
-        """Why the run ends as one that has diverged; empty where it goes on or ends well."""
+        """Why the run ends as one that has diverged; empty where it continues or ends well."""
         settings, skipped, high = self.settings, state.skipped_in_a_row, state.level.high_in_a_row
         if skipped and (over or skipped >= settings.max_nonfinite):
             return (

@@ -49,12 +49,12 @@ class Examination:
 
     evaluator: Evaluator
     sets: list[EvaluationSet]
-    by_row: bool  # whether its losses are kept row by row, as its difference from a baseline is tested by them
+    by_sequence: bool  # whether its losses are kept by sequence, as its difference from a baseline is tested by them
 
     def score(self, model: Any, label: str, keep: str | None) -> tuple[Scores, ModelLosses | None]:
-        """The scores of a model, and its losses by row where they are kept; all ranks call it."""
-        if self.by_row:
-            return self.evaluator.score_by_row(model, label, self.sets, keep)
+        """The scores of a model, and its losses by sequence where they are kept; all ranks call it."""
+        if self.by_sequence:
+            return self.evaluator.score_by_sequence(model, label, self.sets, keep)
         return self.evaluator.score(model, label, self.sets, keep), None
 
 
@@ -75,21 +75,21 @@ class StudentHistory:
         self.points, self.examination, self.student, self.steps = points, examination, student, steps
         self.steps_per_epoch, self.folder, self.tracker = steps_per_epoch, folder, tracker
         # Of the student at the last point, where they are kept; None: an earlier process scored it.
-        self.row_losses: ModelLosses | None = None
+        self.sequence_losses: ModelLosses | None = None
 
     def due(self, step: int) -> bool:
         return self.points.after(step, self.steps_per_epoch)
 
     def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
         """Score the student, unless that was done before an interruption."""
-        self.row_losses, ends = None, state.step >= self.steps
+        self.sequence_losses, ends = None, state.step >= self.steps
         ranks = self.folder.ranks
         if ranks.broadcast(any(line["step"] == state.step for line in self.lines())):
             return
         scores: Scores = {}
         if self.points.scored or ends:
             keep = "student" if ends else None  # its agreement with the teacher comes next
-            scores, self.row_losses = self.examination.score(self.student, "student", keep)
+            scores, self.sequence_losses = self.examination.score(self.student, "student", keep)
         if not self.folder.writes:
             return
         line = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds, "loss": losses}

@@ -12,7 +12,7 @@ from distill.runtime.errors import SettingError
 from distill.teacher.members import settings_by_member
 
 # Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
-# identity by the digest of its rows, the teacher by that of its weights.
+# identity by the digest of its sequences, the teacher by that of its weights.
 RESUME_IGNORES = (
     "corpus",
     "data",
@@ -49,20 +49,20 @@ LENGTH = ("train.epochs", "train.steps", "train.minutes")
 def run_identity(config: Config, digests: dict[str, str | None], batches: Batches, total_steps: int) -> dict[str, Any]:
     """Everything that the trained student depends on, flat, by the names of the settings.
 
-    Micro-batch, accumulation and ranks stand there by their product, because the same rows in one step give the same
-    step; the ranks themselves only where each of them clips a gradient of its own. How long the run is stands there
-    only where the learning rate of its steps depends on that, or a weight or temperature of the objective.
+    Micro-batch, accumulation and ranks stand there by their product, because the same sequences give the same step; the
+    ranks themselves only where each of them clips a gradient of its own. How long the run is stands there only where
+    the learning rate of its steps depends on that, or a weight or temperature of the objective.
 
     Args:
-        digests: of the corpus's rows, each teacher, and the student's start where that is a model of the user's.
+        digests: of the corpus's sequences, each teacher, and the student's start where that is a model of the user's.
         total_steps: after which the run ends, wall-clock aside.
     """
     terms = config.objective.terms
     weightless = {name for name, term in terms.items() if is_zero(term.weight)}
     numbers = [
-        each for name, term in terms.items() if name not in weightless for each in (term.weight, term.temperature)
+        number for name, term in terms.items() if name not in weightless for number in (term.weight, term.temperature)
     ]
-    scheduled = any(isinstance(each, WeightSchedule) for each in numbers)
+    scheduled = any(isinstance(number, WeightSchedule) for number in numbers)
     kept = {
         name: value
         for name, value in flatten(config.compared).items()
@@ -81,8 +81,8 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         **_teachers(config),
         "corpus.num_sequences": len(batches.rows),
         **({"corpus.order": batches.order.identity} if batches.order.identity is not None else {}),
-        "train.sequences_per_step": batches.rows_per_step,
-        **({"backend.ranks": batches.size} if config.optimizer.clip_each_rank else {}),
+        "train.sequences_per_step": batches.sequences_per_step,
+        **({"backend.ranks": batches.step_shape.size} if config.optimizer.clip_each_rank else {}),
     }
 
 
@@ -92,22 +92,22 @@ def _teachers(config: Config) -> dict[str, Any]:
     if not isinstance(teacher, SeveralTeachersConfig):
         cache = TeacherCacheConfig() if isinstance(teacher, NoTeacherConfig) else teacher.cache
         return {**_cached(cache, "teacher.cache"), "precision.teacher.int8": config.precision.teacher == "int8"}
-    found: dict[str, Any] = {"teacher.members": list(teacher.members)}
-    for name, own in settings_by_member(config).items():
-        found |= {
-            f"teacher.members.{name}.weight": own.weight,
-            **_cached(own.cache, f"teacher.members.{name}.cache"),
-            f"teacher.members.{name}.precision.int8": own.precision.teacher == "int8",
+    settings: dict[str, Any] = {"teacher.members": list(teacher.members)}
+    for name, member in settings_by_member(config).items():
+        settings |= {
+            f"teacher.members.{name}.weight": member.weight,
+            **_cached(member.cache, f"teacher.members.{name}.cache"),
+            f"teacher.members.{name}.precision.int8": member.precision.teacher == "int8",
         }
-    return found
+    return settings
 
 
 def _cached(cache: TeacherCacheConfig, name: str) -> dict[str, Any]:
     """What is kept of a teacher in its cache. Draws stand there only where there are any: before them nothing did."""
-    found: dict[str, Any] = {f"{name}.top_k": cache.top_k}
+    settings: dict[str, Any] = {f"{name}.top_k": cache.top_k}
     if cache.sampled is not None:
-        found |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}
-    return found
+        settings |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}
+    return settings
 
 
 def refuse_other_settings(

@@ -1,16 +1,16 @@
-"""student.layers=auto: the layers of the teacher from which an untrained student has the lowest loss on training rows.
+"""student.layers=auto: the layers of the teacher from which an untrained student has the lowest loss in training.
 
 Only forward passes are needed. Where there are few subsets all of them are scored; else one layer after another is
 taken away, always the one whose loss costs least, which is greedy backward elimination. What the rules of
 `distill.models.layer_choice` would have chosen is scored beside them. The best of all that was scored is taken;
-averages of layers are only compared. Where there is much to score, few rows sort out what is then scored on all.
+averages of layers are only compared. Where there is much to score, few sequences sort out what is then scored on all.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from distill.config.settings import LayersStudentConfig
+from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.models.from_layers import block_prefix
@@ -37,10 +38,10 @@ from distill.runtime.errors import SettingError
 from distill.teacher.output import TeacherOutput
 
 TOKENS = 32_768  # that the losses are taken over, padding and context included ...
-CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a share of them
-LEAST_ROWS = 64  # ... or so many rows, where these are long
+CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a fraction of them
+LEAST_SEQUENCES = 64  # ... or so many sequences, where these are long
 MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
-ROUGH = 4  # one of so many rows, for the first of two rounds
+ROUGH = 4  # one of so many sequences, for the first of two rounds
 SHORTLIST = 8  # choices that come into the second round, besides those of the rules
 WORDS: tuple[type[Term], ...] = (Mlm, Clm)  # whose loss is the logarithm of a perplexity
 TERMS: tuple[type[Term], ...] = (*WORDS, Classes, Span)
@@ -72,12 +73,12 @@ class LayerSearch:
 
     Attributes:
         layers: the choice.
-        teacher: the loss of the whole teacher, a mean over predicted positions or rows.
+        teacher: the loss of the whole teacher, a mean over predicted positions or sequences.
         best: the best choices, in their order.
         by_rule: what the rules choose.
         tried: how many subsets were scored, the rules' included.
         all_subsets: whether these were all there are.
-        rows: of the corpus, on which.
+        sequences: of the corpus, on which.
         perplexity: whether the losses are logarithms of perplexities.
     """
 
@@ -87,7 +88,7 @@ class LayerSearch:
     by_rule: list[Scored]
     tried: int
     all_subsets: bool
-    rows: int
+    sequences: int
     perplexity: bool
     seconds: float
 
@@ -95,17 +96,17 @@ class LayerSearch:
         """A table, the best choices first."""
         how = f"all {self.tried}" if self.all_subsets else f"{self.tried}, one layer after another taken away"
         what = "perplexity" if self.perplexity else "loss"
-        found = [
-            f"student.layers=auto: {what} of the untrained student on {self.rows:,} training rows, of choices of "
-            f"{len(self.layers)} layers ({how}; {self.seconds:.0f} s)"
+        lines = [
+            f"student.layers=auto: {what} of the untrained student on {self.sequences:,} training sequences, of "
+            f"choices of {len(self.layers)} layers ({how}; {self.seconds:.0f} s)"
         ]
-        found.append(f"  {self._shown(self.teacher)}  the whole teacher")
-        listed = {str(each.layers): each for each in [*self.best, *self.by_rule]}
-        for each in sorted(listed.values(), key=lambda each: each.loss):
-            names = f"  {', '.join(each.rules)}" if each.rules else ""
-            chosen = "  <- chosen" if each.layers == self.layers else ""
-            found.append(f"  {self._shown(each.loss)}  {each.layers}{names}{chosen}")
-        return found
+        lines.append(f"  {self._shown(self.teacher)}  the whole teacher")
+        listed = {str(choice.layers): choice for choice in [*self.best, *self.by_rule]}
+        for choice in sorted(listed.values(), key=lambda choice: choice.loss):
+            names = f"  {', '.join(choice.rules)}" if choice.rules else ""
+            chosen = "  <- chosen" if choice.layers == self.layers else ""
+            lines.append(f"  {self._shown(choice.loss)}  {choice.layers}{names}{chosen}")
+        return lines
 
     def _shown(self, loss: float) -> str:
         return f"{math.exp(min(loss, 700.0)) if self.perplexity else loss:>10,.4g}"
@@ -129,33 +130,37 @@ def find_layers(
     count = number_of_layers(settings.num_layers, available)
     if block_prefix(teacher) is None or count == available:
         return {"layers": choose_layers(AUTO, count, available)}
-    found, message = dict[str, Any](), ""
+    result, message = dict[str, Any](), ""
     if ranks.rank == 0:
         try:
             whole = on_device(teacher, ranks)
-            score = Losses(settings, whole, prediction, batches, ranks.device)
-            searched = search(available, count, score, score.of_fewer_rows())
-            found = asdict(searched)
+            scored = first_batches(batches, prediction, ranks.device)
+            score = Losses(settings, whole, prediction, scored, ranks.device)
+            searched = search(available, count, score, score.of_fewer_sequences())
+            result = asdict(searched)
             for line in searched.lines():
                 logger.info(line)
         except SettingError as error:
             message = str(error)
-    found, message = ranks.broadcast((found, message))
+    result, message = ranks.broadcast((result, message))
     if message:
         raise SettingError(message)
-    return found
+    return result
 
 
 def on_device(teacher: Any, ranks: Ranks) -> Any:
-    """The whole teacher on this rank's device; one that is yet to be divided stays where it is, and this is a copy.
+    """The whole teacher on this rank's device; one that is yet to be sharded stays where it is, and this is a copy.
 
     Raises:
         SettingError: the device has no room for it.
     """
-    if not ranks.divides:
+    if not ranks.shards:
         return teacher.to(ranks.device)
     try:
-        memo = {id(each): nn.Parameter(each.detach().to(ranks.device), False) for each in teacher.parameters()}
+        memo = {
+            id(parameter): nn.Parameter(parameter.detach().to(ranks.device), False)
+            for parameter in teacher.parameters()
+        }
         return deepcopy(teacher, dict(memo)).to(ranks.device)
     except torch.cuda.OutOfMemoryError:
         raise SettingError(
@@ -168,7 +173,7 @@ def search(available: int, count: int, score: "Losses", rough: "Losses | None" =
     """The best choice of `count` of `available` layers, and what it was compared with.
 
     Args:
-        rough: the same loss on few of the rows, for what is only to be sorted out; None: `score` does that, too.
+        rough: the same loss on few of the sequences, for what is only to be sorted out; None: `score` does that, too.
 
     Raises:
         SettingError: there is none that goes into the student.
@@ -200,10 +205,10 @@ def search(available: int, count: int, score: "Losses", rough: "Losses | None" =
     for name, rule in RULES.items():
         layers = rule(available, count)
         numbers = tuple(layer for layer in layers if isinstance(layer, int))
-        found = loss(numbers) if len(numbers) == count else score(layers)
-        if math.isfinite(found):  # else they do not go into the student
-            known = by_choice.get(str(layers), Scored(layers, found))
-            by_choice[str(layers)] = replace(known, rules=(*known.rules, name))
+        mean = loss(numbers) if len(numbers) == count else score(layers)
+        if math.isfinite(mean):  # else they do not go into the student
+            scored = by_choice.get(str(layers), Scored(layers, mean))
+            by_choice[str(layers)] = replace(scored, rules=(*scored.rules, name))
     fitting = (chosen for chosen in losses if len(chosen) == count and math.isfinite(losses[chosen]))
     ranked = sorted(fitting, key=losses.__getitem__)
     if not ranked:
@@ -215,7 +220,7 @@ def search(available: int, count: int, score: "Losses", rough: "Losses | None" =
         list(by_choice.values()),
         sum(len(chosen) == count for chosen in {**first, **losses}) if everything else len({**first, **losses}),
         everything,
-        score.num_rows,
+        score.num_sequences,
         score.perplexity,
         time.monotonic() - began,
     )
@@ -228,15 +233,21 @@ def _remove_greedily(available: int, count: int, loss: Callable[[tuple[int, ...]
         left = min(combinations(left, len(left) - 1), key=loss)
 
 
+def first_batches(batches: Batches, prediction: Prediction, device: torch.device) -> list[Batch]:
+    """The micro-batches that a choice of layers is scored on: those that training begins with."""
+    tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
+    return [batch.to(device) for batch in batches.first(max(LEAST_SEQUENCES, tokens // batches.rows.shape[1]))]
+
+
 class Losses:
-    """The mean loss of students that start from layers, on the same rows with the same masks."""
+    """The mean loss of students that start from layers, on the same sequences with the same masks."""
 
     def __init__(
         self,
         settings: LayersStudentConfig,
         teacher: Any,
         prediction: Prediction,
-        batches: Batches,
+        batches: list[Batch],
         device: torch.device,
     ) -> None:
         self.settings = settings.changed(num_layers=None)
@@ -244,16 +255,13 @@ class Losses:
         term = next(make for make in TERMS if make.task == prediction.label)
         self.perplexity, self.refusal = term in WORDS, ""
         self.objective = Objective({prediction.label: term()}, {prediction.label: 1.0}, prediction.vocabulary)
-        length = batches.rows.shape[1]
-        tokens = CAUSAL_TOKENS if term is Clm else TOKENS
-        self.num_rows = min(max(LEAST_ROWS, tokens // length), len(batches.order))
-        self.batches = [batch.to(device) for batch in batches.first(self.num_rows)]
+        self.batches = batches
+        self.num_sequences = sum(len(batch.ids) for batch in batches)
 
-    def of_fewer_rows(self) -> "Losses | None":
-        """The same on one of `ROUGH` rows; None where these would be too few batches to be one of so many."""
-        fewer = copy(self)
-        fewer.batches = self.batches[: len(self.batches) // ROUGH]
-        return fewer if fewer.batches else None
+    def of_fewer_sequences(self) -> "Losses | None":
+        """The same on one of `ROUGH` sequences; None where these would be too few batches to be one of so many."""
+        fewer = self.batches[: len(self.batches) // ROUGH]
+        return Losses(self.settings, self.teacher, self.prediction, fewer, self.device) if fewer else None
 
     @torch.no_grad()
     def __call__(self, chosen: Sequence[Layer]) -> float:

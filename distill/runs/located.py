@@ -59,12 +59,12 @@ def locate(names: Sequence[str]) -> list[Located]:
 def _locate(name: str) -> Located:
     if not name.strip():
         raise SettingError("model= is empty (a shell variable that is not set?): give a folder or a name on the Hub")
-    given = Path(name).expanduser()
-    if name in BUNDLED and not given.exists():
+    folder = Path(name).expanduser()
+    if name in BUNDLED and not folder.exists():
         return Located(name, bundled_folder(name), None, _class_of(bundled_folder(name), name))
     if looks_local(name):
         refuse_missing(SETTING, name)
-    if (given / "config.yaml").is_file() and not ((given / "student").is_dir() or (given / "config.json").is_file()):
+    if (folder / "config.yaml").is_file() and not ((folder / "student").is_dir() or (folder / "config.json").is_file()):
         raise SettingError(
             f"model={name} is a run that has no student yet: run its command again to finish it, or give one of its "
             "snapshots"
@@ -76,14 +76,14 @@ def _locate(name: str) -> Located:
             f"model={name} holds the weights of a module of your own, and this command scores models of transformers: "
             "the report of its run has its scores"
         ) from error
-    return Located(name, name, _run_of(given), _class_of(name, name))
+    return Located(name, name, _run_of(folder), _class_of(name, name))
 
 
 def _run_of(folder: Path) -> Path | None:
     """The run folder that a model lies in: it is given itself, or its student, or one of its snapshots."""
     inner = [folder.parent] if folder.name == "student" else []
     inner += [folder.parent.parent] if folder.parent.name == "snapshots" else []
-    return next((each for each in [folder, *inner] if (each / "config.yaml").is_file()), None)
+    return next((path for path in [folder, *inner] if (path / "config.yaml").is_file()), None)
 
 
 def _class_of(path: str, name: str) -> str:

@@ -79,7 +79,7 @@ class Metrics:
         self._losses, self._waited, self._began = RunningMean(), 0.0, state.seconds
 
     def after_step(self, state: State, result: StepResult) -> None:
-        self._losses.tokens += int(result.counts[TOKENS])
+        self._losses.count_tokens(int(result.counts[TOKENS]))
         self._waited += result.waited
         if result.finite:
             self._losses.add(result.sums, result.counts, result.weights)

@@ -11,7 +11,7 @@ from distill.evaluation.speed import tokens_per_second
 from distill.runs.baseline import BaselineRun
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
-from distill.runs.divergence import ruined_scores, weights_are_finite
+from distill.runs.divergence import diverged_scores, weights_are_finite
 from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
 from distill.runs.history import Examination, StudentHistory
 from distill.runs.pair import load_baseline
@@ -24,34 +24,34 @@ logger = logging.getLogger(__name__)
 
 
 def finished_record(
-    known: Record, run: Run, state: State, followers: Followers, baseline: BaselineRun | None
+    begun: Record, run: Run, state: State, followers: Followers, baseline: BaselineRun | None
 ) -> Record:
     """The record of a training that has ended; all ranks score.
 
     Args:
-        known: the record of the run as it began, with its profile where it has one, and what has ended it.
+        begun: the record of the run as it began, with its profile where it has one, and what has ended it.
     """
     lines, batches = followers.history.lines(), run.data.batches
     trained = training_facts(state, batches, lines)
     return replace(
-        score_models(known, run, state, followers.history, baseline),
+        score_models(begun, run, state, followers.history, baseline),
         finished=True,
         training=replace(
             trained,
             data_wait=data_wait(read_lines(run.folder.metrics_path)),
-            ended_by=known.training.ended_by,
+            ended_by=begun.training.ended_by,
             length=run.config.train.length,
             evaluation_seconds=followers.history.examination.evaluator.readers.seconds,
         ),
         backend=backend_facts(run.ranks, run.config, batches, state.syncs),
         history=[HistoryPoint.of(line) for line in lines],
         curve=followers.curve.recorded(),
-        snapshots=followers.snapshots.found(),
+        snapshots=followers.snapshots.kept(),
     )
 
 
 def score_models(
-    known: Record, run: Run, state: State, history: StudentHistory, baseline: BaselineRun | None
+    begun: Record, run: Run, state: State, history: StudentHistory, baseline: BaselineRun | None
 ) -> Record:
     """The record with the scores of teacher, student and, where `evaluate.baseline` names one, the no-teacher baseline.
 
@@ -60,20 +60,20 @@ def score_models(
     pair, evaluator, sets = run.pair, history.examination.evaluator, history.examination.sets
     # A baseline only starts from its teacher's layers, and is not compared with it; a teacher with another tokenizer
     # has no score on the student's tokens.
-    scored = pair.scored_teachers if known.teacher else []
+    scored = pair.scored_teachers if begun.teacher else []
     teacher = pair.teacher if scored else None
-    entries: dict[str, tuple[Any, Any]] = {"teacher": (known.teacher, teacher)} if known.teacher and scored else {}
+    entries: dict[str, tuple[Any, Any]] = {"teacher": (begun.teacher, teacher)} if begun.teacher and scored else {}
     for member in scored:
-        if known.teacher and member.name:
-            entries[f"teacher {member.name}"] = known.teacher.members[member.name], member.model
-    entries["student"] = known.student, pair.student
+        if begun.teacher and member.name:
+            entries[f"teacher {member.name}"] = begun.teacher.members[member.name], member.model
+    entries["student"] = begun.student, pair.student
     if baseline is not None:
         model = load_baseline(run.config, pair).to(run.ranks.device)
         entries["baseline"] = model_facts(Model, type(model).__name__, model), model
     filled, losses = score_each(entries, history)
     scores = {each.name: filled["student"].scores.get(each.name, {}) for each in evaluator.measures}
-    refuse_ruined(run, state, scores)
-    whole = filled.get("teacher", known.teacher)
+    refuse_diverged(run, state, scores)
+    whole = filled.get("teacher", begun.teacher)
     if whole is not None and scored:
         members = {member.name: filled[f"teacher {member.name}"] for member in scored if member.name}
         whole = replace(whole, members=members)
@@ -85,7 +85,7 @@ def score_models(
             filled["baseline"], run.config.evaluate.baseline, compared(losses, history.examination)
         )
     return replace(
-        known,
+        begun,
         teacher=whole,
         student=filled["student"],
         baseline=scored_baseline,
@@ -97,7 +97,7 @@ def score_models(
 def score_each(
     entries: dict[str, tuple[Any, Any]], history: StudentHistory
 ) -> tuple[dict[str, Any], dict[str, ModelLosses]]:
-    """Each model's part of the record with its scores and its speed, and its losses by row where these were wanted.
+    """Each model's part of the record with its scores and speed, and its losses by sequence where they are compared.
 
     Args:
         entries: by what the model is called, its part of the record without scores, and the model.
@@ -108,15 +108,15 @@ def score_each(
     filled: dict[str, Any] = {}
     losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
-        # What an earlier process scored has left no losses by row, by which the student is compared with its baseline.
-        lacking = label != "student" or (examination.by_row and history.row_losses is None)
+        # An earlier process has left no losses by sequence, by which the student is compared with its baseline.
+        lacking = label != "student" or (examination.by_sequence and history.sequence_losses is None)
         before = None if lacking else history.last_scores()
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured
         if before:
-            scores, by_row = before, history.row_losses
+            scores, by_sequence = before, history.sequence_losses
         else:
-            scores, by_row = examination.score(model, label, keep)
-        losses[label] = by_row or {}
+            scores, by_sequence = examination.score(model, label, keep)
+        losses[label] = by_sequence or {}
         filled[label] = replace(facts, scores=scores, tokens_per_second=speed)
     return filled, losses
 
@@ -130,20 +130,20 @@ def compared(losses: dict[str, ModelLosses], examination: Examination) -> dict[s
     }
 
 
-def refuse_ruined(run: Run, state: State, scores: dict[str, dict[str, float | None]]) -> None:
-    """Raises Diverged where the student's weights or scores are those of a ruined one, so that nothing is published.
+def refuse_diverged(run: Run, state: State, scores: dict[str, dict[str, float | None]]) -> None:
+    """Raises Diverged where the student's weights or scores have diverged, so that nothing is published.
 
-    The checkpoints that may be ruined are set aside, so that the same command goes on from one before them.
+    The checkpoints that may have diverged are renamed, so that the same command resumes from one before them.
     """
-    ruined = ruined_scores(scores, len(run.pair.tokenizer), run.config.train.max_loss_ratio)
+    reasons = diverged_scores(scores, len(run.pair.tokenizer), run.config.train.max_loss_ratio)
     finite = weights_are_finite(dict(run.pair.student.named_parameters()))
     if float(run.ranks.sum(torch.tensor(float(not finite)))):
-        ruined = ["weights that are not finite"]
-    if not ruined:
+        reasons = ["weights that are not finite"]
+    if not reasons:
         return
     if run.folder.writes:
-        run.folder.checkpoints.set_ruined_aside(state.level.sane_step)
+        run.folder.checkpoints.rename_diverged(state.level.sane_step)
     raise Diverged(
-        f"the student is ruined ({', '.join(ruined)}), so it is not published; lower optimizer.lr, in another folder "
-        "(hydra.run.dir=DIR)"
+        f"the student has diverged ({', '.join(reasons)}), so it is not published; lower optimizer.lr, in another "
+        "folder (hydra.run.dir=DIR)"
     )

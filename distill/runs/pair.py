@@ -30,9 +30,9 @@ from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path, teacher_tokenizer
 from distill.objective.build import fit_terms
 from distill.objective.terms import Term
-from distill.runs.divide import divide_models, new_weights
 from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
+from distill.runs.setup import shard_models, weights_on_disk
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
 from distill.teacher.members import Member, load_members, settings_by_member
@@ -46,12 +46,12 @@ class BuiltStudent:
 
     model: Any
     search: dict[str, Any] | None = None  # of student.layers=auto, as `find_layers` gives it
-    skeleton: Any | None = None  # the model without its weights, where these are divided between ranks
+    skeleton: Any | None = None  # the model without its weights, where these are sharded over ranks
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What is known of the models of a run before its rows are read."""
+    """What is known of the models of a run before its sequences are read."""
 
     teachers: list[Member]
     tokenizer: PreTrainedTokenizerBase
@@ -59,7 +59,7 @@ class Loaded:
     kind: ModelKind  # of the student
     # Of each teacher, and of the student where it starts from a model of the user's.
     digests: dict[str, str | None]
-    student: BuiltStudent | None  # None: its layers are to be found on the rows (student.layers=auto)
+    student: BuiltStudent | None  # None: its layers are chosen by the sequences (student.layers=auto)
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ class Pair:
 
     @property
     def comparable(self) -> bool:
-        """Whether teacher and student can be scored on the same rows: they read with the same tokens."""
+        """Whether teacher and student can be scored on the same sequences: they read with the same tokens."""
         return self.teacher_tokenizer is None
 
     @property
     def scored_teachers(self) -> list[Member]:
-        """The teachers that have scores on the student's rows."""
+        """The teachers that have scores on the student's sequences."""
         return self.teachers if self.comparable else []
 
     def whole_student(self, ranks: Ranks) -> Any | None:
-        """The student as one model, on rank 0 alone where it is divided between ranks; all ranks call it."""
+        """The student as one model, on rank 0 alone where it is sharded over ranks; all ranks call it."""
         if self.built.skeleton is None:
             return self.student
         return put_together(self.student, self.built.skeleton, ranks.rank == 0)
@@ -108,10 +108,10 @@ class Pair:
 def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks) -> Loaded:
     """The frozen teachers, the tokenizer (the teachers', the student's or a new one), and the student.
 
-    Also a student whose layers are to be found is built once, to refuse what does not fit; none of it is kept.
+    Also a student whose layers are still to be chosen is built once, to refuse what does not fit; none of it is kept.
     """
     teacher_kind = task.teacher_kind(config.student)
-    teachers, shared = load_members(config, teacher_kind, ranks.device, "teacher" in ranks.divides)
+    teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
     other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
@@ -123,7 +123,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         check_vocabulary(member.model, member.setting, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
     waits = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
-    built = None if waits else BuiltStudent(student, None, divided(config, teachers, student, task, ranks))
+    built = None if waits else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
     if task.kind.causal and config.corpus.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
@@ -139,15 +139,15 @@ def new_student(
 ) -> Any:
     """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
     torch.manual_seed(config.seed)
-    length, mapped = config.corpus.sequence_length, "student" in ranks.divides
-    with new_weights(ranks, config.student):
-        return make_student(config.student, teacher, tokenizer, length, task.kind, mapped)
+    length = config.corpus.sequence_length
+    with weights_on_disk(ranks, config.student):
+        return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student)
 
 
-def divided(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
-    """Divide what the backend divides; gives the student's skeleton, where it is one of them."""
+def sharded(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
+    """Shard what the ranks shard; gives the student's skeleton, where it is one of these models."""
     kinds = {"teacher": task.teacher_kind(config.student), "student": task.kind}
-    return divide_models(ranks, teachers, student, kinds, config.corpus.sequence_length)
+    return shard_models(ranks, teachers, student, kinds, config.corpus.sequence_length)
 
 
 def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder) -> tuple[Config, Pair]:
@@ -156,34 +156,34 @@ def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, fo
     if built is None:
         config, search = find_start(config, loaded, task, batches, folder)
         student = new_student(config, loaded.teachers[0].model, loaded.tokenizer, task, folder.ranks)
-        # Layers are found by whole models: only now are they divided.
-        built = BuiltStudent(student, search, divided(config, loaded.teachers, student, task, folder.ranks))
+        # Whole models are needed to choose layers: only now are they sharded.
+        built = BuiltStudent(student, search, sharded(config, loaded.teachers, student, task, folder.ranks))
     return config, Pair(loaded.teachers, built, loaded.tokenizer, loaded.teacher_tokenizer, loaded.kind)
 
 
 def find_start(
     config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder
 ) -> tuple[Config, dict[str, Any] | None]:
-    """Of student.layers=auto: the settings with the layers, and what the search for them has found, if there was one.
+    """Of student.layers=auto: the settings with the layers, and the outcome of the search for them, if there was one.
 
     A run that resumes has the layers that it began with, which its folder keeps.
     """
     settings, teacher = config.student, loaded.teachers[0].model  # of several the first one
     assert isinstance(settings, LayersStudentConfig)
-    found = folder.recorded_layers()
-    if not found and folder.start() is not None:
-        logger.warning("student.layers=auto: the run goes on, and which layers it began with is not recorded any more")
+    search = folder.recorded_layers()
+    if not search and folder.start() is not None:
+        logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
         return config, None
-    if not found:
+    if not search:
         prediction = Prediction(loaded.kind, task.labels[0], len(loaded.tokenizer), config.precision.student)
-        found = find_layers(settings, teacher, prediction, batches, folder.ranks)
-    folder.record_layers(found)
-    config = config.changed(student=settings.changed(layers=found["layers"], num_layers=None))
-    return config, found if "teacher" in found else None
+        search = find_layers(settings, teacher, prediction, batches, folder.ranks)
+    folder.record_layers(search)
+    config = config.changed(student=settings.changed(layers=search["layers"], num_layers=None))
+    return config, search if "teacher" in search else None
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
-    """The tokenizer that a run of these settings makes its rows with; no model is loaded for it."""
+    """The tokenizer that a run of these settings makes its sequences with; no model is loaded for it."""
     kind = task.teacher_kind(config.student)
     first = next(iter(settings_by_member(config).values()), None)  # several share one tokenizer
     shared = None if first is None else teacher_tokenizer(first.model, kind, first.setting)
@@ -193,15 +193,15 @@ def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
 def _digests(
     config: Config, teachers: list[Member], shared: PreTrainedTokenizerBase | None, student: Any
 ) -> dict[str, str | None]:
-    """Of each teacher, and of the student where it starts from a model of the user's; before any is divided."""
+    """Of each teacher, and of the student where it starts from a model of the user's; before any is sharded."""
     digests: dict[str, str | None] = {"teacher": None, "student": None}
     settings = settings_by_member(config)
     for member in teachers:
-        own = settings[member.name].model
+        teacher = settings[member.name].model
         digests[member.setting] = (
             model_digest(member.model, shared)
-            if isinstance(own, CustomConfig)
-            else saved_digest(teacher_path(own), member.model, shared, config.data.cache)
+            if isinstance(teacher, CustomConfig)
+            else saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)
         )
     if isinstance(config.student, SavedStudentConfig | CustomStudentConfig):
         digests["student"] = model_digest(student)
@@ -209,7 +209,7 @@ def _digests(
 
 
 def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """What the rows of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
+    """What the sequences of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
     trained = config.student.tokenizer == "corpus"
     tokenizer = None if trained else tokenizer_of(config.student, task.kind) or shared
     if tokenizer is None:
@@ -237,7 +237,7 @@ def _check_across_tokenizers(
         if term.needs_teacher and not term.across_tokenizers:
             raise SettingError(
                 f"objective.{name} pairs tokens, but {differ}: set objective.{name}.weight=0 and learn from vectors of "
-                "whole rows (objective.pooled.weight=1), or choose models with one tokenizer"
+                "whole sequences (objective.pooled.weight=1), or choose models with one tokenizer"
             )
     if isinstance(config.teacher, SeveralTeachersConfig):
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")

@@ -30,7 +30,7 @@ def recorder(config: Config, path: Path, batches: Batches, ranks: Ranks) -> Abst
     """What records this rank while it trains, as a context; nothing without `profile=on`."""
     if not config.profile.enabled:
         return nullcontext()
-    return Recorder(config.profile, path, batches.micro_batches, ranks)
+    return Recorder(config.profile, path, batches.step_shape.micro_batches, ranks)
 
 
 def gathered(
@@ -44,8 +44,8 @@ def gathered(
         return None
     profiles = [RankProfile.of(content) for content in ranks.gather(asdict(profile.record()))]
     settings = RunSettings(
-        batches.batch_size,
-        batches.micro_batches,
+        batches.step_shape.batch_size,
+        batches.step_shape.micro_batches,
         config.train.save_every,
         config.backend.sync,
         config.backend.compression,

@@ -38,7 +38,7 @@ def _usual_measures() -> dict[str, Measure]:
     return {"perplexity": Measure("Perplexity"), "pseudo_perplexity": Measure("Pseudo-perplexity")}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Record:
     """A run.
 
@@ -96,9 +96,11 @@ class Record:
             record = from_json(cls, {**content, "version": VERSION})
         except ValueError as error:
             raise SettingError(str(error)) from None
-        record.identity = renamed(record.identity)
         titled = {name: replace(measure, title=measure.title or name) for name, measure in record.measures.items()}
-        return replace(record, measures=titled or _usual_measures())
+        student = record.student
+        if student is not None and student.start.init == "config":  # as earlier releases called new weights
+            student = replace(student, start=replace(student.start, init="random"))
+        return replace(record, student=student, identity=renamed(record.identity), measures=titled or _usual_measures())
 
     def redacted(self) -> "Record":
         """The same without secrets in its texts."""

@@ -17,13 +17,12 @@ from torch import nn
 from distill.distributed import Ranks
 from distill.distributed.rank import may_follow_another
 from distill.distributed.rank_identity import refuse_differing_ranks
-from distill.objective.running_mean import RunningMean
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import STEP, read_record
 from distill.runs.identity import refuse_other_settings
-from distill.runs.part_checkpoint import PartCheckpoints
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results, student_digests, write_results
+from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, quarantine, remove
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
@@ -49,7 +48,7 @@ class RunFolder:
         """`identity`: what the trained student depends on."""
         self.path, self.resume, self.identity, self.ranks = path, resume, identity, ranks
         self.writes = ranks.rank == 0
-        make = partial(PartCheckpoints, ranks) if "student" in ranks.divides else Checkpoints
+        make = partial(ShardedCheckpoints, ranks) if ranks.shards_student else Checkpoints
         self.checkpoints = make(path / "checkpoints", keep, identity)
         self._start: list[Path | None] = []  # one entry, once it is chosen
 
@@ -84,7 +83,7 @@ class RunFolder:
 
     @property
     def curve_path(self) -> Path:
-        """One line for each score on a few rows while the student trains."""
+        """One line for each score on a few sequences while the student trains."""
         return self.path / "curve.jsonl"
 
     @property
@@ -130,21 +129,21 @@ class RunFolder:
         recorded: dict[str, Any] = self._decide(lambda: self._layers(start.parent.parent) if start else {})
         return recorded
 
-    def record_layers(self, found: dict[str, Any]) -> None:
+    def record_layers(self, layers: dict[str, Any]) -> None:
         """Keep the layers that the student starts from, and how they were found."""
         if self.writes:
             with atomic(self.path / LAYERS) as new:
-                new.write_text(json.dumps(found, indent=1), encoding="utf-8")
+                new.write_text(json.dumps(layers, indent=1), encoding="utf-8")
 
     def _layers(self, folder: Path) -> dict[str, Any]:
         try:
-            found = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
+            layers = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except ValueError:
-            found = None
-        if isinstance(found, dict) and isinstance(found.get("layers"), list):
-            return found
+            layers = None
+        if isinstance(layers, dict) and isinstance(layers.get("layers"), list):
+            return layers
         self._set_aside(Damaged(folder / LAYERS, "it does not say which layers a student began with"), "doing without")
         return {}
 
@@ -156,7 +155,7 @@ class RunFolder:
         """
         start = self.start()
         state = self.checkpoints.load(start, model, optimizer) if start else State()
-        state.skipped_in_a_row = 0  # a run that diverged gets as many tries again
+        state.begin_start()
         if self.writes:
             if start is None:
                 self._keep_what_a_lost_start_left()
@@ -169,7 +168,7 @@ class RunFolder:
                 log.drop_after(state.step)
             self.checkpoints.drop_after(state.step)
             if any(line["step"] == state.step for line in self.history_lines()):
-                state.tally = RunningMean()  # these losses are reported already
+                state.begin_interval()
             if self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
                 for later in self.snapshots_path.glob("step-*"):
                     if (named := STEP.fullmatch(later.name)) and int(named[1]) > state.step:
@@ -205,7 +204,7 @@ class RunFolder:
         holds_a_run = self.results_path.exists() or self.checkpoints.newest() or self.metrics_path.exists()
         if self.resume == "never" and holds_a_run:
             raise SettingError(
-                f"resume=never, but hydra.run.dir={self.path} holds a run: choose another, or resume=auto to go on"
+                f"resume=never, but hydra.run.dir={self.path} holds a run: choose another, or resume=auto to resume it"
             )
         self.path.mkdir(parents=True, exist_ok=True)
         self._check_kinds([".lock"])
@@ -224,7 +223,7 @@ class RunFolder:
     def _set_aside(self, damage: Damaged, then: str) -> None:
         """Rename what is damaged and say so. Raises the damage itself with `resume=strict`."""
         if self.resume == "strict":
-            raise SettingError(f"resume=strict: {damage}: set resume=auto to set it aside and go on by {then}")
+            raise SettingError(f"resume=strict: {damage}: set resume=auto to quarantine it and continue by {then}")
         kept = f"; it is kept as {quarantine(damage.path).name}" if os.path.lexists(damage.path) else ""
         logger.warning(f"{damage}{kept}; {then}")
 
@@ -242,7 +241,7 @@ class RunFolder:
                 self.checkpoints.check(newest)
                 return newest
             except Damaged as damage:
-                before = [path.name for path in self.checkpoints.found()[:-1]]
+                before = [path.name for path in self.checkpoints.saved()[:-1]]
                 self._set_aside(damage, f"taking {before[-1]}" if before else "starting from the first step")
         return None
 
@@ -286,7 +285,7 @@ class RunFolder:
         return record
 
     def _open_log(self, path: Path, fits: Callable[[Any], bool]) -> JsonLines:
-        """A log with its good lines alone; the log as it was is set aside where it has others."""
+        """A log with its good lines alone; the log as it was is renamed where it has others."""
         try:
             read_lines(path, fits)
         except Damaged as damage:

@@ -1,25 +1,31 @@
-"""Both models as training runs them: on this rank's device, in which kernels, and where gradients go."""
+"""The models as training runs them: their number format, sharded or whole on this rank's device, and their kernels."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from distill.config.settings import PrecisionConfig
+from distill.config.settings import CustomStudentConfig, NewStudentConfig, PrecisionConfig, StudentConfig
 from distill.distributed import Ranks
-from distill.distributed.formats import compute_in
-from distill.distributed.shard import is_root, is_sharded
+from distill.distributed.gather import skeleton_of
+from distill.distributed.shard import is_root
+from distill.distributed.weights_file import parameters_in_file
+from distill.models.check import check_model
 from distill.models.kernels.activations import use_one_gelu
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import replace_dropout
-from distill.models.kernels.heap import retain_heap
+from distill.models.kernels.heap import retain_heap, return_large_tensors
 from distill.models.kernels.packed_linear import pack_teacher
 from distill.models.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
+from distill.models.kind import ModelKind
 from distill.models.language_model import LanguageModel, block_list
 from distill.models.protocol import depth_of
+from distill.models.student import check_student
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.teacher.members import Member
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +53,62 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], ranks:
     return resolve(settings, auto, {})
 
 
+def shard_models(
+    ranks: Ranks, teachers: list[Member], student: Any, kinds: dict[str, ModelKind], length: int
+) -> Any | None:
+    """Shard the models that the ranks shard; they are checked now, as they could not run before.
+
+    All ranks call it with the same models.
+
+    Args:
+        kinds: of the teachers and of the student.
+        length: of a sequence.
+
+    Returns:
+        The student without its weights, where it is sharded: what they are gathered into for the export.
+
+    Raises:
+        SettingError: a model is not read right.
+    """
+    if ranks.shards:
+        return_large_tensors()
+    if ranks.shards_teacher:
+        for member in teachers:
+            blocks, calls = blocks_of(member.model)
+            ranks.shard(member.model, blocks, calls, trained=False)
+            check_model(member.model, member.setting, kinds["teacher"])
+    skeleton = None
+    if ranks.shards_student:
+        skeleton = skeleton_of(student)
+        ranks.shard(student, *blocks_of(student), trained=True)
+        check_student(student, length, kinds["student"])
+    return skeleton
+
+
+def weights_on_disk(ranks: Ranks, settings: StudentConfig) -> AbstractContextManager[None]:
+    """Where a new student is to be sharded its weights lie in a temporary file until then, and not in memory.
+
+    Args:
+        settings: of the student; saved weights and those of a teacher lie in files already.
+    """
+    new = ranks.shards_student and isinstance(settings, NewStudentConfig | CustomStudentConfig)
+    return parameters_in_file() if new else nullcontext()
+
+
+def blocks_of(model: Any) -> tuple[list[torch.nn.Module], int]:
+    """The blocks of a model and how often they are called; none where it has no list of them."""
+    depth = depth_of(model)
+    if depth is None:
+        return [], 0
+    return list(block_list(model.base_model, depth)), depth
+
+
 def setup_student(student: Any, objective: Objective, precision: PrecisionConfig, ranks: Ranks) -> Trainable:
     """Put what is trained on this rank's device, and choose its kernels."""
-    if is_sharded(student):
-        compute_in(student, dtype_of(precision.student))
-    else:
-        student.to(ranks.device)
+    ranks.place(student, dtype_of(precision.student))
     _choose_attention(student, precision, ranks)
     if ranks.device.type == "cpu":
-        if precision.kernels != "plain" and not ranks.divides:  # else memory counts for more
+        if precision.kernels != "plain" and not ranks.shards:  # else memory counts for more
             retain_heap()
         if not precision.compile:
             replace_dropout(student)
@@ -73,11 +126,7 @@ def setup_teacher(
     That is packed or rounded, or computes in another format; the report scores the teacher itself.
     Error lines call its number format `setting`.
     """
-    if is_sharded(teacher):
-        compute_in(teacher, dtype_of(precision.teacher))
-        frozen = teacher
-    else:
-        frozen = pack_teacher(teacher.to(ranks.device), precision, ranks.device, setting)
+    frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device, setting)
     _choose_attention(frozen, precision, ranks)
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")
 
@@ -95,13 +144,13 @@ def compile_encoder(model: Any) -> None:
     Where blocks are called several times, as in ALBERT, that is the forward of each block: the graph of a whole encoder
     would hold every call anew, and take so many times as long to compile.
     """
-    for module in _shared_blocks(model) or _divided_blocks(model) or [model.base_model]:
+    for module in _shared_blocks(model) or _sharded_blocks(model) or [model.base_model]:
         module.forward = torch.compile(module.forward)
 
 
-def _divided_blocks(model: Any) -> list[Any]:
-    """The blocks of an encoder that is divided between ranks, which exchange weights between them; else none."""
-    return [each for each in model.base_model.modules() if is_root(each)] if is_sharded(model) else []
+def _sharded_blocks(model: Any) -> list[Any]:
+    """The blocks of an encoder that is sharded over ranks, which exchange weights between them; else none."""
+    return [module for module in model.base_model.modules() if is_root(module)]
 
 
 def _shared_blocks(model: Any) -> list[Any]:

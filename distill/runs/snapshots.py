@@ -17,7 +17,7 @@ class Snapshots:
     """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
 
     `write` makes one: it gets the folder, which has to appear whole or not at all, and what the run has done so far.
-    Ranks that take no part in it have `takes_part` false; where the student is divided between ranks all do.
+    Ranks that take no part in it have `takes_part` false; where the student is sharded over ranks all do.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class Snapshots:
             with phase(CHECKPOINT):
                 self.write(folder, state)
 
-    def found(self) -> list[int]:
+    def kept(self) -> list[int]:
         """The steps of all that are there, in their order."""
         named = [STEP.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()]
         return sorted(int(match[1]) for match in named if match)

@@ -55,7 +55,7 @@ class StepResult:
     sums: dict[str, float]  # of each term over the step
     counts: dict[str, float]  # positions of each term, and tokens
     weights: dict[str, float]  # of the terms, in force in this step
-    own_sums: Tensor  # this rank's, by micro-batch, [M, T]
+    rank_sums: Tensor  # this rank's, by micro-batch, [M, T]
     norm: float  # of the whole gradient, before it is clipped
     lr: float
     loss_scale: float | None  # in force in this step; None: none is needed

@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 def find_caches(
-    config: Config, digests: dict[str, str | None], origin: dict[str, Any], batches: Batches, objective: Objective
+    config: Config, digests: dict[str, str | None], content: dict[str, Any], batches: Batches, objective: Objective
 ) -> dict[str, Cache]:
     """The caches that the settings want, by the name of the teacher, each checked or still to be made.
 
     Args:
         digests: of the teachers, by their settings.
-        origin: what else decides what a cache holds.
+        content: what else decides what a cache holds.
     """
-    found = {}
-    for name, own in settings_by_member(config).items():
-        if own.cache.wanted:
-            whole = {**origin, "teacher": digests[own.setting], **arithmetic(own.precision.teacher)}
-            folder, setting = config.data.cache, f"{own.setting}.cache"
-            found[name] = find(own.cache, whole, batches, objective.positions, folder, setting)
-    return found
+    caches = {}
+    for name, member in settings_by_member(config).items():
+        if member.cache.wanted:
+            whole = {**content, "teacher": digests[member.setting], **arithmetic(member.precision.teacher)}
+            folder, setting = config.data.cache, f"{member.setting}.cache"
+            caches[name] = find(member.cache, whole, batches, objective.positions, folder, setting)
+    return caches
 
 
 def arithmetic(precision: str) -> dict[str, Any]:
@@ -76,11 +76,14 @@ def make_teachers(
     if tokenizers is not None and frozen:
         (model,) = frozen.values()
         return RetokenizedTeacher(model, batches.rows, *tokenizers, longest_row(model.model))
-    settings = [own for name, own in settings_by_member(config).items() if name in frozen]
-    made = [_make_teacher(own, frozen[own.name], caches.get(own.name), batches, objective, ranks) for own in settings]
+    settings = [member for name, member in settings_by_member(config).items() if name in frozen]
+    made = [
+        _make_teacher(member, frozen[member.name], caches.get(member.name), batches, objective, ranks)
+        for member in settings
+    ]
     if not made:
         return NoTeacher()
-    return made[0] if len(made) == 1 else MeanTeacher(made, [own.weight for own in settings])
+    return made[0] if len(made) == 1 else MeanTeacher(made, [member.weight for member in settings])
 
 
 def _make_teacher(

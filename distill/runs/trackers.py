@@ -36,7 +36,7 @@ def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: s
 
 
 class Dispensable:
-    """A tracker that a run can do without: where it fails, that is said once, and it is left alone from then on."""
+    """A tracker that a run can do without: where it fails, that is logged once, and nothing is sent from then on."""
 
     def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
         self.kind, self._tracker = kind, Nowhere()
@@ -56,7 +56,7 @@ class Dispensable:
         except Exception as error:
             self._tracker = Nowhere()
             logger.warning(
-                f"tracker.kind={self.kind} has failed ({type(error).__name__}: {first_line(error)}); the run goes on "
+                f"tracker.kind={self.kind} has failed ({type(error).__name__}: {first_line(error)}); the run continues "
                 "without it, and its numbers are in metrics.jsonl"
             )
             return None
@@ -75,7 +75,7 @@ class Nowhere:
 class Wandb:
     """Weights & Biases; offline unless set otherwise, under `folder`/wandb. Never asks for a login.
 
-    The run's id is kept in `folder`/wandb/id, so that a resumed run goes on in the same chart. Offline, each process
+    The run's id is kept in `folder`/wandb/id, so that a resumed run continues in the same chart. Offline, each process
     leaves one `offline-run-*` folder with that id; `wandb sync --append folder/wandb/offline-run-*` joins them.
     """
 
@@ -132,7 +132,7 @@ class TensorBoard:
 
     def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
         if self.writer is None:
-            # Only the first line says where a resumed run goes on; what the killed one wrote after that is hidden.
+            # Only the first line shows where a run resumes; what the killed one wrote after that is hidden.
             self.writer = self.new_writer(step)
             text = json.dumps(self.config, indent=2, default=str)
             self.writer.add_text("config", "    " + text.replace("\n", "\n    "), step)

@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import class_name, kinds
 from distill.config.settings import Config, CorpusConfig, DataConfig, StudentConfig
-from distill.data.batches import Batches, Collator, num_threads
+from distill.data.batches import Batches, Collator, StepShape, num_threads
 from distill.data.order import Order, order_of
-from distill.data.row_store import RowStore
+from distill.data.sequence_store import SequenceStore
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.evaluation.evaluator import Evaluator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepared:
-    """What a run learns from as rows, and the sets that models are scored on."""
+    """The training sequences of a run, and the sets that models are scored on."""
 
     tokens: Tokens
     batches: Batches  # of this rank, in their order and with their targets
@@ -57,12 +57,13 @@ class Task(ABC):
         """The models that it takes for teachers, for such a student."""
         return self.kind
 
-    def read(self, config: Config, training: bool = True) -> None:  # noqa: B027
-        """Read what decides which models are wanted, such as the classes of labelled examples.
+    def read(self, config: Config, training: bool = True) -> Self:
+        """The task with what decides which models are wanted, such as the classes of labelled examples.
 
         Args:
             training: False where models are only scored: then the examples of the evaluation sets decide.
         """
+        return self
 
     @abstractmethod
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
@@ -86,11 +87,11 @@ class Task(ABC):
     def scoring(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Scoring:
-        """What the passes over these sets share."""
+        """What the passes over these sets have in common."""
 
     @abstractmethod
     def passes(self, scoring: Scoring) -> list[Pass]:
-        """How models are scored; the first measure of the first pass says which of two models is better."""
+        """How models are scored; the first measure of the first pass decides which of two models is better."""
 
     def evaluator(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
@@ -107,27 +108,17 @@ class Task(ABC):
 
 
 def make_batches(
-    config: Config, rows: RowStore, collator: Collator, ranks: Ranks, order: Order | None = None
+    config: Config, sequences: SequenceStore, collator: Collator, ranks: Ranks, order: Order | None = None
 ) -> Batches:
-    """This rank's share of the rows [N, S] in their order; None: shuffled, as a whole or in windows."""
+    """This rank's part of the sequences [N, S] in their order; None: shuffled, as a whole or in windows."""
     if order is None:
-        order = order_of(rows, config.data.shuffle_bytes, config.seed)
-    threads, most_threads = num_threads(config.train.workers, ranks.local_size)
-    return Batches(
-        rows,
-        collator,
-        config.train.batch_size,
-        config.train.accumulate,
-        config.seed,
-        ranks.rank,
-        ranks.size,
-        threads,
-        config.objective.masking.static,
-        most_threads,
-        ranks.equal_windows,
-        config.train.sequences_per_step,
-        order,
+        order = order_of(sequences, config.data.shuffle_bytes, config.seed)
+    train = config.train
+    shape = StepShape(
+        train.batch_size, train.accumulate, ranks.rank, ranks.size, train.sequences_per_step, ranks.equal_windows
     )
+    threads = num_threads(train.workers, ranks.local_size)
+    return Batches(sequences, collator, order, shape, config.seed, config.objective.masking.static, threads)
 
 
 def find_task(name: str, terms: Iterable[Term] = ()) -> Task:
@@ -136,9 +127,9 @@ def find_task(name: str, terms: Iterable[Term] = ()) -> Task:
     Raises:
         SettingError: there is no such file in this package.
     """
-    if name not in (known := kinds(__name__)):
+    if name not in (tasks := kinds(__name__)):
         raise SettingError(
-            f"objective.task={name} is not known{did_you_mean(name, known)}: choose one of {', '.join(known)}"
+            f"objective.task={name} is not known{did_you_mean(name, tasks)}: choose one of {', '.join(tasks)}"
         )
     task = getattr(importlib.import_module(f"{__name__}.{name}"), class_name(name)).of(terms)
     assert isinstance(task, Task)

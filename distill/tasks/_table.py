@@ -1,4 +1,4 @@
-"""Tasks whose targets come from labelled examples: models are fine-tuned on rows of a table.
+"""Tasks whose targets come from labelled examples: models are fine-tuned on the rows of a table.
 
 Beside these there may be unlabelled ones, which only the terms with a teacher learn from: the task-specific stage of
 TinyBERT (Jiao et al. 2020) on further text, as in the distillation of Turc et al. (2019, arXiv:1908.08962).
@@ -6,7 +6,8 @@ TinyBERT (Jiao et al. 2020) on further text, as in the distillation of Turc et a
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -14,11 +15,11 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.component import Component
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
-from distill.data.known_share import check_counts
-from distill.data.sample import sample_rows
+from distill.data.invalid import Invalid
+from distill.data.sample import sample_numbers
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
-from distill.data.unread import Unread
+from distill.data.unknown_tokens import check_counts
 from distill.distributed import Ranks
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import EvaluationSet
@@ -29,39 +30,60 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+@dataclass(frozen=True)
+class LabelledData:
+    """The examples that a task learns from."""
+
+    split: Split  # where they were read
+    examples: Any  # the labelled ones
+    unlabelled: Any | None = None  # those that a teacher labels, in the same form
+
+    def describe(self) -> str:
+        """In words, how many there are and where they come from."""
+        if self.unlabelled is None:
+            return str(self.examples.describe())
+        counts = f"{len(self.examples):,} labelled and {len(self.unlabelled):,} unlabelled examples"
+        return f"{counts}: {self.examples.describe()}; {self.unlabelled.describe()}"
+
+
 class TableTask(Task):
     """How labelled examples become micro-batches.
 
     Attributes:
         noun: what such examples are, for messages.
         corpora: options of the group `corpus` that hold such examples.
-        examples: the labelled ones of training; `read` sets them.
-        unlabelled: those that a teacher labels, in the same form; None where there are none.
     """
 
     noun: ClassVar[str]
     corpora: ClassVar[tuple[str, ...]]
-    examples: Any
-    unlabelled: Any | None = None
 
-    def read(self, config: Config, training: bool = True) -> None:
+    def __init__(self, data: LabelledData | None = None) -> None:
+        """`data`: None before `read`, when only the kind of the task is asked for."""
+        self._data = data
+
+    @property
+    def data(self) -> LabelledData:
+        """The examples that `read` has read."""
+        assert self._data is not None, "read comes first"
+        return self._data
+
+    def read(self, config: Config, training: bool = True) -> Self:
         if not training:
-            self._read_sets(config)
-            return
-        self.split = self._split(config.corpus.source, "corpus")
-        self.examples = _some(
-            self.split.read("corpus", training=True), config.corpus.max_sequences, "training examples"
-        )
+            return type(self)(self._data_of_sets(config))
+        split = self._split(config.corpus.source, "corpus")
+        examples = _some(split.read("corpus", training=True), config.corpus.max_sequences, "training examples")
+        unlabelled = None
         if config.corpus.unlabelled is not None:
-            self.unlabelled = self.split.read_unlabelled(config.corpus.unlabelled, "corpus.unlabelled")
+            unlabelled = split.read_unlabelled(config.corpus.unlabelled, "corpus.unlabelled")
+        return type(self)(LabelledData(split, examples, unlabelled))
 
-    def _read_sets(self, config: Config) -> None:
+    def _data_of_sets(self, config: Config) -> LabelledData:
         """The examples of the first evaluation set stand in for those of training, whose form all sets have."""
         if not config.evaluate.sets:
             raise SettingError("evaluate.sets=[] names no set: name one that has a source in evaluate.sources")
         setting, source = self._source(config.evaluate.sets[0], config)
-        self.split = self._split(source, setting)
-        self.examples = self.split.read(setting, training=False)
+        split = self._split(source, setting)
+        return LabelledData(split, split.read(setting, training=False))
 
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
         raise SettingError(
@@ -70,22 +92,25 @@ class TableTask(Task):
         )
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
-        rows = self.rows(self.split, self.examples, tokenizer, config, scoring=False)
-        if self.unlabelled is not None:
-            rows = rows.with_unlabelled(self.rows(self.split, self.unlabelled, tokenizer, config, scoring=False))
+        data = self.data
+        sequences = self.sequences(data.split, data.examples, tokenizer, config, scoring=False)
+        if data.unlabelled is not None:
+            sequences = sequences.with_unlabelled(
+                self.sequences(data.split, data.unlabelled, tokenizer, config, scoring=False)
+            )
         tokens = Tokens(
-            rows=rows.rows,
-            counts=_known_counts(rows, tokenizer, config, "corpus"),
-            digest=rows.digest,
-            name=self._describe(),
-            documents=len(self.examples) + len(self.unlabelled or ()),
-            tokens=int((rows.rows != rows.pad_id).sum()),
+            rows=sequences.rows,
+            counts=_checked_counts(sequences, tokenizer, config, "corpus"),
+            digest=sequences.digest,
+            name=data.describe(),
+            documents=len(data.examples) + len(data.unlabelled or ()),
+            tokens=int((sequences.rows != sequences.pad_id).sum()),
             seconds=0.0,
             tokens_per_second=0.0,
-            unread=Unread(),
+            invalid=Invalid(),
         )
         sets, left_out = self.evaluation_sets(config, tokenizer)
-        return Prepared(tokens, make_batches(config, rows.rows, self.collator(rows), ranks), sets, left_out)
+        return Prepared(tokens, make_batches(config, sequences.rows, self.collator(sequences), ranks), sets, left_out)
 
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
@@ -95,7 +120,7 @@ class TableTask(Task):
     def scoring(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Scoring:
-        """Each set has a collator of its own, which alone knows its rows."""
+        """Each set has a collator of its own, which alone fits its sequences."""
         collator: Any = next((data.collator for data in sets if data.collator is not None), None)
         return Scoring(collator, tokenizer, config.evaluate, ranks, sets, self.kind.heads)
 
@@ -105,50 +130,46 @@ class TableTask(Task):
         return [TablePass(scoring)]
 
     @abstractmethod
-    def rows(self, split: Any, examples: Any, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool) -> Any:
-        """The examples as rows; `scoring`: with what turns outputs into scores."""
+    def sequences(
+        self, split: Any, examples: Any, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
+    ) -> Any:
+        """The examples as sequences; `scoring`: with what turns outputs into scores."""
 
     @abstractmethod
-    def collator(self, rows: Any) -> Collator:
-        """What makes micro-batches of just these rows."""
+    def collator(self, sequences: Any) -> Collator:
+        """What makes micro-batches of just these sequences."""
 
     @abstractmethod
-    def evaluation_set(self, name: str, split: Any, examples: Any, rows: Any) -> EvaluationSet:
-        """Rows to score."""
-
-    def _describe(self) -> str:
-        if self.unlabelled is None:
-            return str(self.examples.describe())
-        counts = f"{len(self.examples):,} labelled and {len(self.unlabelled):,} unlabelled examples"
-        return f"{counts}: {self.examples.describe()}; {self.unlabelled.describe()}"
+    def evaluation_set(self, name: str, split: Any, examples: Any, sequences: Any) -> EvaluationSet:
+        """Sequences to score."""
 
     def _set(self, name: str, config: Config, tokenizer: PreTrainedTokenizerBase) -> EvaluationSet:
         setting, source = self._source(name, config)
-        split = self._split(source, setting)
+        split, data = self._split(source, setting), self.data
         examples = _some(
-            split.read(setting, training=False, like=self.examples),
+            split.read(setting, training=False, like=data.examples),
             config.evaluate.max_sequences_of(name),
             f"examples of {name}",
         )
-        if split.where.split != self.split.where.split and examples.same_as(self.examples):
+        if split.where.split != data.split.where.split and examples.same_as(data.examples):
             raise SettingError(
                 f"{setting} holds the very examples that are trained on: give {setting}.path of others, or files "
                 "called train and validation in one folder"
             )
-        if self.unlabelled is not None and {*examples.texts} <= {*self.unlabelled.texts}:
+        if data.unlabelled is not None and {*examples.texts} <= {*data.unlabelled.texts}:
             raise SettingError(
                 f"{setting} has only texts that corpus.unlabelled is trained on too: keep those that are scored apart"
             )
-        rows = self.rows(split, examples, tokenizer, config, scoring=True)
-        _known_counts(rows, tokenizer, config, f"evaluate.sets: {name}")
-        return self.evaluation_set(name, split, examples, rows)
+        sequences = self.sequences(split, examples, tokenizer, config, scoring=True)
+        _checked_counts(sequences, tokenizer, config, f"evaluate.sets: {name}")
+        return self.evaluation_set(name, split, examples, sequences)
 
     def _source(self, name: str, config: Config) -> tuple[str, Any]:
         """What error lines call the settings of an evaluation set, and these."""
         setting = f"evaluate.sources.{name}"
         if (source := config.evaluate.sources.get(name)) is None:
-            known = ", ".join(sorted(config.evaluate.sources))
-            raise SettingError(f"evaluate.sets: {name} has no source; choose from {known} or add {setting}")
+            names = ", ".join(sorted(config.evaluate.sources))
+            raise SettingError(f"evaluate.sets: {name} has no source; choose from {names} or add {setting}")
         return setting, source
 
     def _split(self, source: Any, setting: str) -> Split:
@@ -162,14 +183,14 @@ class TableTask(Task):
         return split
 
 
-def _known_counts(rows: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str) -> np.ndarray:
-    """[V] how often each token occurs in the rows. Raises SettingError where too many of them are the unknown one."""
-    counts = np.bincount(rows.rows.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
-    check_counts(counts, int((rows.rows != rows.pad_id).sum()), tokenizer, config.corpus.max_unknown, setting)
+def _checked_counts(sequences: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str) -> np.ndarray:
+    """[V] how often each token occurs in the sequences. Raises SettingError where too many are the unknown one."""
+    counts = np.bincount(sequences.rows.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
+    check_counts(counts, int((sequences.rows != sequences.pad_id).sum()), tokenizer, config.corpus.max_unknown, setting)
     return counts
 
 
-def _some(examples: Any, most: int | None, purpose: str) -> Any:
+def _some(examples: Any, max_examples: int | None, purpose: str) -> Any:
     """At most so many of the examples, a seeded choice."""
-    numbers = sample_rows(len(examples), most, purpose)
+    numbers = sample_numbers(len(examples), max_examples, purpose)
     return examples if numbers is None else examples.take(numbers)

@@ -1,4 +1,4 @@
-"""Tasks whose targets come from the text itself: rows of token ids with words that are to be predicted."""
+"""Tasks whose targets come from the text itself: sequences with tokens that are to be predicted."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
-from distill.data.known_share import check_known
 from distill.data.mixed_tokens import prepare_mixture
 from distill.data.order import Order
-from distill.data.row_format import RowFormat
-from distill.data.sample import subsample_rows
+from distill.data.sample import subsample
+from distill.data.sequence_format import SequenceFormat
 from distill.data.tokens import Tokens, corpus_text, prepare
+from distill.data.unknown_tokens import check_unknown
 from distill.distributed import Ranks
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet, load_sets
@@ -28,8 +28,8 @@ class TextTask(Task):
     """How text becomes micro-batches for a kind of language model."""
 
     @abstractmethod
-    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
-        """What surrounds text in a row. Raises SettingError where the tokenizer lacks a token for that."""
+    def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
+        """What surrounds text in a sequence. Raises SettingError where the tokenizer lacks a token for that."""
 
     @abstractmethod
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
@@ -47,20 +47,20 @@ class TextTask(Task):
         corpus, data = config.corpus, config.data
         order: Order | None = None
         if corpus.sources:
-            tokens, rows, order = prepare_mixture(corpus, data, tokenizer, self.row_format, config.seed)
+            tokens, sequences, order = prepare_mixture(corpus, data, tokenizer, self.sequence_format, config.seed)
         else:
-            tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.row_format)
-            rows = subsample_rows(tokens.rows, corpus.max_sequences, "training rows", data.shuffle_bytes)
-        for setting, each in {"corpus": tokens, **_sources(tokens)}.items():
-            check_known(each, tokenizer, corpus.max_unknown, setting)
+            tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.sequence_format)
+            sequences = subsample(tokens.rows, corpus.max_sequences, "training rows", data.shuffle_bytes)
+        for setting, part in {"corpus": tokens, **_sources(tokens)}.items():
+            check_unknown(part, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)
-        batches = make_batches(config, rows, self.collator(config, tokenizer, tokens.counts), ranks, order)
+        batches = make_batches(config, sequences, self.collator(config, tokenizer, tokens.counts), ranks, order)
         return Prepared(tokens, batches, sets, left_out)
 
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
     ) -> tuple[list[EvaluationSet], list[str]]:
-        return load_sets(config, tokenizer, self.row_format)
+        return load_sets(config, tokenizer, self.sequence_format)
 
     def scoring(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
@@ -69,5 +69,5 @@ class TextTask(Task):
 
 
 def _sources(tokens: Tokens) -> dict[str, Tokens]:
-    """Those of a mixture by their settings: one that the vocabulary does not know would hide among the others."""
-    return {f"corpus.sources.{name}": each for name, each in tokens.sources.items()}
+    """Those of a mixture by their settings: one that does not fit the vocabulary would hide among the others."""
+    return {f"corpus.sources.{name}": part for name, part in tokens.sources.items()}

@@ -1,4 +1,4 @@
-"""Causal language modelling: every word is predicted from those before it."""
+"""Causal language modelling: every token is predicted from those before it."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data import byte_bpe
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import RowFormat, causal_rows
+from distill.data.sequence_format import SequenceFormat, causal_format
 from distill.evaluation.measures import Pass, Scoring
 from distill.models.kind import CAUSAL, ModelKind
 from distill.tasks._text import TextTask
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Clm(TextTask):
-    """Targets shifted by one, documents of a row kept apart; perplexity by a sliding window, and bits per byte."""
+    """Targets shifted by one, documents of a sequence kept apart; perplexity by a sliding window, and bits per byte."""
 
     kind: ModelKind = CAUSAL
     labels: tuple[str, ...] = ("clm",)
 
-    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
-        return causal_rows(tokenizer)
+    def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
+        return causal_format(tokenizer)
 
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
         return byte_bpe.corpus_tokenizer(corpus, data)
@@ -33,7 +33,7 @@ class Clm(TextTask):
         return self.scoring_collator(config, tokenizer)
 
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
-        return CausalLM(causal_rows(tokenizer), config.corpus.cross_documents)
+        return CausalLM(causal_format(tokenizer), config.corpus.cross_documents)
 
     def passes(self, scoring: Scoring) -> list[Pass]:
         from distill.evaluation.measures.sliding_window import WindowPass

@@ -1,4 +1,4 @@
-"""Masked language modelling: some words of a row are hidden and predicted from both sides."""
+"""Masked language modelling: some tokens of a sequence are hidden and predicted from both sides."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data import wordpiece
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
-from distill.data.row_format import RowFormat, masked_rows
+from distill.data.sequence_format import SequenceFormat, masked_format
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import MASKING
 from distill.models.kind import MASKED, ModelKind
@@ -25,8 +25,8 @@ class Mlm(TextTask):
     kind: ModelKind = MASKED
     labels: tuple[str, ...] = ("mlm",)
 
-    def row_format(self, tokenizer: PreTrainedTokenizerBase) -> RowFormat:
-        return masked_rows(tokenizer)
+    def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
+        return masked_format(tokenizer)
 
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
         return wordpiece.corpus_tokenizer(corpus, data)
@@ -45,5 +45,5 @@ class Mlm(TextTask):
 
 
 def scoring_masks(tokenizer: PreTrainedTokenizerBase) -> MaskedLM:
-    """The masks of evaluation, which choose all words alike, so that how often each of them occurs is of no account."""
+    """The masks of evaluation, which choose all tokens alike, whatever the counts of each."""
     return masked_lm(MASKING, tokenizer, np.zeros(len(tokenizer), np.int64))

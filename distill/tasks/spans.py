@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
 from distill.data.collate import spans
-from distill.data.span_rows import SpanConfig, SpanRows, span_rows
+from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Questions, Squad
 from distill.evaluation.measures.squad import SquadSet, squad_set
 from distill.models.kind import SPANS, ModelKind
@@ -21,14 +21,14 @@ class Spans(TableTask):
     noun = "questions with answers"
     corpora = ("squad",)
 
-    def rows(
+    def sequences(
         self, split: Squad, examples: Questions, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
-    ) -> SpanRows:
+    ) -> SpanWindows:
         settings = SpanConfig(config.corpus.sequence_length, split.stride, split.max_query)
-        return span_rows(examples, tokenizer, settings, "corpus", scoring)
+        return span_windows(examples, tokenizer, settings, "corpus", scoring)
 
-    def collator(self, rows: SpanRows) -> spans.Spans:
-        return spans.Spans(rows, segments=True)
+    def collator(self, sequences: SpanWindows) -> spans.Spans:
+        return spans.Spans(sequences, segments=True)
 
-    def evaluation_set(self, name: str, split: Squad, examples: Questions, rows: SpanRows) -> SquadSet:
-        return replace(squad_set(name, examples, rows), collator=self.collator(rows))
+    def evaluation_set(self, name: str, split: Squad, examples: Questions, sequences: SpanWindows) -> SquadSet:
+        return replace(squad_set(name, examples, sequences), collator=self.collator(sequences))

@@ -1,8 +1,8 @@
-"""The one pass of the teacher over all training rows that makes a cache, shared between all processes that want it.
+"""The one pass of the teacher over all training sequences that makes a cache, divided between its processes.
 
-The rows are cut into parts; every process takes the next part that is neither done nor in another's hands. So the ranks
-of a run share the work, on one machine or on several with a common file system, without a message between them; what is
-done stays done when a run is killed; and machines with disks of their own make a cache each.
+The sequences are cut into parts; every process takes the next part that is neither done nor in another's hands. So the
+ranks of a run share the work, on one machine or on several with a common file system, without a message between them;
+what is done stays done when a run is killed; and machines with disks of their own make a cache each.
 """
 
 import fcntl
@@ -44,15 +44,15 @@ def build(
     Raises:
         SettingError: no room on the disk, or what was written does not read back.
     """
-    divided, wanted = is_sharded(teacher), not cache.ready
-    if divided:  # all ranks compute, whichever of them finds no cache on its disk
+    sharded, wanted = is_sharded(teacher), not cache.ready
+    if sharded:  # all ranks compute, whichever of them finds no cache on its disk
         wanted = float(ranks.sum(torch.tensor(float(wanted)))) > 0
     if wanted:
         try:
             _make_room(cache)
             with Progress("teacher cache", cache.num_positions, "tokens") as progress:
                 builder = CacheBuilder(cache, teacher, batches, positions, temperature, ranks.device, progress)
-                if divided:
+                if sharded:
                     _fill_together(builder, ranks)
                 else:
                     _fill_all(builder, ranks.rank * cache.num_parts // ranks.size)
@@ -79,11 +79,11 @@ class CacheBuilder:
 
     def fill(self, part: int) -> None:
         """Compute a part, write it, and only then write that it is done."""
-        began, rows, span = time.monotonic(), self.cache.rows_of(part), self.cache.span_of(part)
+        began, sequences, span = time.monotonic(), self.cache.sequences_of(part), self.cache.span_of(part)
         at_once = max(1, FORWARD_TOKENS // self.batches.rows.shape[1])
         pieces = []
-        for start in range(rows.start, rows.stop, at_once):
-            numbers = np.arange(start, min(start + at_once, rows.stop))
+        for start in range(sequences.start, sequences.stop, at_once):
+            numbers = np.arange(start, min(start + at_once, sequences.stop))
             pieces.append(self.entries(numbers))
             self.progress.update(self.progress.done + int(self._counts(numbers).sum()))
         kept = 0.0
@@ -102,7 +102,7 @@ class CacheBuilder:
 
     @torch.no_grad()
     def entries(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns of the cache by name, at the positions of these rows; ids as int64."""
+        """The columns of the cache by name, at the positions of these sequences; ids as int64."""
         layout = self.cache.layout
         batch = self.batches.batch(numbers, 0).to(self.device)
         outputs = self.teacher(batch.inputs, batch.documents, OutputSpec(True, self.positions(batch)))
@@ -117,7 +117,7 @@ class CacheBuilder:
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in layout.columns}
 
     def _counts(self, numbers: np.ndarray) -> np.ndarray:
-        """How many positions each of these rows has."""
+        """How many positions each of these sequences has."""
         return self.cache.offsets[numbers + 1] - self.cache.offsets[numbers]
 
 
@@ -142,7 +142,7 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
 
 
 def _fill_together(builder: CacheBuilder, ranks: Ranks) -> None:
-    """Fill all parts with a teacher that is divided between the ranks, each of which computes its share of them.
+    """Fill all parts with a teacher that is sharded between the ranks, each of which computes a part of them.
 
     First of all parts; then, where hosts have disks of their own, of those that this host lacks. What another run does
     with the same cache at the same time may be done twice. A rank's share is by the numbers of the parts, and not of
@@ -164,7 +164,7 @@ def _finish(cache: Cache, precision: str) -> None:
         parts = [json.loads(_record_of(cache, part).read_text(encoding="utf-8")) for part in range(cache.num_parts)]
         np.save(cache.folder / "offsets.npy", cache.offsets)
         meta = {
-            "origin": cache.origin,
+            "origin": cache.identity,
             "kept_mass": sum(part["kept"] for part in parts) / cache.num_positions,
             "seconds": sum(part["seconds"] for part in parts),
             "precision": precision,

@@ -1,7 +1,7 @@
 """What is kept of a teacher on disk: where a cache lies, what it was made from, whether it is whole, how it is read.
 
-Shapes: R training rows, N positions with soft targets in all of them, n in some, M entries kept exactly, K draws, V
-vocabulary.
+Shapes: R training sequences, N positions with soft targets in all of them, n in some, M entries kept exactly, K draws,
+V vocabulary.
 
 A cache is a folder `<data.cache>/teacher/<key>`:
 
@@ -10,13 +10,13 @@ A cache is a folder `<data.cache>/teacher/<key>`:
     draws        [N, K] as ids: tokens drawn from all others, as `sampling` describes
     log_weights  [N, K] float16: log of the probability that each draw stands for; only where draws differ in it
     neg_entropy  [N, 1] float16: the sum of p log p, where there are draws
-    offsets.npy  [R + 1] int64: the positions of row r lie at offsets[r] to offsets[r + 1], in their order
+    offsets.npy  [R + 1] int64: the positions of sequence r lie at offsets[r] to offsets[r + 1], in their order
     meta.json    what the cache was made from, and checksums; written last: without it the cache is unfinished
-    parts/       what is known of the parts that are done, so that an interrupted `build_cache` goes on
+    parts/       the records of the parts that are done, so that an interrupted `build_cache` resumes
 
-Files of width 0 are left out. The key is a digest of contents: of the teacher's weights and tokenizer, of the rows and
-masks, and of the settings that decide what is kept. No path, device or number format is part of it (but for int8, which
-gives other probabilities), so that the folder can be copied to another machine's `data.cache` and is found there.
+Files of width 0 are left out. The key is a digest of contents: of the teacher's weights and tokenizer, of the sequences
+and masks, and of the settings that decide what is kept. No path, device or number format is part of it (but for int8,
+which gives other probabilities), so that the folder can be copied to another machine's `data.cache` and is found there.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ from distill.teacher.layout import Layout, layout_from, layout_of
 from distill.teacher.output import TeacherOutput, Wanted
 from distill.teacher.sampling import as_samples
 
-FORMAT = 2  # raise it when the same teacher, rows and settings would give other files
-MOST_PARTS = 1000
-FEWEST_ROWS = 128  # of a part
-COUNTED_ROWS = 1024  # at once
+FORMAT = 2  # raise it when the same teacher, sequences and settings would give other files
+MAX_PARTS = 1000
+FEWEST_SEQUENCES = 128  # of a part
+COUNTED_SEQUENCES = 1024  # at once
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Cache:
     """One cache; `find` gives it."""
 
     folder: Path
-    origin: dict[str, Any]  # what it is made from
+    identity: dict[str, Any]  # what it is made from
     offsets: np.ndarray  # [R + 1] int64
     ready: bool  # complete and checked; else still to be made
     setting: str = "teacher.cache"  # what error lines call its settings
@@ -60,7 +60,7 @@ class Cache:
     @cached_property
     def layout(self) -> Layout:
         """What is kept of a position."""
-        return layout_from(self.origin)
+        return layout_from(self.identity)
 
     @property
     def smaller_by(self) -> str:
@@ -73,7 +73,7 @@ class Cache:
         return self.folder.name
 
     @property
-    def num_rows(self) -> int:
+    def num_sequences(self) -> int:
         return len(self.offsets) - 1
 
     @property
@@ -90,7 +90,7 @@ class Cache:
         return self.folder / "meta.json"
 
     def read(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns by name at the positions of these rows, row by row; token ids as int32."""
+        """The columns by name at the positions of these sequences, sequence by sequence; token ids as int32."""
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in numbers]
         positions = np.concatenate(spans or [np.arange(0)])
         values = {name: column[positions] for name, column in self._maps.items()}
@@ -101,11 +101,11 @@ class Cache:
     def facts(self) -> dict[str, Any]:
         """For results.json.
 
-        kept_mass: the mean share of the teacher's probability that the entries hold which are kept exactly.
-        bytes_per_token: of a position with soft targets, the share of `offsets.npy` included.
+        kept_mass: the mean fraction of the teacher's probability that the entries hold which are kept exactly.
+        bytes_per_token: of a position with soft targets, its part of `offsets.npy` included.
         precision: the number format that the teacher ran in when the cache was made.
         """
-        drawn = {name: self.origin[name] for name in ("sampled", "exponent", "sample_seed") if self.layout.sampled}
+        drawn = {name: self.identity[name] for name in ("sampled", "exponent", "sample_seed") if self.layout.sampled}
         return {
             "key": self.key,
             "top_k": self.layout.top_k,
@@ -117,9 +117,9 @@ class Cache:
         }
 
     def check(self) -> None:
-        """Raises SettingError where the finished files do not match their checksums and `origin`."""
+        """Raises SettingError where the finished files do not match their checksums and `identity`."""
         try:
-            if self._meta["origin"] != self.origin:
+            if self._meta["origin"] != self.identity:
                 raise self.refusal("made from something else than its name stands for")
             for name, column in self.layout.columns.items():
                 if (self.folder / name).stat().st_size != self.num_positions * column.stride:
@@ -135,29 +135,29 @@ class Cache:
             "made anew"
         )
 
-    # The rows are made and checked in parts.
+    # The sequences are made and checked in parts.
 
     @property
-    def rows_per_part(self) -> int:
-        return max(FEWEST_ROWS, -(-self.num_rows // MOST_PARTS))
+    def sequences_per_part(self) -> int:
+        return max(FEWEST_SEQUENCES, -(-self.num_sequences // MAX_PARTS))
 
     @property
     def num_parts(self) -> int:
-        return -(-self.num_rows // self.rows_per_part)
+        return -(-self.num_sequences // self.sequences_per_part)
 
-    def rows_of(self, part: int) -> range:
-        start = part * self.rows_per_part
-        return range(start, min(start + self.rows_per_part, self.num_rows))
+    def sequences_of(self, part: int) -> range:
+        start = part * self.sequences_per_part
+        return range(start, min(start + self.sequences_per_part, self.num_sequences))
 
     def span_of(self, part: int) -> slice:
-        """The positions of a part's rows."""
-        rows = self.rows_of(part)
-        return slice(int(self.offsets[rows.start]), int(self.offsets[rows.stop]))
+        """The positions of a part's sequences."""
+        sequences = self.sequences_of(part)
+        return slice(int(self.offsets[sequences.start]), int(self.offsets[sequences.stop]))
 
     def digest(self, part: int) -> str:
         """sha256 of what the files hold of a part."""
-        rows, span = self.rows_of(part), self.span_of(part)
-        digest = hashlib.sha256(self.offsets[rows.start : rows.stop + 1].tobytes())
+        sequences, span = self.sequences_of(part), self.span_of(part)
+        digest = hashlib.sha256(self.offsets[sequences.start : sequences.stop + 1].tobytes())
         for values in self._maps.values():
             digest.update(values[span].data)
         return digest.hexdigest()
@@ -180,7 +180,7 @@ Positions = Callable[[Batch], torch.Tensor | None]
 
 
 class CachedTeacher:
-    """Reads the entries of a batch's rows; they stand at the positions that carry soft targets, in their order."""
+    """Reads the entries of a batch's sequences; they stand at the positions that carry soft targets, in their order."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -200,16 +200,17 @@ class CachedTeacher:
 
 def find(
     settings: TeacherCacheConfig,
-    origin: dict[str, Any],
+    identity: dict[str, Any],
     batches: Batches,
     positions: Positions,
     folder: str,
     setting: str = "teacher.cache",
 ) -> Cache:
-    """The cache that these settings want: checked if it is there, else to be made by `build_cache.build`.
+    """The cache of these settings: checked if it is there, else to be made by `build_cache.build`.
 
     Args:
-        origin: everything that decides what the cache holds; what it is computed on, and how many at once, is no part.
+        identity: everything that decides what the cache holds; what it is computed on, and how many at once, is no
+            part.
         positions: which positions of a batch carry soft targets.
         folder: where caches are kept (`data.cache`).
         setting: what error lines call these settings.
@@ -218,31 +219,31 @@ def find(
         SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`,
             or the one that is there is wrong or damaged.
     """
-    layout = layout_of(settings, origin["vocabulary"])
+    layout = layout_of(settings, identity["vocabulary"])
     if layout.top_k >= layout.vocabulary:
         raise SettingError(f"{setting}.top_k={layout.top_k}: the vocabulary has {layout.vocabulary} tokens; give fewer")
-    origin = {"format": FORMAT, **origin, "top_k": layout.top_k, "rows": len(batches.rows)}
+    identity = {"format": FORMAT, **identity, "top_k": layout.top_k, "rows": len(batches.rows)}
     if layout.sampled:
-        origin |= {"sampled": layout.sampled, "exponent": layout.exponent, "sample_seed": settings.seed}
-    key = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:32]
+        identity |= {"sampled": layout.sampled, "exponent": layout.exponent, "sample_seed": settings.seed}
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():
-        return _checked(path, origin, len(batches.rows), setting)
-    cache = Cache(path, origin, _offsets(batches, positions), False, setting)
+        return _checked(path, identity, len(batches.rows), setting)
+    cache = Cache(path, identity, _offsets(batches, positions), False, setting)
     _check_size(cache, settings.gigabytes)
     return cache
 
 
-def _checked(path: Path, origin: dict[str, Any], num_rows: int, setting: str) -> Cache:
+def _checked(path: Path, identity: dict[str, Any], num_sequences: int, setting: str) -> Cache:
     """The finished cache at `path`. Raises SettingError where it is damaged."""
-    cache = Cache(path, origin, np.zeros(1, np.int64), True, setting)
+    cache = Cache(path, identity, np.zeros(1, np.int64), True, setting)
     try:
         offsets = np.load(path / "offsets.npy")
     except (OSError, ValueError) as error:
         raise cache.refusal(f"damaged ({error})") from error
-    if offsets.shape != (num_rows + 1,):
+    if offsets.shape != (num_sequences + 1,):
         raise cache.refusal("damaged (offsets.npy has the wrong size)")
-    cache = Cache(path, origin, offsets, True, setting)
+    cache = Cache(path, identity, offsets, True, setting)
     cache.check()
     return cache
 
@@ -259,8 +260,8 @@ def _check_size(cache: Cache, gigabytes: float) -> None:
 def _offsets(batches: Batches, positions: Positions) -> np.ndarray:
     counts = [np.zeros(1, np.int64)]
     length = batches.rows.shape[1]
-    for start in range(0, len(batches.rows), COUNTED_ROWS):
-        numbers = np.arange(start, min(start + COUNTED_ROWS, len(batches.rows)))
+    for start in range(0, len(batches.rows), COUNTED_SEQUENCES):
+        numbers = np.arange(start, min(start + COUNTED_SEQUENCES, len(batches.rows)))
         flat = positions(batches.batch(numbers, 0))
         of_row = (
             np.full(len(numbers), length)

@@ -76,12 +76,15 @@ class Layout:
 
 
 def layout_of(settings: TeacherCacheConfig, vocabulary: int) -> Layout:
-    """What these settings want to be kept of a teacher with so many tokens."""
+    """What these settings keep of a teacher with so many tokens."""
     return Layout(settings.top_k or 0, settings.sampled or 0, settings.exponent, vocabulary)
 
 
-def layout_from(origin: dict[str, Any]) -> Layout:
-    """The same from what a cache says that it was made from; before there were draws it named none."""
+def layout_from(identity: dict[str, Any]) -> Layout:
+    """The same from what a cache was made from; before there were draws it named none."""
     return Layout(
-        int(origin["top_k"]), int(origin.get("sampled", 0)), float(origin.get("exponent", 1.0)), origin["vocabulary"]
+        int(identity["top_k"]),
+        int(identity.get("sampled", 0)),
+        float(identity.get("exponent", 1.0)),
+        identity["vocabulary"],
     )

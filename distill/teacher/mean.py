@@ -10,7 +10,7 @@ from distill.teacher.output import Teacher, TeacherOutput, Wanted
 
 
 class MeanTeacher:
-    """Asks every member for its distribution, and the first one alone for hidden states.
+    """Reads the distribution of every member, and the hidden states of the first one alone.
 
     A single member gives what it gives by itself, to the bit.
     """
@@ -30,7 +30,9 @@ class MeanTeacher:
 
     def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
         streams = [
-            member.outputs([_own(batch, number) for batch in window], _without_layers(wanted) if number else wanted)
+            member.outputs(
+                [_of_member(batch, number) for batch in window], _without_layers(wanted) if number else wanted
+            )
             for number, member in enumerate(self.members)
         ]
         for parts in zip(*streams, strict=True):
@@ -41,7 +43,7 @@ class MeanTeacher:
         return Mixture(tuple(members), self.weights) if members else None
 
 
-def _own(batch: Batch, number: int) -> Batch:
+def _of_member(batch: Batch, number: int) -> Batch:
     """The batch as that member's `read_ahead` left it."""
     start = f"{number}."
     data = {name.removeprefix(start): value for name, value in batch.teacher_data.items() if name.startswith(start)}
@@ -49,7 +51,7 @@ def _own(batch: Batch, number: int) -> Batch:
 
 
 def _without_layers(wanted: Wanted) -> Wanted:
-    """The same wish for logits, and none for anything inside of the model."""
+    """The same request for logits, and none for anything inside of the model."""
 
     def wanted_of_logits(batch: Batch) -> OutputSpec:
         spec = wanted(batch)

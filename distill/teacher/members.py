@@ -1,7 +1,7 @@
 """The frozen models of a run: its only teacher, or several, each with settings of its own.
 
-One teacher among several is read by the same functions as an only one: they take `TeacherSettings`, which also know by
-which names the command line calls them.
+One teacher among several is read by the same functions as an only one: they take `TeacherSettings`, with the names
+that the command line has for them.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class TeacherSettings:
 
     name: str  # among `teacher.members`; ONLY for the only one
     model: AnyTeacher  # what loads it
-    weight: float  # its share in the mean of all; they add up to 1
+    weight: float  # its weight in the mean of all; they add up to 1
     precision: PrecisionConfig  # of which `teacher` is its format
     micro_batches: int
     cache: TeacherCacheConfig
@@ -51,7 +51,7 @@ class Member:
     """A teacher as it was loaded: frozen, in evaluation mode, in fp32."""
 
     name: str  # among `teacher.members`; ONLY for the only one
-    weight: float  # its share in the mean of all; they add up to 1
+    weight: float  # its weight in the mean of all; they add up to 1
     model: Any
     title: str  # what the report calls it
 
@@ -89,18 +89,18 @@ def settings_by_member(config: Config) -> dict[str, TeacherSettings]:
 def load_members(
     config: Config, kind: ModelKind, device: torch.device, mapped: bool = False
 ) -> tuple[list[Member], PreTrainedTokenizerBase | None]:
-    """All teachers of the run, and the tokenizer that they share: [], None where there is none.
+    """All teachers of the run, and the tokenizer that they have in common: [], None where there is none.
 
     Raises:
-        SettingError: one does not load, takes no rows of this length, or has another vocabulary than the first.
+        SettingError: one does not load, takes no sequences of this length, or has another vocabulary than the first.
     """
     members: list[Member] = []
     shared: PreTrainedTokenizerBase | None = None
-    for name, own in settings_by_member(config).items():
-        if own.precision.teacher == "int8":
-            int8.check(device, own.precision_setting)
-        model, tokenizer, title = load_teacher(own.model, kind, mapped, own.setting)
-        member = Member(name, own.weight, model, title)
+    for name, alone in settings_by_member(config).items():
+        if alone.precision.teacher == "int8":
+            int8.check(device, alone.precision_setting)
+        model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting)
+        member = Member(name, alone.weight, model, title)
         if shared is not None:
             _check_member(member, tokenizer, members[0], shared, config.corpus.sequence_length)
         shared = shared or tokenizer
@@ -124,7 +124,7 @@ def _check_member(
         raise SettingError(
             f"{member.setting}: its vocabulary ({len(there)} tokens) is not that of {first.setting} ({len(here)} "
             f"tokens, {differing} differ), and probabilities are averaged token by token: choose teachers with one "
-            "tokenizer, or learn from one after the other (student=pretrained goes on from a saved student)"
+            "tokenizer, or learn from one after the other (student=pretrained continues from a saved student)"
         )
     if (limit := longest_row(member.model)) is not None and length > limit:
         raise SettingError(

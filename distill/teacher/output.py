@@ -7,7 +7,7 @@ from distill.data.batch import Batch
 from distill.models.language_model import NO_OUTPUTS, Outputs, OutputSpec
 from distill.teacher.distributions import Distribution
 
-# What the objective wants of the teacher for a micro-batch.
+# What the objective requests of the teacher for a micro-batch.
 Wanted = Callable[[Batch], OutputSpec]
 
 

@@ -1,4 +1,4 @@
-"""A teacher that reads with another tokenizer than the student: it gets the text of each row, cut up its own way."""
+"""A teacher that reads with another tokenizer than the student: it gets the text of each sequence."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,37 +7,37 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batch import PADDING, Batch
-from distill.data.row_format import IDS
-from distill.data.row_store import RowStore
+from distill.data.sequence_format import IDS
+from distill.data.sequence_store import SequenceStore
 from distill.models.language_model import LanguageModel
 from distill.teacher.output import TeacherOutput, Wanted
 
 
 class RetokenizedTeacher:
-    """Gives what does not depend on tokens: pooled vectors of whole rows.
+    """Gives what does not depend on tokens: pooled vectors of whole sequences.
 
-    The text of a row is what the student's tokenizer decodes its ids to, before any word is masked and without special
-    tokens. A tokenizer that drops case or spaces drops them for the teacher too.
+    The text of a sequence is what the student's tokenizer decodes its ids to, before any token is masked and without
+    special tokens. A tokenizer that drops case or spaces drops them for the teacher too.
     """
 
     def __init__(
         self,
         model: LanguageModel,
-        rows: RowStore,
+        sequences: SequenceStore,
         student_tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
         longest: int | None,
     ) -> None:
         """
         Args:
-            rows: the student's [num_rows, S], by the numbers in `Batch.row_ids`.
-            longest: row that the teacher takes; longer ones are cut.
+            sequences: the student's [num_rows, S], by the numbers in `Batch.row_ids`.
+            longest: sequence that the teacher takes; longer ones are cut.
         """
-        self.model, self.rows, self.longest = model, rows, longest
+        self.model, self.sequences, self.longest = model, sequences, longest
         self.student_tokenizer, self.teacher_tokenizer = student_tokenizer, teacher_tokenizer
 
     def read_ahead(self, batch: Batch) -> Batch:
-        ids = self.rows[batch.row_ids].astype(np.int64) & IDS
+        ids = self.sequences[batch.row_ids].astype(np.int64) & IDS
         in_vocabulary = ids < len(self.student_tokenizer)  # padding may have an id beyond it
         texts = [
             self.student_tokenizer.decode(row[here].tolist(), skip_special_tokens=True)
@@ -55,10 +55,10 @@ class RetokenizedTeacher:
             yield TeacherOutput(None, outputs)
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [B, L] with zeros behind each row, and 0 at text, PADDING behind it."""
-    length = max(1, *(len(row) for row in rows))
-    ids, documents = np.zeros((len(rows), length), np.int64), np.full((len(rows), length), PADDING, np.int64)
-    for number, row in enumerate(rows):
+def _padded(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [B, L] with zeros behind each sequence, and 0 at text, PADDING behind it."""
+    length = max(1, *(len(row) for row in sequences))
+    ids, documents = np.zeros((len(sequences), length), np.int64), np.full((len(sequences), length), PADDING, np.int64)
+    for number, row in enumerate(sequences):
         ids[number, : len(row)], documents[number, : len(row)] = row, 0
     return torch.from_numpy(ids), torch.from_numpy(documents)

@@ -36,15 +36,15 @@ from distill.teacher.layout import Layout
 LOWEST = -6e4  # log-probability: float16 ends at -65504
 
 
-def offsets_of(rows: np.ndarray, counts: np.ndarray, purpose: str) -> np.ndarray:
-    """The u of each position, row by row, [counts.sum()] float64: a function of the row and its place in it.
+def offsets_of(sequences: np.ndarray, counts: np.ndarray, purpose: str) -> np.ndarray:
+    """The u of each position, sequence by sequence, [counts.sum()] float64: a function of sequence and place.
 
     Args:
-        rows, counts: numbers of rows, and how many positions each has.
-        purpose: one stream for each, so that two caches of the same rows draw independently.
+        sequences, counts: numbers of sequences, and how many positions each has.
+        purpose: one stream for each, so that two caches of the same sequences draw independently.
     """
     starts = np.repeat(counts.cumsum() - counts, counts)
-    return uniform(key(0, purpose, np.repeat(rows, counts), np.arange(counts.sum()) - starts))
+    return uniform(key(0, purpose, np.repeat(sequences, counts), np.arange(counts.sum()) - starts))
 
 
 def kept_entries(logits: Tensor, layout: Layout, temperature: float, offsets: Tensor | None) -> dict[str, Tensor]:

@@ -136,7 +136,7 @@ def test_scores_by_snapshot(finished: Path) -> None:
     assert rows[0][0] == "| step" and [row[0] for row in rows[1:]] == ["| 2", "| 4"]
     column = rows[0].index("teacher: Perplexity, heldout")
     assert rows[1][column] == NONE and rows[2][column] == number(line["perplexity"]["heldout"])
-    assert "teacher was not evaluated after step 2: evaluate.every_steps" in text
+    assert "teacher was not evaluated after step 2: see evaluate.every_steps" in text
     assert "](plots/snapshots_teacher.png)" in text
     with Image.open(finished / "plots" / "snapshots_teacher.png") as picture:
         assert picture.width > 500
@@ -212,7 +212,7 @@ def test_a_run_from_a_snapshot_refers_to_those_from_the_same_one(tmp_path: Path)
         folder = chain_module._folder_of(tmp_path, chain, stages["three"], job, "two")
         assert folder == tmp_path / "two" / f"step-{job.step}" / f"seed-{seed}"
     (tmp_path / "one" / "results.json").write_text('{"snapshots": []}')
-    with pytest.raises(SettingError, match=r"chain.stages.two.snapshots_of=one was finished without snapshots"):
+    with pytest.raises(SettingError, match=r"chain.stages.two.snapshots_of=one finished without snapshots"):
         runs_of(tmp_path, chain, "two")
 
 
@@ -233,7 +233,7 @@ def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -
         (["chain.stages.teacher.settings=['teacher.path={student}']"], ("chain.stages.teacher", "student")),
         (["chain.table.teacher=[nothing]"], ("chain.table.teacher", "nothing")),
         (["chain.stages.teacher.sedes=[1]"], ("sedes",)),
-        (["chain.stages.teacher.recipe=nothing"], ("stage teacher ended with status 2", "goes on")),
+        (["chain.stages.teacher.recipe=nothing"], ("stage teacher ended with status 2", "resumes there")),
         (["chain.stages.along.snapshots_of=nothing"], ("along.snapshots_of=nothing", "teacher, student")),
         (["chain.stages.along.snapshots_of=teacher_task"], ("along.snapshots_of=teacher_task", "runs once")),
         (["chain.stages.along.snapshots_of=student"], ("along.snapshots_of=student", "train.snapshot_every=STEPS")),

@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def content(run: Path, text: Path) -> dict[str, Any]:
-    return command.write(str(run), text, rows=12)
+    return command.write(str(run), text, max_sequences=12)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_family_computes_the_same_in_onnx(tmp_path: Path, family: str) -> None
     exported = convert.session(tmp_path / "model.onnx")
     assert convert.largest_difference(model, exported) < 1e-4
     convert.quantise(tmp_path / "model.onnx", tmp_path / "int8.onnx")
-    ids, mask = convert.padded_inputs(model, rows=3, length=19)
+    ids, mask = convert.padded_inputs(model, batch_size=3, length=19)
     valid = mask.astype(bool)
     expected = convert.in_torch(model)(ids, mask)[valid]
     with torch.no_grad():  # what a user calls
@@ -80,7 +80,7 @@ def test_the_folder_and_its_report(run: Path, content: dict[str, Any]) -> None:
     assert same == pytest.approx(plain, rel=1e-5) and rough == pytest.approx(plain, rel=0.2) and rough != same
     assert content["row"] == 64  # all that the model takes
     shown = command.table(content)
-    assert f"{plain:,.2f}" in shown and "masked words" in shown and "words.txt" in shown
+    assert f"{plain:,.2f}" in shown and "masked tokens" in shown and "words.txt" in shown
 
 
 def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Path, content: dict[str, Any]) -> None:
@@ -115,20 +115,20 @@ def test_perplexity_is_that_of_the_targets() -> None:
 
 def test_a_masked_model_is_asked_for_masked_words(text: Path) -> None:
     tokenizer = tokenizer_of("bert")
-    rows = measure.rows_of(text, tokenizer, LENGTH, 10)
+    rows = measure.sequences_of(text, tokenizer, LENGTH, 10)
     assert rows.shape == (10, LENGTH) and (rows[:, 0] == CLS).all() and (rows[:, -1] == SEP).all()
-    inputs, targets = measure.questions(rows, tokenizer, causal=False)
+    inputs, targets = measure.inputs_and_targets(rows, tokenizer, causal=False)
     asked = targets != measure.IGNORE
     assert (asked.sum(1) == round(0.15 * (LENGTH - 2))).all() and (targets[asked] == rows[asked]).all()
     assert (inputs[~asked] == rows[~asked]).all() and (inputs == MASK).any()
     assert not np.isin(targets[asked], [PAD, UNK, CLS, SEP, MASK]).any()
-    again = measure.questions(rows, tokenizer, causal=False)
+    again = measure.inputs_and_targets(rows, tokenizer, causal=False)
     assert (again[0] == inputs).all() and (again[1] == targets).all()
 
 
 def test_a_causal_model_is_asked_for_every_next_token(text: Path) -> None:
-    rows = measure.rows_of(text, tokenizer_of("gpt2"), LENGTH, 5)
-    inputs, targets = measure.questions(rows, tokenizer_of("gpt2"), causal=True)
+    rows = measure.sequences_of(text, tokenizer_of("gpt2"), LENGTH, 5)
+    inputs, targets = measure.inputs_and_targets(rows, tokenizer_of("gpt2"), causal=True)
     assert (
         (inputs == rows).all() and (targets[:, :-1] == rows[:, 1:]).all() and (targets[:, -1] == measure.IGNORE).all()
     )
@@ -136,8 +136,8 @@ def test_a_causal_model_is_asked_for_every_next_token(text: Path) -> None:
 
 
 def test_rows_come_from_the_whole_text(text: Path) -> None:
-    every = measure.rows_of(text, tokenizer_of("bert"), LENGTH, 10**6)
-    few = measure.rows_of(text, tokenizer_of("bert"), LENGTH, 3)
+    every = measure.sequences_of(text, tokenizer_of("bert"), LENGTH, 10**6)
+    few = measure.sequences_of(text, tokenizer_of("bert"), LENGTH, 3)
     assert len(every) == 2000 // (LENGTH - 2) == 90
     assert (few == every[[0, 44, 89]]).all()
 
@@ -153,7 +153,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_what_is_refused(run: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "config.json is missing" in refused(capsys, f"model={tmp_path}")
     assert "max_sequences=0" in refused(capsys, f"model={run}", "max_sequences=0")
-    assert "is no file" in refused(capsys, f"model={run}", f"input={tmp_path / 'none.txt'}")
+    assert "is not a file" in refused(capsys, f"model={run}", f"input={tmp_path / 'none.txt'}")
     (tmp_path / "short.txt").write_text("the of and")
     assert "fewer than 64 tokens" in refused(capsys, f"model={run}", f"input={tmp_path / 'short.txt'}")
     (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xfa" * 99)
@@ -184,7 +184,7 @@ def test_a_file_that_computes_something_else_is_refused() -> None:
 
 
 def test_a_model_over_the_size_of_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "MOST_BYTES", 1000)
+    monkeypatch.setattr(convert, "MAX_BYTES", 1000)
     with pytest.raises(SettingError, match="over 1,000"):
         convert.to_onnx(make_family("bert"), tmp_path / "model.onnx")
 
@@ -192,6 +192,6 @@ def test_a_model_over_the_size_of_a_file_is_refused(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CAUSAL)
 def test_the_command_serves_causal_students(tmp_path: Path, text: Path, family: str) -> None:
-    found = command.write(str(saved(tmp_path / "run", family)), text, rows=8)
+    found = command.write(str(saved(tmp_path / "run", family)), text, max_sequences=8)
     plain, same, _ = (found["perplexity"] for found in found["formats"].values())
     assert found["task"] == "next token" and same == pytest.approx(plain, rel=1e-5)

@@ -91,7 +91,7 @@ def test_scores_agree_with_those_of_single_texts(teacher: Path) -> None:
     mean = sum(each.total for each in scores) / sum(len(each.tokens) for each in scores)
     assert found["teacher"]["pseudo_perplexity"]["mine"] == pytest.approx(math.exp(-mean), rel=1e-4)
     assert pair.student.model.training
-    assert "pseudo_perplexity" not in pair.evaluate({"mine": TEXTS}, pseudo_perplexity_share=0)["student"]
+    assert "pseudo_perplexity" not in pair.evaluate({"mine": TEXTS}, pseudo_perplexity_fraction=0)["student"]
 
 
 def test_a_causal_pair(causal: Path) -> None:
@@ -137,7 +137,7 @@ def test_generators_of_gpus_are_not_seeded(teacher: Path, causal: Path, monkeypa
     """`torch.manual_seed` would seed every GPU of the process."""
     monkeypatch.setattr("torch.cuda.manual_seed_all", lambda seed: pytest.fail("seeded all GPUs"))
     load_pair(teacher, device="cpu")
-    predict(load_model(causal, "cpu"), ["the cat"], max_new_tokens=2, sample=True, seed=1)
+    assert len(predict(load_model(causal, "cpu"), ["the cat"], max_new_tokens=2, sample=True, seed=1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_schedules_are_refused(teacher: Path, terms: Any, temperature: Any, sett
 def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^layers and num_layers are for a student from the teacher's layers"):
         load_pair(teacher, student=teacher, layers=[0])
-    with pytest.raises(SettingError, match=r"^layers=auto looks at the rows of a corpus"):
+    with pytest.raises(SettingError, match=r"^layers=auto scores sequences of a corpus"):
         load_pair(teacher, LayersStudentConfig(layers="auto"), device="cpu")
-    with pytest.raises(SettingError, match=r"^layers=auto looks at the rows of a corpus"):
+    with pytest.raises(SettingError, match=r"^layers=auto scores sequences of a corpus"):
         load_pair(teacher, layers="auto", device="cpu")
     with pytest.raises(SettingError, match="no model that loads"):
         load_pair(tmp_path / "nothing")

@@ -175,14 +175,14 @@ def test_options_that_do_not_fit(classifier: LoadedModel, options: dict[str, Any
 
 
 def test_options_of_drawing_want_sample(writer: LoadedModel) -> None:
-    with pytest.raises(SettingError, match=r"^temperature=0.7 is for drawn tokens.*sample=true"):
+    with pytest.raises(SettingError, match=r"^temperature=0.7 is for sampling.*sample=true"):
         predict(writer, "the", temperature=0.7)
     with pytest.raises(SettingError, match=r"^text 1 has .* with max_new_tokens=60, and model=.* reads 64"):
         predict(writer, "the cat sat", max_new_tokens=60)
 
 
 def test_inputs_that_a_model_does_not_read(writer: LoadedModel, answerer: LoadedModel) -> None:
-    with pytest.raises(SettingError, match=r"^input 1 is no record: .* wants question and context"):
+    with pytest.raises(SettingError, match=r"^input 1 is not a record: .* needs question and context"):
         predict(answerer, "who?")
     with pytest.raises(SettingError, match=r"^input 2 has no context that is text"):
         predict(answerer, [{"question": "a", "context": "b"}, {"question": "a"}])

@@ -139,11 +139,11 @@ def test_words_values_and_several_test_sets(tmp_path: Path, capsys: pytest.Captu
     ("arguments", "line"),
     [
         (["text=a"], "model is missing"),
-        (["model=m", "--fast"], "--fast is no argument of `distill predict`"),
-        (["model=m", "topk=5"], "topk is no argument of `distill predict` (did you mean top_k"),
+        (["model=m", "--fast"], "--fast is not an argument of `distill predict`"),
+        (["model=m", "topk=5"], "topk is not an argument of `distill predict` (did you mean top_k"),
         (["model=m", "top_k=many"], "top_k=many: give a whole number"),
         (["model=m", "sample=maybe"], "sample=maybe: give true or false"),
-        (["model=m", "text=a", "input=b"], "text and input are both given"),
+        (["model=m", "text=a", "input=b"], "text and input are both set"),
         (["model=m", "question=a"], "question= and context= belong together"),
         (["model=no/such/model", "text=a"], "model=no/such/model is no model that loads"),
     ],
@@ -162,7 +162,7 @@ def test_bad_inputs(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     bad.write_text('{"text": 3}\n')
     assert "in.jsonl, line 1: input 1 has no text that is text" in refused(capsys, model, f"input={bad}")
     assert "no such file" in refused(capsys, model, f"input={tmp_path / 'none.txt'}")
-    assert "does not say what it is" in refused(capsys, model, f"input={sentiment / 'student' / 'model.safetensors'}")
+    assert "unknown file type" in refused(capsys, model, f"input={sentiment / 'student' / 'model.safetensors'}")
     (tmp_path / "test.tsv").write_text("index\tsentence\n0\tthe\tcat\n")
     given = [model, f"input={tmp_path / 'test.tsv'}", f"output={tmp_path / 'x.tsv'}"]
     assert "another number of fields" in refused(capsys, *given)

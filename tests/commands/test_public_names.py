@@ -73,7 +73,7 @@ def test_doors(door: list[str]) -> None:
 
 def test_a_command_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evalute", "model=x"]) == 2
-    assert capsys.readouterr().err.startswith("distill: evalute is no command (did you mean evaluate?): ")
+    assert capsys.readouterr().err.startswith("distill: evalute is not a command (did you mean evaluate?): ")
 
 
 def test_an_unknown_name() -> None:

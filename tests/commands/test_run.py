@@ -165,6 +165,7 @@ def test_ranks_write_into_the_folder_that_is_opened(tmp_path: Path, monkeypatch:
     assert calls == [["+recipe=smoke", given, f"hydra.run.dir='{opened[0]}'", *options]] and "$" not in str(opened[0])
 
 
+@pytest.mark.slow
 def test_several_ranks(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The command is started for them, finds what this process finds, and its lines appear here."""
     ranks = ["backend=ddp", "backend.processes=2", "train.epochs=null", "train.steps=1", "evaluate.max_sequences=4"]

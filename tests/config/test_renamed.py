@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from job import composed, distill
 
-from distill.config.renamed import OPTIONS, RECIPES_OF_SCALES, new_name, renamed
+from distill.config.renamed import OPTIONS, RECIPES_OF_SCALES, new_name, renamed, renamed_tree
 
 OLD = {
     "corpus.rows=10": "corpus.max_sequences",
@@ -84,6 +84,20 @@ def test_the_identity_of_an_earlier_run_is_read_by_the_names_of_today() -> None:
         "seed": 0,
     }
     assert new_name("train.steps") is None
+
+
+def test_nested_settings_of_an_earlier_run_are_read_by_the_names_of_today() -> None:
+    before = {
+        "corpus": {"cache": "c", "rows": 3, "near": {"shingle": 5}},
+        "evaluate": {"rows": None, "sets": []},
+        "a": 1,
+    }
+    assert renamed_tree(before) == {
+        "corpus": {"max_sequences": 3, "near": {"shingle": 5}},
+        "data": {"cache": "c"},
+        "evaluate": {"max_sequences": None, "sets": []},
+        "a": 1,
+    }
 
 
 @pytest.mark.parametrize(

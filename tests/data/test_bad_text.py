@@ -17,7 +17,7 @@ from distill.config.settings import Config, DataConfig, DocumentUnit, Missing, S
 from distill.data.byte_bpe import corpus_tokenizer
 from distill.data.encodings import guess
 from distill.data.readers import blocks
-from distill.data.sources import BadRecord, Unreadable, find_source, read
+from distill.data.sources import InvalidFile, InvalidRecord, find_source, read
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.runtime.errors import SettingError
 
@@ -28,7 +28,7 @@ def read_all(**settings: object) -> tuple[list[str], list[str]]:
     """Texts, and what could not be read."""
     source = find_source(SourceConfig(**settings), "corpus", DataConfig())  # type: ignore[arg-type]
     assert source is not None
-    errors: list[Unreadable | BadRecord] = []
+    errors: list[InvalidFile | InvalidRecord] = []
     texts = [document.text for shard in source.shards() for document in read(source, shard, errors.append)]
     return texts, [str(error) for error in errors]
 
@@ -180,10 +180,12 @@ def test_bad_records_are_counted_and_above_a_share_the_run_stops(
         kind="jsonl", path=f"{tmp_path}/a.jsonl", cache=str(tmp_path), workers=1, heldout=0.0, sequence_length=32
     )
     found = tokens_of(config, words)
-    assert (found.documents, found.unread.bad, found.unread.records) == (97, 3, 100)
-    (line,) = found.unread.lines()
+    assert (found.documents, found.invalid.bad, found.invalid.records) == (97, 3, 100)
+    (line,) = found.invalid.lines()
     assert line.startswith("left out 3 of 100 records (3.00%), first a.jsonl, line 4: not JSON")
-    with pytest.raises(SettingError, match=r"3 of 100 records \(3\.0%\) are bad, more than corpus\.max_invalid=0\.01"):
+    with pytest.raises(
+        SettingError, match=r"3 of 100 records \(3\.0%\) are invalid, more than corpus\.max_invalid=0\.01"
+    ):
         tokens_of(changed(config, max_invalid=0.01), words)
     with pytest.raises(SettingError, match=r"a\.jsonl, line 4: not JSON.*corpus\.invalid_files=skip"):
         tokens_of(changed(config, invalid_files=Missing.stop), words)

@@ -1,4 +1,4 @@
-"""Batches: the same rows in a step for every split, each row once an epoch, and windows without memory."""
+"""Batches: the same sequences in a step for every split, each sequence once an epoch, and windows without memory."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import LENGTH, PAD, VOCAB, make_masks, make_rows
+from tiny import LENGTH, PAD, VOCAB, make_batches, make_masks, make_rows
 
 from distill.data.batch import PADDING, Batch
-from distill.data.batches import Batches, num_threads
+from distill.data.batches import Batches, Threads, num_threads
 from distill.data.collate.mlm import IGNORE
-from distill.data.sample import subsample_rows
+from distill.data.sample import subsample
 from distill.runtime.seed import key
 
 ROWS = make_rows(53, shortest=5)
@@ -20,9 +20,9 @@ CPU = torch.device("cpu")
 
 
 def make(
-    tokenizer: Any, batch_size: int = 4, accumulate: int = 2, rank: int = 0, size: int = 1, seed: int = 0
+    tokenizer: Any, batch_size: int = 4, accumulate: int = 2, rank: int = 0, size: int = 1, seed: int = 0, **more: Any
 ) -> Batches:
-    return Batches(ROWS, make_masks(tokenizer, ROWS), batch_size, accumulate, seed, rank, size)
+    return make_batches(ROWS, make_masks(tokenizer, ROWS), batch_size, accumulate, seed, rank=rank, size=size, **more)
 
 
 def targets_of(batch: Batch) -> torch.Tensor:
@@ -33,7 +33,7 @@ def targets_of(batch: Batch) -> torch.Tensor:
 
 
 def lines(windows: list[list[Batch]]) -> Counter[tuple[int, ...]]:
-    """Every row that the batches hold, with its mask and its targets."""
+    """Every sequence that the batches hold, with its mask and its targets."""
     return Counter(
         tuple(torch.cat([row, targets]).tolist())
         for window in windows
@@ -57,7 +57,7 @@ SPLITS = [(size, rows) for size in (1, 2, 3, 6, 12) for rows in (1, 2, 4, 12) if
 def test_same_rows_in_a_step_for_every_split(tokenizer: Any, size: int, batch_size: int) -> None:
     whole = make(tokenizer, 12, 1)
     ranks = [make(tokenizer, batch_size, 12 // (size * batch_size), rank, size) for rank in range(size)]
-    assert {b.steps_per_epoch for b in ranks} == {5} and {b.rows_per_step for b in ranks} == {12}
+    assert {b.steps_per_epoch for b in ranks} == {5} and {b.sequences_per_step for b in ranks} == {12}
     for step in (0, 3, 4, 5, 9):
         windows = [batches.window(step) for batches in ranks]
         assert lines(windows) == lines([whole.window(step)])
@@ -69,12 +69,10 @@ def test_same_rows_in_a_step_for_every_split(tokenizer: Any, size: int, batch_si
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 14])
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_same_rows_in_a_step_where_ranks_do_not_divide_them(tokenizer: Any, size: int, batch_size: int) -> None:
-    """With the rows of a step given: micro-batches follow from them, and some ranks have one less, or none."""
+    """With the sequences of a step given: micro-batches follow from them, and some ranks have one less, or none."""
     whole = make(tokenizer, 11, 1)
-    ranks = [
-        replace(make(tokenizer, batch_size, accumulate=99, rank=rank, size=size), step_rows=11) for rank in range(size)
-    ]
-    assert {b.steps_per_epoch for b in ranks} == {5} and {b.rows_per_step for b in ranks} == {11}
+    ranks = [make(tokenizer, batch_size, accumulate=99, rank=rank, size=size, total=11) for rank in range(size)]
+    assert {b.steps_per_epoch for b in ranks} == {5} and {b.sequences_per_step for b in ranks} == {11}
     for step in (0, 3, 4, 5, 9):
         windows = [batches.window(step) for batches in ranks]
         assert lines(windows) == lines([whole.window(step)])
@@ -82,7 +80,7 @@ def test_same_rows_in_a_step_where_ranks_do_not_divide_them(tokenizer: Any, size
         assert max(shares) - min(shares) <= 1
         assert [len(window) for window in windows] == [-(-share // batch_size) for share in shares]
         if step % 5 != 4:  # the last of an epoch is short
-            assert max(map(len, windows)) == ranks[0].micro_batches
+            assert max(map(len, windows)) == ranks[0].step_shape.micro_batches
 
 
 def test_every_row_once_an_epoch_and_the_last_window_is_short(tokenizer: Any) -> None:
@@ -111,7 +109,7 @@ def test_epochs_differ_in_order_and_masks_but_not_in_rows(tokenizer: Any) -> Non
 
 
 def test_static_masks_are_the_same_in_every_epoch(tokenizer: Any) -> None:
-    batches = Batches(ROWS, make_masks(tokenizer, ROWS), 53, 1, 0, static=True)
+    batches = make_batches(ROWS, make_masks(tokenizer, ROWS), 53, 1, 0, static=True)
     first, second = batches.window(0), batches.window(1)
     assert lines([first]) == lines([second]) and not torch.equal(first[0].ids, second[0].ids)
     assert lines([first]) == lines([make(tokenizer, 53, 1).window(0)])
@@ -119,7 +117,7 @@ def test_static_masks_are_the_same_in_every_epoch(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_what_is_read_ahead_comes_with_its_rows(tokenizer: Any, threads: int) -> None:
-    batches = replace(make(tokenizer), threads=threads)
+    batches = replace(make(tokenizer), threads=Threads(threads))
     window = next(batches.stream(0, 1, CPU, lambda batch: batch.with_teacher_data(ids=torch.from_numpy(batch.row_ids))))
     for batch, without in zip(window, make(tokenizer).window(0), strict=True):
         assert not without.teacher_data
@@ -151,7 +149,7 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 7])
 def test_window_has_no_memory_and_stream_gives_the_windows(tokenizer: Any, threads: int) -> None:
-    batches = replace(make(tokenizer), threads=threads)
+    batches = replace(make(tokenizer), threads=Threads(threads))
     backwards = {step: batches.window(step) for step in reversed(range(16))}
     for start, stop in ((0, 16), (5, 16), (13, 14), (4, 4)):
         streamed = list(batches.stream(start, stop, CPU))
@@ -162,10 +160,10 @@ def test_window_has_no_memory_and_stream_gives_the_windows(tokenizer: Any, threa
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_stream_can_be_left_early_and_hands_on_errors(tokenizer: Any, threads: int) -> None:
-    stream = replace(make(tokenizer), threads=threads).stream(0, 10**9, CPU)
+    stream = replace(make(tokenizer), threads=Threads(threads)).stream(0, 10**9, CPU)
     next(stream)
     stream.close()
-    broken = replace(make(tokenizer), threads=threads)
+    broken = replace(make(tokenizer), threads=Threads(threads))
     object.__setattr__(broken, "rows", np.full((53, LENGTH), VOCAB + 5))  # ids that the masker does not know
     with pytest.raises(IndexError):
         next(broken.stream(0, 3, CPU))
@@ -188,11 +186,11 @@ def test_positions_of_a_batch(tokenizer: Any) -> None:
 
 def test_subsample_rows_is_a_fixed_choice_in_the_old_order() -> None:
     numbers = np.arange(100).reshape(-1, 1)
-    chosen = subsample_rows(numbers, 10, "training rows")
+    chosen = subsample(numbers, 10, "training rows")
     assert isinstance(chosen, np.ndarray) and chosen.shape == (10, 1) and (np.diff(chosen[:, 0]) > 0).all()
-    assert np.array_equal(chosen, subsample_rows(numbers, 10, "training rows"))
-    assert not np.array_equal(chosen, subsample_rows(numbers, 10, "other rows"))
-    assert subsample_rows(numbers, None, "x") is numbers and subsample_rows(numbers, 100, "x") is numbers
+    assert np.array_equal(chosen, subsample(numbers, 10, "training rows"))
+    assert not np.array_equal(chosen, subsample(numbers, 10, "other rows"))
+    assert subsample(numbers, None, "x") is numbers and subsample(numbers, 100, "x") is numbers
 
 
 def test_threads_follow_the_cores_of_a_rank_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:

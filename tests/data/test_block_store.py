@@ -1,4 +1,4 @@
-"""Rows through a cache of blocks: the right ones, a bounded folder, one fetch for all processes, clear ends."""
+"""Sequences through a cache of blocks: the right ones, a bounded folder, one fetch for all processes, clear ends."""
 
 import json
 import multiprocessing
@@ -14,15 +14,15 @@ from stored import Faulty, folder_of_files, write_shards
 
 from distill.config.settings import DataConfig
 from distill.data import remote
-from distill.data.row_store import RowStore, starts_of
+from distill.data.sequence_store import SequenceStore, starts_of
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block
 from distill.data.shards.mapped import MappedShards
-from distill.data.shards.open import open_rows, read_index
+from distill.data.shards.open import open_sequences, read_index
 from distill.runtime.errors import Damaged, SettingError, StorageFailed
 
-COUNT, BLOCK = 1003, 50  # rows; 21 blocks in 3 shards
+COUNT, BLOCK = 1003, 50  # sequences; 21 blocks in 3 shards
 BLOCK_BYTES = BLOCK * 32 + 32  # of a file of the cache
 
 
@@ -51,7 +51,7 @@ def settings(folder: Path, blocks: int = 100, **more: object) -> DataConfig:
 
 
 def open_store(place: Path | str, folder: Path, blocks: int = 100) -> BlockStore:
-    store = open_rows(str(place), "train", settings(folder, blocks))
+    store = open_sequences(str(place), "train", settings(folder, blocks))
     assert isinstance(store, BlockStore)
     return store
 
@@ -68,11 +68,11 @@ def test_every_kind_of_store_gives_the_rows(rows: np.ndarray, places: dict[str |
     write_shards(tmp_path / "one", rows, BLOCK, COUNT)
     cache = settings(tmp_path)
     small = settings(tmp_path, shuffle_bytes=rows.nbytes, local_bytes=2 * rows.nbytes)
-    stores: list[tuple[RowStore, type]] = [
-        (open_rows(str(places[None]), "train", cache), MappedShards),
-        (open_rows(str(places["zstd"]), "train", cache), BlockStore),
-        (open_rows(str(tmp_path / "one"), "train", cache), MappedShards),
-        (open_rows(str(tmp_path / "one"), "train", small), np.memmap),
+    stores: list[tuple[SequenceStore, type]] = [
+        (open_sequences(str(places[None]), "train", cache), MappedShards),
+        (open_sequences(str(places["zstd"]), "train", cache), BlockStore),
+        (open_sequences(str(tmp_path / "one"), "train", cache), MappedShards),
+        (open_sequences(str(tmp_path / "one"), "train", small), np.memmap),
     ]
     for store, kind in stores:
         assert isinstance(store, kind) and store.shape == rows.shape and len(store) == COUNT
@@ -86,7 +86,7 @@ def test_every_kind_of_store_gives_the_rows(rows: np.ndarray, places: dict[str |
 def test_shards_too_large_for_the_local_disk_are_read_in_blocks(
     rows: np.ndarray, places: dict[str | None, Path], tmp_path: Path
 ) -> None:
-    store = open_rows(str(places[None]), "train", settings(tmp_path / "c", 5, local=str(tmp_path / "nvme")))
+    store = open_sequences(str(places[None]), "train", settings(tmp_path / "c", 5, local=str(tmp_path / "nvme")))
     np.testing.assert_array_equal(store[some()], rows[some()])
     assert len(files(tmp_path / "nvme")) == 5
 
@@ -195,7 +195,7 @@ def test_blocks_are_fetched_ahead_and_what_is_needed_comes_first(
 def test_storage_over_http_with_faults(
     rows: np.ndarray, places: dict[str | None, Path], tmp_path: Path, lines: list[str]
 ) -> None:
-    """Resets, 503s, half answers and wrong bytes: all rows come, and all are right."""
+    """Resets, 503s, half answers and wrong bytes: all sequences come, and all are right."""
     pytest.importorskip("aiohttp")
     server = Faulty(folder_of_files(places["zstd"]), share=0.4)
     with server.serving() as url:
@@ -222,7 +222,7 @@ def test_storage_that_stays_away_ends_in_one_line_soon(places: dict[str | None, 
         begun = time.monotonic()
         store.expect(np.zeros(0, np.int64))
         server.share = 0.0
-        assert len(store[np.array([3])]) == 1  # and goes on when it is back
+        assert len(store[np.array([3])]) == 1  # and resumes when it is back
         store.close()
         assert time.monotonic() - begun < 2 and server.requests < 21 * 12
 
@@ -237,7 +237,7 @@ def test_a_missing_shard_is_named_at_once(places: dict[str | None, Path], tmp_pa
     with pytest.raises(StorageFailed, match=r"train-00001\.rows\.zst cannot be read \(FileNotFoundError"):
         store[np.array([50])]
     plain = write_shards(tmp_path / "plain", numbers, 10, 50)
-    mapped = open_rows(str(tmp_path / "plain"), "train", settings(tmp_path))
+    mapped = open_sequences(str(tmp_path / "plain"), "train", settings(tmp_path))
     with (tmp_path / "plain" / plain.layout.shard_name(1)).open("ab") as file:
         file.write(b"x")
     with pytest.raises(StorageFailed, match=r"has 1,601 bytes instead of 1,600"):
@@ -257,7 +257,7 @@ def test_damage_in_storage_is_found(rows: np.ndarray, tmp_path: Path) -> None:
 
 
 def test_a_full_cache_says_so(places: dict[str | None, Path], tmp_path: Path) -> None:
-    store = open_rows(str(places["zstd"]), "train", settings(tmp_path, local_bytes=1000, shuffle_bytes=500))
+    store = open_sequences(str(places["zstd"]), "train", settings(tmp_path, local_bytes=1000, shuffle_bytes=500))
     with pytest.raises(StorageFailed, match=r"data\.cache=.*: no room for a block of 1\.\d+ kB.*data\.local_bytes="):
         store[np.array([0])]
 
@@ -271,4 +271,4 @@ def test_an_index_that_is_none(tmp_path: Path) -> None:
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(SettingError, match=r"data\.tokens=gs://.*pip install 'distill\[gcs\]'"):
-        open_rows("gs://bucket/tokens", "train", settings(tmp_path))
+        open_sequences("gs://bucket/tokens", "train", settings(tmp_path))

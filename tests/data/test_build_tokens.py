@@ -1,4 +1,4 @@
-"""Rows that several processes make or wait for, and builds that are killed."""
+"""Sequences that several processes make or wait for, and builds that are killed."""
 
 import fcntl
 import logging
@@ -82,7 +82,7 @@ def test_a_killed_build_goes_on_and_gives_the_same(
     process.send_signal(signal.SIGKILL)
     process.wait()
     found = tokens_of(config, tokenizer)
-    assert any("was begun" in line for line in lines)
+    assert any("resuming a preparation: " in line for line in lines)
     assert found.digest == tokens_of(changed(config, cache=str(tmp_path / "fresh")), tokenizer).digest
     left = [path for path in (tmp_path / "cache" / "tokens").rglob("*") if path.name.endswith((".build", ".new"))]
     assert not left

@@ -1,19 +1,22 @@
-"""Next-token targets, positions and documents of a row, against a loop over its positions."""
+"""Next-token targets, positions and documents of a sequence, against a loop over its positions."""
 
 import numpy as np
 import pytest
 
 from distill.data.batch import PADDING, Batch
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import RowFormat
+from distill.data.sequence_format import SequenceFormat
 
 START, END, PAD = 1, 2, 40
 # [document start, end]: Llama has both, GPT-2 an end alone.
-BOTH, END_ALONE = RowFormat(None, None, START, END, None, PAD, 1), RowFormat(None, None, None, END, None, PAD, 1)
+BOTH, END_ALONE = (
+    SequenceFormat(None, None, START, END, None, PAD, 1),
+    SequenceFormat(None, None, None, END, None, PAD, 1),
+)
 
 
 def some_rows(seed: int, padded: bool) -> np.ndarray:
-    """[6, 11] ids with ends of documents anywhere, at both ends of a row and side by side too."""
+    """[6, 11] ids with ends of documents anywhere, at both ends of a sequence and side by side too."""
     random = np.random.default_rng(seed)
     rows = random.integers(3, 40, (6, 11))
     rows[random.random(rows.shape) < 0.3] = END
@@ -40,7 +43,7 @@ def naive(row: np.ndarray, packed: bool) -> tuple[list[int], list[int], list[int
     return positions, documents, targets
 
 
-def collate(rows: np.ndarray, rows_format: RowFormat = BOTH, packed: bool = True) -> Batch:
+def collate(rows: np.ndarray, rows_format: SequenceFormat = BOTH, packed: bool = True) -> Batch:
     numbers = np.arange(len(rows))
     return CausalLM(rows_format, packed).collate(rows, numbers.astype(np.uint64), numbers + 7)
 
@@ -48,7 +51,7 @@ def collate(rows: np.ndarray, rows_format: RowFormat = BOTH, packed: bool = True
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rows_format", [BOTH, END_ALONE])
-def test_batches_are_those_of_a_loop(rows_format: RowFormat, packed: bool, padded: bool) -> None:
+def test_batches_are_those_of_a_loop(rows_format: SequenceFormat, packed: bool, padded: bool) -> None:
     for seed in range(5):
         rows = some_rows(seed, padded)
         batch = collate(rows, rows_format, packed)

@@ -50,7 +50,7 @@ def test_distillation_on_conversations(capfd: pytest.CaptureFixture[str]) -> Non
     assert distill(*command) == 0
     run = Path("runs/chat")
     content = results(run)
-    assert "of which what assistant says counts" in content["corpus"]["name"]
+    assert "of which the messages of assistant count" in content["corpus"]["name"]
     assert "prompts are read and not scored" in content["measures"]["perplexity"]["explanation"]
     positions, tokens = scored(run)
     assert 0 < positions < 0.6 * tokens
@@ -69,7 +69,7 @@ def test_prompts_and_completions() -> None:
     assert distill("+recipe=distilgpt2_gutenberg", *columns, *SMALL, *sets, "hydra.run.dir=runs/pairs") == 0
     content = results(Path("runs/pairs"))
     assert "after prompts in prompt" in content["corpus"]["name"]
-    assert "of which what assistant says counts" in content["evaluation"]["chats"]["description"]
+    assert "of which the messages of assistant count" in content["evaluation"]["chats"]["description"]
     positions, tokens = scored(Path("runs/pairs"))
     assert 0 < positions < 0.7 * tokens
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.data.readers import Unreadable
+from distill.data.readers import InvalidFile
 from distill.data.sources import gutenberg
 from distill.data.sources.gutenberg import books, clean, decode
 
@@ -150,7 +150,7 @@ def test_plain_gzip_and_zip_hold_the_same_book(tmp_path: Path) -> None:
 def test_what_is_no_book_is_named_with_its_reason(tmp_path: Path, name: str, data: bytes | None, reason: str) -> None:
     if data is not None:
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(Unreadable, match=reason) as caught:
+    with pytest.raises(InvalidFile, match=reason) as caught:
         list(books(tmp_path / name))
     assert caught.value.name == name and "\n" not in str(caught.value)
 
@@ -162,7 +162,7 @@ def test_a_damaged_zip_member_is_unreadable(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[60] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(Unreadable, match="CRC"):
+    with pytest.raises(InvalidFile, match="CRC"):
         list(books(path))
 
 

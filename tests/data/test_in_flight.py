@@ -16,7 +16,7 @@ from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.in_flight import InFlight, bytes_in_flight
 from distill.data.shards.index import Block, Layout
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 
 
 def test_room_is_given_and_taken_back() -> None:
@@ -100,9 +100,9 @@ def test_a_store_that_needs_many_blocks_fetches_few_at_a_time(tmp_path: Path, mo
     monkeypatch.setattr(Blocks, "plain", counted)
     for num_bytes, at_once in ((1, 1), (1 << 30, 12)):
         cache = DataConfig(cache=str(tmp_path / str(at_once)), local_bytes=1 << 20, shuffle_bytes=100)
-        store = open_rows(str(tmp_path / "s"), "train", cache)
+        store = open_sequences(str(tmp_path / "s"), "train", cache)
         assert isinstance(store, BlockStore)
-        store.cache._in_flight.most_bytes = num_bytes
+        store.cache._in_flight.max_bytes = num_bytes
         most[:] = [0]
         store.expect(store.starts[:-1])
         np.testing.assert_array_equal(store[np.arange(400)], rows)

@@ -1,4 +1,4 @@
-"""Token caches copied to the node's own storage: the same rows, copied once, never half a copy, clear refusals."""
+"""Token caches copied to the node's own storage: the same sequences, copied once, never half a copy, clear refusals."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Masks: exact share, never special tokens, the right fates and weights, whole words, and any row's mask alone."""
+"""Masks: exact share, never special tokens, the right fates and weights, whole words, and any sequence's mask alone."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_fates_have_their_shares(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.7])
 def test_choice_follows_the_weights(tokenizer: Any, smoothing: float) -> None:
-    """One of two tokens is drawn from each row: the first with the chance w1 / (w1 + w2), w = count^-smoothing."""
+    """One of two tokens is drawn from each sequence: the first with the chance w1 / (w1 + w2), w = count^-smoothing."""
     frequent, rare, trials = 6, 7, 20_000
     rows = np.tile(np.array([CLS, frequent, rare, SEP], np.uint16), (trials, 1))
     counts = np.zeros(VOCAB, np.int64)
@@ -106,7 +106,7 @@ def test_mask_differs_by_epoch_and_row(tokenizer: Any) -> None:
 
 
 def words_of(row: np.ndarray, is_continuation: np.ndarray) -> list[list[int]]:
-    """The positions of each word of a row."""
+    """The positions of each word of a sequence."""
     words: list[list[int]] = []
     for position, token in enumerate(row):
         if token < len(SPECIAL):
@@ -137,7 +137,7 @@ def test_whole_words_stay_whole(tokenizer: Any) -> None:
 
 
 def test_whole_words_of_odd_rows(tokenizer: Any) -> None:
-    """A row that begins in the middle of a word, one without words, and one that is a single long word."""
+    """A sequence that begins in the middle of a word, one without words, and one that is a single long word."""
     piece = len(SPECIAL) + len(tiny.WORDS)
     rows = np.array([[piece, 6, 7, 8], [CLS, SEP, PAD, PAD], [CLS, 6, piece, piece + 1]], np.uint16)
     _, targets = apply(make_masks(tokenizer, rows, whole_words=True), rows)
@@ -146,7 +146,7 @@ def test_whole_words_of_odd_rows(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("mark", ["\u0120", "\u2581"])
 def test_whole_words_of_other_tokenizers(mark: str) -> None:
-    """Byte-level BPE and SentencePiece mark the beginning of a word instead of its going on."""
+    """Byte-level BPE and SentencePiece mark the beginning of a word instead of its continuation."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

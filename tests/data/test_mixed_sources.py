@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from job import composed
 from text import some_text
-from tiny import change, make_masks, parts, text_config
+from tiny import change, make_batches, make_masks, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
 from distill.data import mixture
 from distill.data.batches import Batches
 from distill.data.mixed_tokens import prepare_mixture
-from distill.data.mixture import Mixture, StackedRows, quotas
+from distill.data.mixture import Mixture, StackedSequences, quotas
 from distill.data.order import At, FullShuffle, WindowedShuffle
-from distill.data.row_format import masked_rows
+from distill.data.sequence_format import masked_format
 from distill.data.tokens import corpus_texts, prepare
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
@@ -105,28 +105,28 @@ def test_the_mix_is_even_all_along_and_counted(sizes: tuple[int, ...], weights: 
         assert [each.rows for each in fed.values()] == (2 * order.quotas + counted).tolist()
         assert [each.passes for each in fed.values()] == pytest.approx((2 * order.quotas + counted) / np.array(sizes))
         assert [each.tokens for each in fed.values()] == [10 * each.rows for each in fed.values()]
-    for positions in range(0, len(order), 64):  # at the ends of strata to the row, up to those that do not fit
+    for positions in range(0, len(order), 64):  # at the ends of strata to the sequence, up to those that do not fit
         counted = np.bincount(sources[:positions], minlength=len(sizes))
         assert np.abs(counted - positions * order.quotas / len(order)).max() < len(sizes)
 
 
 def test_a_weight_without_a_row_is_refused() -> None:
     with pytest.raises(
-        SettingError, match=r"corpus.sources.a.weight=1e-06 is too small: of 1,010 rows an epoch not one"
+        SettingError, match=r"corpus.sources.a.weight=1e-06 is too small: of 1,010 sequences an epoch none"
     ):
         mixed((1000, 10), (1e-6, 1.0))
 
 
 @pytest.fixture
 def windowed() -> Mixture:
-    """Two sources of 40 and 90 blocks of 100 rows each, in windows of eight blocks."""
+    """Two sources of 40 and 90 blocks of 100 sequences each, in windows of eight blocks."""
     orders = [WindowedShuffle(np.arange(0, 100 * blocks + 1, 100), 8, blocks) for blocks in (40, 90)]
     return Mixture(("a", "b"), (1.0, 2.0), tuple(orders), (1.0, 1.0), 0)
 
 
 def test_rows_of_blocks_are_dealt_so_that_each_rank_has_a_part_of_each_source(windowed: Mixture) -> None:
     numbers = windowed.numbers(0, np.arange(400, 477))
-    shares = [windowed.share(numbers, rank, 3) for rank in range(3)]
+    shares = [windowed.of_rank(numbers, rank, 3) for rank in range(3)]
     assert sorted(np.concatenate(shares)) == list(range(77))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     for source in range(2):
@@ -142,7 +142,7 @@ def test_the_blocks_that_come_next_are_known(windowed: Mixture, ranks: int) -> N
     for step in range(60):
         numbers = windowed.numbers(1, np.arange(100 * step, 100 * step + 100))
         for rank in range(ranks):
-            needed = set(numbers[windowed.share(numbers, rank, ranks)] // 100)
+            needed = set(numbers[windowed.of_rank(numbers, rank, ranks)] // 100)
             expected = windowed.upcoming(At(1, 100 * step, 100, 1 << 20), rank, ranks) // 100
             known.append(len(needed & set(expected)) / len(needed))
             blocks.append(len(expected))
@@ -157,7 +157,7 @@ def test_the_blocks_that_come_next_are_known(windowed: Mixture, ranks: int) -> N
 def test_stacked_rows_are_those_of_their_stores() -> None:
     draw = np.random.default_rng(0)
     stores = [draw.integers(0, 1 << 16, (count, 4)).astype(kind) for count, kind in ((5, "u2"), (3, "u4"), (7, "u2"))]
-    stacked, whole = StackedRows(stores), np.concatenate(stores)
+    stacked, whole = StackedSequences(stores), np.concatenate(stores)
     numbers = draw.integers(0, 15, 40)
     assert stacked.shape == whole.shape and len(stacked) == 15
     assert np.array_equal(stacked[numbers], whole[numbers]) and stacked[numbers].dtype == np.uint32
@@ -168,24 +168,26 @@ def test_stacked_rows_are_those_of_their_stores() -> None:
 def rows_of(rows: np.ndarray, **given: Any) -> Batches:
     from tiny import make_tokenizer
 
-    return Batches(rows, make_masks(make_tokenizer(), rows), 4, 2, seed=3, fed=mixed((12, 8), (0.2, 0.8)), **given)
+    return make_batches(
+        rows, make_masks(make_tokenizer(), rows), 4, 2, seed=3, order=mixed((12, 8), (0.2, 0.8)), **given
+    )
 
 
 def test_ranks_share_a_step_and_a_resume_on_others_loses_nothing(rows: np.ndarray) -> None:
-    alone = rows_of(rows, step_rows=7)
+    alone = rows_of(rows, total=7)
     epochs = [[batch.row_ids for batch in alone.window(step)] for step in range(2 * alone.steps_per_epoch)]
     assert alone.steps_per_epoch == 3
     for step, window in enumerate(epochs):
         for size in (2, 3):
-            ranks = [rows_of(rows, step_rows=7, rank=rank, size=size).window(step) for rank in range(size)]
+            ranks = [rows_of(rows, total=7, rank=rank, size=size).window(step) for rank in range(size)]
             found = np.concatenate([batch.row_ids for each in ranks for batch in each])
             assert sorted(found) == sorted(np.concatenate(window))
     small = np.concatenate([np.concatenate(window) for window in epochs[:3]])
-    assert np.bincount(small, minlength=20)[12:].tolist() == [2] * 8  # twice in an epoch of 20 rows
+    assert np.bincount(small, minlength=20)[12:].tolist() == [2] * 8  # twice in an epoch of 20 sequences
 
 
 def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) -> None:
-    batches = rows_of(rows, step_rows=20)
+    batches = rows_of(rows, total=20)
     window = batches.window(0)
     seen: dict[int, list[Any]] = {}
     for batch in window:
@@ -194,15 +196,15 @@ def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) ->
     again = [found for found in seen.values() if len(found) == 2]
     assert len(again) == 8 and all(first[1] != second[1] for first, second in again)
     assert sum(first[0] != second[0] for first, second in again) > 4
-    static = rows_of(rows, step_rows=20, static=True).window(0)
-    by_row: dict[int, set[str]] = {}
+    static = rows_of(rows, total=20, static=True).window(0)
+    by_sequence: dict[int, set[str]] = {}
     for batch in static:
         for place, row in enumerate(batch.row_ids):
-            by_row.setdefault(int(row), set()).add(str(batch.ids[place].tolist()))
-    assert all(len(found) == 1 for found in by_row.values())
+            by_sequence.setdefault(int(row), set()).add(str(batch.ids[place].tolist()))
+    assert all(len(found) == 1 for found in by_sequence.values())
 
 
-# --- the rows of a corpus
+# --- the sequences of a corpus
 
 
 @pytest.fixture
@@ -222,14 +224,14 @@ def config(tmp_path: Path) -> Config:
 
 
 def test_a_mixture_is_its_sources_weighted(config: Config, words: PreTrainedTokenizerFast) -> None:
-    tokens, rows, order = prepare_mixture(*parts(config), words, masked_rows, seed=0)
+    tokens, rows, order = prepare_mixture(*parts(config), words, masked_format, seed=0)
     texts = corpus_texts(*parts(config))
     alone = {name: prepare(text, words, *parts(config), "train") for name, text in texts.items()}
     assert np.array_equal(rows[np.arange(len(rows))], np.concatenate([each.rows for each in alone.values()]))
     assert len(order) == len(rows) and order.quotas.tolist() == quotas([1, 3], len(rows)).tolist()
     fed = order.numbers(0, np.arange(len(order)))
     exact = np.bincount(rows[fed].reshape(-1).astype(np.int64), minlength=len(words))
-    assert np.abs(tokens.counts - exact).max() < 0.15 * exact.max()  # all but the choice of the rows
+    assert np.abs(tokens.counts - exact).max() < 0.15 * exact.max()  # all but the choice of the sequences
     assert tokens.counts.sum() == pytest.approx(exact.sum(), rel=1e-3)
     assert tokens.tokens == pytest.approx((rows[fed] != words.pad_token_id).sum(), rel=0.02)
     assert tokens.documents == sum(each.documents for each in alone.values())
@@ -239,10 +241,10 @@ def test_a_mixture_is_its_sources_weighted(config: Config, words: PreTrainedToke
 
 def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedTokenizerFast) -> None:
     config = change(config, "corpus.max_sequences", 400)
-    tokens, rows, order = prepare_mixture(*parts(config), words, masked_rows, seed=0)
+    tokens, rows, order = prepare_mixture(*parts(config), words, masked_format, seed=0)
     few = len(tokens.sources["few"].rows)
     assert few < 300 and order.sizes.tolist() == [100, few] and len(rows) == len(order) == 100 + few
-    other = prepare_mixture(*parts(config), words, masked_rows, seed=5)
+    other = prepare_mixture(*parts(config), words, masked_format, seed=5)
     assert np.array_equal(other.rows[np.arange(50)], rows[np.arange(50)]), "the choice does not depend on the seed"
     assert other.tokens.digest == tokens.digest
 

@@ -15,7 +15,7 @@ FIRST = len(SPECIAL)
 
 
 def pair_rows(count: int, length: int = 40, seed: int = 0) -> np.ndarray:
-    """Rows [CLS] A [SEP] B [SEP] with padding, of random ids."""
+    """Sequences [CLS] A [SEP] B [SEP] with padding, of random ids."""
     draw = np.random.default_rng(seed)
     rows = np.full((count, length), PAD)
     for row in rows:
@@ -26,7 +26,7 @@ def pair_rows(count: int, length: int = 40, seed: int = 0) -> np.ndarray:
 
 
 def swapped_plainly(row: np.ndarray) -> tuple[list[int], list[int]]:
-    """The row with its segments swapped and its segment numbers, by list operations."""
+    """The sequence with its segments swapped and its segment numbers, by list operations."""
     ids = row.tolist()
     middle = ids.index(SEP)
     end = ids.index(SEP, middle + 1)
@@ -85,7 +85,7 @@ def chosen_ngrams(tokenizer: Any, rows: np.ndarray, **settings: Any) -> np.ndarr
 
 
 def word_rows(count: int, length: int = 66) -> np.ndarray:
-    """Rows of whole words only, so that a run of chosen positions is a run of words."""
+    """Sequences of whole words only, so that a run of chosen positions is a run of words."""
     draw = np.random.default_rng(3)
     rows = draw.integers(FIRST, FIRST + len(WORDS), (count, length))
     rows[:, 0], rows[:, -1] = CLS, SEP
@@ -93,11 +93,12 @@ def word_rows(count: int, length: int = 66) -> np.ndarray:
 
 
 def test_ngrams_have_the_published_lengths(tokenizer: Any) -> None:
-    """p ~ 1/n for n = 1, 2, 3: few are drawn in long rows, so that hardly any touch or do not fit."""
+    """p ~ 1/n for n = 1, 2, 3: few are drawn in long sequences, so that hardly any touch or do not fit."""
     chosen = chosen_ngrams(tokenizer, word_rows(6000, 402), ngrams=3, mlm_probability=0.008)
     padded = np.pad(chosen, ((0, 0), (1, 1))).astype(int)
     begins, ends = np.nonzero(np.diff(padded) == 1), np.nonzero(np.diff(padded) == -1)
-    # The last n-gram of a row may have been shortened to what was left; the first one drawn was not, when it had room.
+    # The last n-gram of a sequence may have been shortened to what was left; the first one drawn was not, when it had
+    # room.
     lengths = (ends[1] - begins[1])[np.diff(np.append(-1, begins[0])) > 0]
     assert set(lengths) == {1, 2, 3}
     shares = np.bincount(lengths, minlength=4)[1:] / len(lengths)
@@ -118,7 +119,7 @@ def test_words_stay_whole_and_the_cap_holds(tokenizer: Any) -> None:
     chosen = chosen_ngrams(tokenizer, rows, ngrams=3, mlm_probability=0.3, max_predictions=6)
     assert chosen.sum(1).max() <= 6 and (chosen.sum(1) >= 4).mean() > 0.9
     pieces = np.isin(rows, np.arange(FIRST + len(WORDS), VOCAB))
-    inner = pieces[:, 1:] & (rows[:, :-1] >= FIRST)  # a piece that goes on the word before it
+    inner = pieces[:, 1:] & (rows[:, :-1] >= FIRST)  # a piece that continues the word before it
     assert np.array_equal(chosen[:, 1:][inner], chosen[:, :-1][inner])
     assert not chosen[rows < FIRST].any()
 

@@ -1,4 +1,4 @@
-"""Orders: every row once an epoch, nothing lost by resuming on other ranks, few blocks at a time, well mixed."""
+"""Orders: every sequence once an epoch, nothing lost by resuming on other ranks, few blocks at a time, well mixed."""
 
 from itertools import pairwise
 from typing import Any
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import make_masks, make_rows
+from tiny import make_batches, make_masks, make_rows
 
-from distill.data.batches import Batches
 from distill.data.order import At, FullShuffle, Order, WindowedShuffle, order_of, window_bounds
 from distill.runtime.seed import key, shuffled
 
@@ -76,13 +75,13 @@ def test_the_full_shuffle_is_the_one_of_before() -> None:
     for epoch in (0, 3):
         expected = shuffled(np.arange(997), 997, key(5, "order", epoch))
         assert np.array_equal(whole(order, epoch), expected)
-        shares = [expected[:64][order.share(expected[:64], rank, 3)] for rank in range(3)]
+        shares = [expected[:64][order.of_rank(expected[:64], rank, 3)] for rank in range(3)]
         assert all(np.array_equal(share, expected[:64][rank::3]) for rank, share in enumerate(shares))
     assert order.identity is None
 
 
 class Stored(np.ndarray):
-    """Rows that lie in blocks of ten."""
+    """Sequences that lie in blocks of ten."""
 
     @property
     def starts(self) -> np.ndarray:
@@ -104,7 +103,7 @@ def test_ranks_share_a_step_without_loss(order: Order) -> None:
     for count in (1, 5, 64, 97):
         numbers = order.numbers(1, np.arange(200, 200 + count))
         for size in (1, 2, 3, 8, 100):
-            shares = [order.share(numbers, rank, size) for rank in range(size)]
+            shares = [order.of_rank(numbers, rank, size) for rank in range(size)]
             assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(count))
             assert all((np.diff(share) > 0).all() for share in shares)
             lengths = [len(share) for share in shares]
@@ -126,7 +125,7 @@ def test_a_run_resumes_on_other_numbers_of_ranks_without_losing_or_repeating_a_r
             positions = np.arange(step * step_rows, min((step + 1) * step_rows, len(order)))
             numbers = order.numbers(0, positions)
             for rank in range(size):
-                seen += numbers[order.share(numbers, rank, size)].tolist()
+                seen += numbers[order.of_rank(numbers, rank, size)].tolist()
     assert sorted(seen) == list(range(len(order)))
 
 
@@ -139,7 +138,7 @@ def test_a_rank_reads_its_part_of_a_window(size: int) -> None:
     for begin in range(first, last, 4096):
         numbers = order.numbers(1, np.arange(begin, min(begin + 4096, last)))
         for rank in range(size):
-            read[rank] |= set((numbers[order.share(numbers, rank, size)] // 512).tolist())
+            read[rank] |= set((numbers[order.of_rank(numbers, rank, size)] // 512).tolist())
     for rank, blocks in enumerate(read):
         assert len(blocks) <= 64 / size + 6
         expected = order.upcoming(At(1, first, 4096, last - first), rank, size) // 512
@@ -170,7 +169,7 @@ def test_batches_of_all_ranks_are_those_of_one(tokenizer: Any) -> None:
 
     def step(number: int, rank: int, size: int) -> dict[int, list[int]]:
         masks = make_masks(tokenizer, rows)
-        batches = Batches(rows, masks, 4, 1, 0, rank, size, step_rows=12, fed=order)
+        batches = make_batches(rows, masks, 4, 1, 0, rank=rank, size=size, total=12, order=order)
         assert batches.steps_per_epoch == 5
         window = batches.window(number)
         return {int(id): ids.tolist() for batch in window for id, ids in zip(batch.row_ids, batch.ids, strict=True)}

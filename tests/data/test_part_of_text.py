@@ -1,4 +1,4 @@
-"""Of a text of which few rows are needed, few stretches are prepared: which ones depends on nothing else."""
+"""Of a text of which few sequences are needed, few stretches are prepared: which ones depends on nothing else."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ LENGTH = 16
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """60 documents of 100 to 3,000 words, of which so few as 40 rows are worth leaving the rest out."""
+    """60 documents of 100 to 3,000 words, of which so few as 40 sequences are worth leaving the rest out."""
     monkeypatch.setattr(part_of_text, "SMALL", 1000)
     folder = tmp_path / "lines"
     folder.mkdir()
@@ -44,7 +44,9 @@ def test_a_part_gives_enough_rows_and_holds_out_the_same(
     caplog.set_level("INFO", "distill")
     whole, some = tokens_of(config, words), tokens_of(changed(config, max_sequences=40), words)
     assert 40 <= len(some.rows) < len(whole.rows) / 4
-    assert any("of about 1/" in line and line.endswith("of it, as few rows are needed") for line in caplog.messages)
+    assert any(
+        "of about 1/" in line and line.endswith("of it, as few sequences are needed") for line in caplog.messages
+    )
     held = [tokens_of(each, words, "heldout") for each in (config, changed(config, max_sequences=40))]
     assert held[0].digest == held[1].digest and len(held[0].rows) > 10
     assert not bodies(some.rows[:]) & bodies(held[0].rows[:])

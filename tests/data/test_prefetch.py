@@ -135,7 +135,7 @@ import logging, sys
 from dataclasses import replace
 import numpy as np, torch, tiny
 from slow_pages import SlowPages
-from distill.data.batches import Batches
+from distill.data.batches import Threads
 
 logging.basicConfig(level=logging.INFO)
 rows = tiny.make_rows(400)
@@ -143,8 +143,8 @@ try:
     slow = SlowPages(rows, 0.005)
 except OSError as error:
     sys.exit(f"skipped: {error}")
-batches = Batches(rows, tiny.make_masks(tiny.make_tokenizer(), rows), 4, 1, seed=3)
-late = replace(batches, rows=slow.rows, threads=1, most_threads=8)
+batches = tiny.make_batches(rows, tiny.make_masks(tiny.make_tokenizer(), rows), 4, 1, seed=3)
+late = replace(batches, rows=slow.rows, threads=Threads(1, 8))
 for step, (window,) in enumerate(late.stream(7, 100, torch.device("cpu")), 7):
     (expected,) = batches.window(step)
     assert torch.equal(window.ids, expected.ids) and np.array_equal(window.row_ids, expected.row_ids)
@@ -154,7 +154,7 @@ assert step == 99 and slow.reads == 4 * 93
 
 
 def test_page_faults_leave_python_to_others_and_are_met_by_threads() -> None:
-    """Rows of a memory map whose pages come late: had a fault kept Python's lock, nobody could bring the page."""
+    """Sequences of a memory map whose pages come late: had a fault kept Python's lock, nobody could bring the page."""
     path = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", "PATH": ""}
     done = subprocess.run([sys.executable, "-c", SLOW_ROWS], capture_output=True, text=True, timeout=100, env=path)
     if done.stderr.startswith("skipped"):

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from chats import FORMAT, TEMPLATE, TOKENIZER, chats, conversations, naive_rows, tokens_of
 from test_sources import write_lines
-from tiny import PAD, SEP, changed, parts, text_config
+from tiny import PAD, SEP, changed, make_batches, parts, text_config
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.component import Component
 from distill.config.settings import Config, DataConfig, SourceConfig
-from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.packing import load_tokenizer, without_first_space
-from distill.data.row_format import IDS, INNER, PROMPT
+from distill.data.sequence_format import IDS, INNER, PROMPT
 from distill.data.sources import Document, Part, Shard, Source, find_source, read
 from distill.data.tokens import corpus_text, prepare
 from distill.runtime.errors import SettingError
@@ -35,7 +34,7 @@ def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
     found = tokens_of(chats(tmp_path, cross_documents=cross))
     expected = naive_rows(32, cross)
     assert found.prompts and found.rows.dtype == np.uint32 and isinstance(found.rows, np.memmap)
-    batch = Batches(found.rows, CausalLM(FORMAT, cross), len(expected), 1, 0).batch(np.arange(len(expected)), 0)
+    batch = make_batches(found.rows, CausalLM(FORMAT, cross), len(expected), 1, 0).batch(np.arange(len(expected)), 0)
     for row, given, places in zip(
         expected, batch.ids.numpy(), batch.inputs.get("position_ids", [None] * len(expected)), strict=True
     ):

@@ -1,4 +1,4 @@
-"""Text and rows at URLs are the same as on a disk, over a real S3 server, and storage that fails loses nothing."""
+"""Text and sequences at URLs are the same as on a disk, over a real S3 server, and storage that fails loses nothing."""
 
 import errno
 import gzip
@@ -24,7 +24,7 @@ from distill.data.lines import lines as lines_of
 from distill.data.lines import sound_lines
 from distill.data.remote import RemotePath, file_state, file_system, path_of, retried
 from distill.data.shards.destination import RemoteFolder
-from distill.data.sources import Unreadable, _files
+from distill.data.sources import InvalidFile, _files
 from distill.data.sources.gutenberg import books
 from distill.data.tables.table import Table
 from distill.runtime.errors import SettingError, StorageFailed
@@ -63,7 +63,7 @@ def put(url: str, content: bytes) -> None:
     system.pipe_file(path, content)
 
 
-# --- rows
+# --- sequences
 
 
 def test_text_and_rows_in_a_bucket_are_those_of_a_disk(
@@ -159,7 +159,7 @@ def test_a_url_is_a_file_a_folder_or_a_pattern(bucket: str) -> None:
 
     def found(url: str) -> list[str]:
         files = find_files(url, "corpus.path", lambda root: [f for f in root.rglob("*") if f.suffix != ".md"])
-        assert all(isinstance(file, RemotePath) and file.known is not None and file.is_file() for file in files)
+        assert all(isinstance(file, RemotePath) and file.listed is not None and file.is_file() for file in files)
         return [str(file).removeprefix(f"{bucket}/listed/") for file in files]
 
     assert found(f"{bucket}/listed") == found(f"{bucket}/listed/") == ["a.txt", "b.txt.gz", "sub/c.txt"]
@@ -200,9 +200,9 @@ def test_a_page_of_links_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
         large, small = source_of(url, "text").files  # type: ignore[attr-defined]
-        assert [large.name, small.name] == ["large.txt", "a.txt"] and small.known.size == 8
+        assert [large.name, small.name] == ["large.txt", "a.txt"] and small.listed.size == 8
         assert list(lines_of(small)) == ["one\n", "two\n"]
-        with pytest.raises(Unreadable, match="its server sends whole files only; download it and give the local file"):
+        with pytest.raises(InvalidFile, match="its server sends whole files only; download it and give the local file"):
             list(lines_of(large))
         server.shutdown()
 
@@ -292,7 +292,7 @@ def test_half_a_reply_is_asked_for_again_and_a_whole_file_is_refused(
         file.seek(95)
         assert file.read() == b"56789" and asked == [(95, 100)] * 3 and len(no_pauses) == 2
     monkeypatch.setattr(system, "cat_file", lambda name, start, end: cat(name))
-    with pytest.raises(Unreadable, match=r"a\.txt: NoRanges: its server sends whole files only"):
+    with pytest.raises(InvalidFile, match=r"a\.txt: NoRanges: its server sends whole files only"):
         list(sound_lines(path, start=50))
 
 

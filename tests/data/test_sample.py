@@ -1,13 +1,13 @@
-"""Some of many rows: the choice of before where they are few, and rows of few blocks where they are many."""
+"""Some of many sequences: the choice of before where they are few, and sequences of few blocks where they are many."""
 
 import numpy as np
 
 from distill.data.order import WindowedShuffle, order_of
-from distill.data.sample import FEWEST_BLOCKS, Chosen, choose_rows, sample_rows, subsample_rows
+from distill.data.sample import FEWEST_BLOCKS, Chosen, choose_sequences, sample_numbers, subsample
 
 
 class Blocks(np.ndarray):
-    """Rows that lie in blocks of ten."""
+    """Sequences that lie in blocks of ten."""
 
     @property
     def starts(self) -> np.ndarray:
@@ -18,24 +18,24 @@ ROWS = np.arange(2 * 40_004, dtype=np.uint16).reshape(-1, 2).view(Blocks)
 
 
 def test_few_rows_are_chosen_as_before() -> None:
-    chosen = choose_rows(ROWS, 50, "a purpose", ROWS.nbytes)
-    assert np.array_equal(chosen, sample_rows(len(ROWS), 50, "a purpose"))
-    assert choose_rows(ROWS, None, "x", 1) is None and choose_rows(ROWS, len(ROWS), "x", 1) is None
+    chosen = choose_sequences(ROWS, 50, "a purpose", ROWS.nbytes)
+    assert np.array_equal(chosen, sample_numbers(len(ROWS), 50, "a purpose"))
+    assert choose_sequences(ROWS, None, "x", 1) is None and choose_sequences(ROWS, len(ROWS), "x", 1) is None
 
 
 def test_of_many_rows_some_blocks_are_read() -> None:
     for most in (50, 300, 20_000, 40_003):
-        chosen = choose_rows(ROWS, most, "a purpose", 1000)
+        chosen = choose_sequences(ROWS, most, "a purpose", 1000)
         assert chosen is not None and len(chosen) == most and (np.diff(chosen) > 0).all() and chosen[-1] < len(ROWS)
         assert len(np.unique(chosen // 10)) <= max(FEWEST_BLOCKS, 4 * most // 10 + 4)
-        assert np.array_equal(chosen, choose_rows(ROWS, most, "a purpose", 1000))
-        assert not np.array_equal(chosen, choose_rows(ROWS, most, "another purpose", 1000))
+        assert np.array_equal(chosen, choose_sequences(ROWS, most, "a purpose", 1000))
+        assert not np.array_equal(chosen, choose_sequences(ROWS, most, "another purpose", 1000))
 
 
 def test_a_choice_too_large_for_memory_stays_where_it_is() -> None:
-    small = subsample_rows(ROWS, 100, "training rows", 1000)
+    small = subsample(ROWS, 100, "training rows", 1000)
     assert isinstance(small, np.ndarray) and small.shape == (100, 2)
-    chosen = subsample_rows(ROWS, 3000, "training rows", 1000)
+    chosen = subsample(ROWS, 3000, "training rows", 1000)
     assert isinstance(chosen, Chosen) and chosen.shape == (3000, 2) and len(chosen) == 3000
     some = np.array([2999, 0, 77])
     assert np.array_equal(chosen[some], ROWS[chosen.numbers[some]])

@@ -1,4 +1,4 @@
-"""Shards are the rows of a plain build, however many processes and hosts make them and whatever kills or joins them."""
+"""Shards are the sequences of a plain build, whatever number of processes and hosts make them, die or join."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ from shards import (
 from distill.data import build_tokens
 from distill.data.heldout import HeldOut
 from distill.data.packing import PARTS
-from distill.data.row_format import IDS
+from distill.data.sequence_format import IDS
 from distill.data.shards import claims, host, publish
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import LocalFolder
@@ -56,7 +56,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rows in one shard of each part, made by one process."""
+    """The sequences in one shard of each part, made by one process."""
     place = tmp_path_factory.mktemp("plain")
     prepare(text, place, place / "scratch")
     return place
@@ -141,7 +141,7 @@ def test_groups_are_consecutive_and_of_about_the_size(text: Path) -> None:
     groups = divide(work, np.dtype(np.uint16), 3 * SMALL)
     assert [each for group in groups for each in group.work] == work
     assert [group.first for group in groups] == [0, 2, 4] and [group.number for group in groups] == [0, 1, 2]
-    assert len(divide(work, np.dtype(np.uint32), 3 * SMALL)) == 6  # rows of twice the size
+    assert len(divide(work, np.dtype(np.uint32), 3 * SMALL)) == 6  # sequences of twice the size
     assert len(divide([], np.dtype(np.uint16), SMALL)) == 1
 
 
@@ -249,9 +249,9 @@ def test_a_host_that_was_killed_goes_on_with_what_it_had(
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     before = {path.name: path.stat().st_mtime_ns for path in place.glob("train-*")}
-    prepare(text, place, scratch, shard_bytes=99)  # goes on as it was begun
+    prepare(text, place, scratch, shard_bytes=99)  # resumes as it was begun
     assert any("with data.shard_bytes=4000, data.compression=zstd" in line for line in lines)
-    assert any("was begun: " in line for line in lines)
+    assert any("resuming a preparation: " in line for line in lines)
     assert_same_rows(place, plain)
     kept = [name for name, changed in before.items() if (place / name).stat().st_mtime_ns == changed]
     assert len(kept) >= 2
@@ -295,7 +295,7 @@ def test_units_that_are_packed_are_not_packed_again(text: Path, plain: Path, tmp
 def test_files_that_a_crash_of_the_machine_has_emptied_are_made_again(
     text: Path, plain: Path, tmp_path: Path, monkeypatch: Any, loss: tuple[str, bytes | None]
 ) -> None:
-    """Names are kept without contents; rows would be missing, and nothing would say so."""
+    """Names are kept without contents; sequences would be missing, and nothing would say so."""
 
     def killed(*_: Any) -> None:
         raise OSError("the machine goes down")

@@ -21,7 +21,7 @@ def test_rows_are_numbered_through_all_shards():
     assert blocks == [
         Block(0, 0, 5, 0, 70, b"a" * 32), Block(0, 5, 2, 70, 30, b"b" * 32), Block(1, 7, 4, 0, 64, b"c" * 32)
     ]  # fmt: skip
-    assert (index().num_rows, index().num_shards, len(index())) == (11, 2, 3)
+    assert (index().num_sequences, index().num_shards, len(index())) == (11, 2, 3)
     assert index().block_of(np.arange(11)).tolist() == [0] * 5 + [1] * 2 + [2] * 4
 
 

@@ -13,8 +13,8 @@ from distill.config.component import Component
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers, tokens
 from distill.data.heldout import HeldOut, fraction, held_out
-from distill.data.readers import Unreadable, blocks
-from distill.data.sources import BadRecord, Document, Shard, Source, _files, find_source, read
+from distill.data.readers import InvalidFile, blocks
+from distill.data.sources import Document, InvalidRecord, Shard, Source, _files, find_source, read
 from distill.data.sources.imdb import review
 from distill.data.sources.text import Text
 from distill.data.sources.wikitext import articles
@@ -31,7 +31,7 @@ def located(settings: SourceConfig | Component) -> Source:
     return source
 
 
-def stop(error: Unreadable | BadRecord) -> None:
+def stop(error: InvalidFile | InvalidRecord) -> None:
     raise AssertionError(str(error))
 
 
@@ -218,7 +218,7 @@ def test_a_file_that_goes_bad_is_reported_and_the_next_one_read(tmp_path: Path) 
     (tmp_path / "f.jsonl").write_text("[1]\n")
     write_lines(tmp_path / "g.jsonl", [{"text": "last"}, {"text": None}])
     source = located(SourceConfig(kind="jsonl", path=str(tmp_path)))
-    errors: list[Unreadable | BadRecord] = []
+    errors: list[InvalidFile | InvalidRecord] = []
     (shard,) = source.shards()
     found = [document.text for document in read(source, shard, errors.append)]
     assert [text for text in found if text != "x"] == ["one", "two", "three", "last"]
@@ -228,7 +228,7 @@ def test_a_file_that_goes_bad_is_reported_and_the_next_one_read(tmp_path: Path) 
         and "UTF-8" in errors[1].reason
         and "EOFError" in errors[2].reason
     )
-    with pytest.raises(Unreadable):
+    with pytest.raises(InvalidFile):
         list(source.documents(shard))
 
 
@@ -243,7 +243,7 @@ def test_a_wrong_field_names_those_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     """`datasets` reads a local folder the way it reads the Hub."""
-    monkeypatch.setattr(_files, "HUB_ROWS", 3)
+    monkeypatch.setattr(_files, "SHARD_ROWS", 3)
     write_lines(tmp_path / "train.jsonl", [{"text": f"Row {i}.<br />"} for i in range(10)])
     source = SourceConfig(kind="hub", hub=str(tmp_path), streaming=streaming)
     assert texts(source) == [f"Row {i}.<br />" for i in range(10)]
@@ -349,8 +349,8 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
         return tokens.Text((located(given),), "corpus").identity
 
     assert identity() == identity() != identity(mark="+")  # the settings decide the text, too
-    half = located(Component("corpus", f"{__name__}.Verses", {"path": "x", "share": 0.5}, optional=("share",)))
-    assert half.share == 0.5  # a setting of every source
+    half = located(Component("corpus", f"{__name__}.Verses", {"path": "x", "fraction": 0.5}, optional=("fraction",)))
+    assert half.fraction == 0.5  # a setting of every source
     before = located(settings).identity
     (tmp_path / "verses").write_text("Roses")
     assert located(settings).identity != before
@@ -362,7 +362,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the folder of the sources is found by its name, with its suffixes and usual paths."""
-    import distill.data.sources as wing
+    import distill.data.sources as package
 
     (tmp_path / "kinds").mkdir()
     (tmp_path / "kinds" / "verses.py").write_text(
@@ -376,7 +376,7 @@ def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
         "    def read(self, path, start, stop):\n"
         "        return iter(path.read_text().splitlines())\n"
     )
-    monkeypatch.setattr(wing, "__path__", [*wing.__path__, str(tmp_path / "kinds")])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / "kinds")])
     (tmp_path / "verses" / "train").mkdir(parents=True)
     (tmp_path / "verses" / "train" / "a.verse").write_text("one\ntwo\n")
     monkeypatch.setenv("DISTILL_DATA", str(tmp_path))

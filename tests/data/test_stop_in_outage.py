@@ -21,7 +21,7 @@ from distill.data.remote import retried
 from distill.data.shards import claims
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import LocalFolder
-from distill.data.shards.open import open_rows
+from distill.data.shards.open import open_sequences
 from distill.runtime.errors import Interrupted
 from distill.runtime.signals import handled
 
@@ -76,12 +76,14 @@ def test_without_a_signal_every_attempt_is_made(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_a_loop_ends_with_the_step_under_way(tmp_path: Path, threads: int) -> None:
-    """Storage that refuses all, rows that are not in the cache: the loop gets no window, and the signal is kept."""
+    """Storage that refuses all, sequences that are not in the cache: the loop gets no window, the signal is kept."""
     pytest.importorskip("aiohttp")
     write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10, 100, "zstd")
     server = Faulty(folder_of_files(tmp_path / "s"))
     with server.serving() as url:
-        store = open_rows(url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100))
+        store = open_sequences(
+            url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100)
+        )
         first = store[np.arange(10)]
         server.share = 1.0
 
@@ -118,7 +120,9 @@ def test_a_request_without_an_answer_is_given_up(tmp_path: Path) -> None:
     write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10, 100, "zstd")
     server = Faulty(folder_of_files(tmp_path / "s"))
     with server.serving() as url:
-        store = open_rows(url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100))
+        store = open_sequences(
+            url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100)
+        )
         server.rate = 1.0  # byte a second
         with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal():
             store[np.array([150])]

@@ -80,7 +80,7 @@ def test_the_files_of_a_split_are_taken_from_a_folder(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^data\.train\.path=.*: no file of the split validation in this folder"):
         read(tmp_path, ColumnsConfig(), split="validation")
     with pytest.raises(
-        SettingError, match=r"^data\.train\.path=null: no examples are known; give data\.train\.path, or"
+        SettingError, match=r"^data\.train\.path=null: no examples were found; give data\.train\.path, or"
     ):
         table.read(ColumnsConfig(), TableConfig(), "data", "data.train", True)
 
@@ -153,7 +153,7 @@ def test_what_is_no_table_is_one_clear_line(tmp_path: Path) -> None:
         "broken.jsonl": r"line 2: not JSON",
         "number.jsonl": r"data\.text=text: in number\.jsonl, row 1 it holds int, not text",
         "latin.csv": "not UTF-8",
-        "a.xlsx": "its name does not say what it is",
+        "a.xlsx": "its name has none of the endings",
         "empty.csv": "not one row to use: it is empty",
         "single.csv": r"data\.label=label: its only class is 1; two are needed",
         "other.csv": r"data\.text=text: other\.csv has no such field; it has body, label",

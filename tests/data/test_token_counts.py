@@ -1,4 +1,4 @@
-"""Counts of tokens by group are folded while a text is prepared, and their sum is that of all rows."""
+"""Counts of tokens by group are folded while a text is prepared, and their sum is that of all sequences."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows are what a naive packer makes, whatever divides, interrupts or repeats the work."""
+"""Sequences are what a naive packer makes, whatever divides, interrupts or repeats the work."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from distill.config.settings import Config, Missing, SourceConfig
 from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
-from distill.data.row_format import RowFormat
+from distill.data.sequence_format import SequenceFormat
 from distill.data.shards import host
 from distill.data.sources import _files, prose
 from distill.data.tokens import Tokens, prepare, set_text
@@ -38,7 +38,7 @@ def naive(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int, cro
         joined: list[int] = []
         for stream in streams:
             joined += stream
-            if len(joined) % (length - 2):  # inside a row: mark the document's end
+            if len(joined) % (length - 2):  # inside a sequence: mark the document's end
                 joined.append(tokenizer.sep_token_id)
         streams = [joined[:-1] if joined[-1] == tokenizer.sep_token_id else joined]
     rows = []
@@ -57,7 +57,7 @@ def tokens_of_set(config: Config, tokenizer: PreTrainedTokenizerFast, source: So
     return prepare(text, tokenizer, *parts(config), "all")
 
 
-# --- what the rows are
+# --- what the sequences are
 
 
 @pytest.mark.parametrize("length", [10, 32, 128])
@@ -72,7 +72,7 @@ def test_rows_are_those_of_a_naive_packer(reviews: Config, tokenizer: PreTrained
         np.testing.assert_array_equal(found.rows, rows)
         np.testing.assert_array_equal(found.counts, np.bincount(rows.ravel(), minlength=len(tokenizer)))
         assert found.tokens == (rows != tokenizer.pad_token_id).sum()
-        assert found.documents == len(texts) and found.unread.lines() == [] and found.tokens_per_second > 0
+        assert found.documents == len(texts) and found.invalid.lines() == [] and found.tokens_per_second > 0
 
 
 def test_all_takes_a_source_with_the_settings_of_the_corpus(
@@ -106,7 +106,7 @@ def test_the_name_of_a_special_token_is_text(tmp_path: Path, tokenizer: PreTrain
 
 
 def test_large_vocabularies_get_four_bytes() -> None:
-    packing = Packing("", 1 << 16, RowFormat(0, 1, None, None, 1, 2, 8), 8, False, HeldOut(0.0))
+    packing = Packing("", 1 << 16, SequenceFormat(0, 1, None, None, 1, 2, 8), 8, False, HeldOut(0.0))
     assert packing.dtype == np.uint16 and replace(packing, vocabulary=(1 << 16) + 1).dtype == np.uint32
 
 
@@ -180,7 +180,7 @@ def test_unreadable_files_are_counted_or_stop(
     config = text_config(kind="gutenberg", path=f"{tmp_path}/books", cache=str(tmp_path), workers=1, heldout=0.0)
     for _ in range(2):  # said when built, and when it comes from the cache
         found = tokens_of(config, tokenizer)
-        (skipped,) = found.unread.skipped
+        (skipped,) = found.invalid.skipped
         assert skipped.startswith("bad.txt.gz: BadGzipFile")
         assert lines[-2:] == [f"skipped {skipped}", "skipped 1 of the files: they could not be read"]
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: bad\.txt\.gz: BadGzipFile"):
@@ -192,10 +192,10 @@ def test_unreadable_files_are_counted_or_stop(
 def test_no_rows_no_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     (tmp_path / "a.txt").write_text("Ban dan.")
     config = text_config(kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), workers=1)
-    with pytest.raises(SettingError, match=r"^corpus\.path=.*a\.txt: not one row: 1 document"):
+    with pytest.raises(SettingError, match=r"^corpus\.path=.*a\.txt: not one sequence: 1 document"):
         tokens_of(config, tokenizer)
     source = SourceConfig(kind="text", path=f"{tmp_path}/a.txt")
-    with pytest.raises(SettingError, match=r"^evaluate\.sources\.mine\.path=.*a\.txt: not one row"):
+    with pytest.raises(SettingError, match=r"^evaluate\.sources\.mine\.path=.*a\.txt: not one sequence"):
         tokens_of_set(config, tokenizer, source)
     (tmp_path / "a.txt").write_text("Ban dan fan gan kan lan. " * 9)
     assert len(tokens_of(config, tokenizer).rows) == 1

@@ -11,13 +11,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import questions as sample
-from test_class_rows import made
+from test_class_sequences import made
 from vocabularies import vocabulary_of
 
-from distill.data.class_rows import class_rows
+from distill.data.class_sequences import class_sequences
 from distill.data.collate.classes import Classes
 from distill.data.collate.spans import Spans
-from distill.data.span_rows import SpanConfig, SpanRows, span_rows
+from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables import LabelledTexts
 from distill.data.tables.glue import Glue
 from distill.data.tables.squad import Questions, Squad
@@ -91,7 +91,7 @@ def test_what_holds_no_such_texts_is_one_clear_line(tmp_path: Path) -> None:
         (Table(), write(tmp_path / "none.csv", "text"), r"corpus\.unlabelled: not one row to use: it is empty"),
         (Table(), write(tmp_path / "other.csv", "review", "a"), r"corpus\.text=text: other\.csv has no such field; it"),
         (Table(second="b"), write(tmp_path / "x.txt", "a"), r"corpus\.unlabelled=.*x\.txt: a plain text .* are pairs"),
-        (Table(), write(tmp_path / "x.doc", "a"), r"corpus\.unlabelled=.*x\.doc: .* its name does not say what it is"),
+        (Table(), write(tmp_path / "x.doc", "a"), r"corpus\.unlabelled=.*x\.doc: .* its name has none of the endings"),
         (Table(), tmp_path / "nowhere", r"corpus\.unlabelled=.*nowhere: no such file or folder"),
         (Squad(), tmp_path / "x.txt", r"corpus\.unlabelled=.*x\.txt: questions with contexts come as \.json, "),
         (Squad(), write(tmp_path / "x.json", "{"), r"corpus\.unlabelled=.*x\.json: not JSON"),
@@ -146,7 +146,7 @@ def test_rows_of_texts_without_labels_follow_those_with(values: bool) -> None:
     tokenizer = vocabulary_of("bert")
     one, other = made(8, values=values), made(5, longest=20)
     bare = LabelledTexts("bare", other.first, other.second, np.empty(0), ())
-    labelled, further = (class_rows(each, tokenizer, 48, "x") for each in (one, bare))
+    labelled, further = (class_sequences(each, tokenizer, 48, "x") for each in (one, bare))
     joined = labelled.with_unlabelled(further)
     assert len(joined) == 13 and joined.cut == labelled.cut + further.cut
     assert np.array_equal(joined.rows, np.concatenate([labelled.rows, further.rows]))
@@ -157,12 +157,12 @@ def test_rows_of_texts_without_labels_follow_those_with(values: bool) -> None:
     positions, targets = batch.labels["class"]
     assert positions.tolist() == [1, 3] and np.allclose(targets, one.labels[[3, 0]]) and len(batch.ids) == 4
     fewer = replace(bare, first=bare.first[:4], second=(bare.second or [])[:4])
-    again = labelled.with_unlabelled(class_rows(fewer, tokenizer, 48, "x"))
+    again = labelled.with_unlabelled(class_sequences(fewer, tokenizer, 48, "x"))
     assert len({labelled.digest, further.digest, joined.digest, again.digest}) == 4
 
 
-def windows(questions: Questions) -> SpanRows:
-    return span_rows(questions, vocabulary_of("bert"), SpanConfig(48, 7, 6), "x", scoring=False)
+def windows(questions: Questions) -> SpanWindows:
+    return span_windows(questions, vocabulary_of("bert"), SpanConfig(48, 7, 6), "x", scoring=False)
 
 
 def test_windows_of_questions_without_answers_follow_those_with() -> None:

@@ -16,6 +16,7 @@ from tiny import (
     VOCAB,
     Fit,
     assert_close,
+    make_batches,
     make_evaluator,
     make_masks,
     make_model,
@@ -33,10 +34,9 @@ from distill.config.settings import (
     PseudoPerplexityConfig,
     TrainConfig,
 )
-from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
-from distill.data.row_format import causal_rows
+from distill.data.sequence_format import causal_format
 from distill.distributed import Ranks, fsdp, join_ranks
 from distill.distributed.formats import compute_in
 from distill.distributed.shard import is_sharded, whole
@@ -48,7 +48,7 @@ from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.evaluation.speed import tokens_per_second
 from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel
-from distill.runs.divide import blocks_of
+from distill.runs.setup import blocks_of
 from distill.tasks import find_task
 from distill.teacher import build_cache
 from distill.teacher.cache import Cache
@@ -59,8 +59,8 @@ PART = 5  # rows of a part of the cache: 23 rows are 5 parts, which neither 2 no
 
 def divided(ranks: Ranks, model: Any, trained: bool = False) -> Any:
     """A model as a run divides it, where the backend does."""
-    if ranks.divides:
-        ranks.divide(model, *blocks_of(model), trained=trained)
+    if ranks.shards:
+        ranks.shard(model, *blocks_of(model), trained=trained)
     return model
 
 
@@ -76,7 +76,7 @@ def masked_scores(ranks: Ranks) -> dict[str, float]:
     student = divided(ranks, make_model("distilbert", 2), trained=True)
     one, other = (divided(ranks, noisy(make_model("distilbert", 2), seed)) for seed in (8, 9))
     both = MeanModel([one, other], [0.25, 0.75])
-    assert all(is_sharded(each) == bool(ranks.divides) for each in (student, one, both))
+    assert all(is_sharded(each) == bool(ranks.shards) for each in (student, one, both))
     rows = [make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=5))
@@ -99,9 +99,9 @@ def causal_scores(ranks: Ranks) -> dict[str, float]:
     tokenizer, found = vocabulary_of("llama"), {}
     for packed in (True, False):
         model = divided(ranks, without_dropout("llama", **special_ids(tokenizer)), trained=True)
-        collator = CausalLM(causal_rows(tokenizer), packed)
+        collator = CausalLM(causal_format(tokenizer), packed)
         ids = np.random.default_rng(4).integers(5, 40, (11, 12)).astype(np.uint16)
-        ids[3, 4] = ids[7, 0] = causal_rows(tokenizer).document_end
+        ids[3, 4] = ids[7, 0] = causal_format(tokenizer).document_end
         scoring = Scoring(collator, tokenizer, EvaluateConfig(batch_size=2, stride=5), ranks)
         evaluator = Evaluator(scoring, find_task("clm").passes(scoring), PrecisionConfig())
         scores = evaluator.score(model, "student", [EvaluationSet("set", "", ids, 1)])
@@ -113,7 +113,7 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
     """What the files of a teacher cache hold."""
     rows = make_rows(23, shortest=5)
     masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3, static=True)
-    batches = Batches(rows, masks, 8, 1, 0, static=True)
+    batches = make_batches(rows, masks, 8, 1, 0, static=True)
     lengths = (rows != PAD).sum(1)
     origin = {"vocabulary": VOCAB, "top_k": 6, "of": "a test"}
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
 class SmallParts(Cache):
     """A cache of parts of a few rows."""
 
-    rows_per_part = property(lambda self: PART)  # type: ignore[assignment]
+    sequences_per_part = property(lambda self: PART)  # type: ignore[assignment]
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def trained_weights(ranks: Ranks, folder: Path, precision: str, evaluates: bool)
     with reduced_in() as dtypes:
         fit.run()
     assert fit.state.step == 4 and fit.state.skipped == 0
-    assert dtypes == ({torch.float32} if ranks.divides else set()), "gradients are summed in fp32"
+    assert dtypes == ({torch.float32} if ranks.shards else set()), "gradients are summed in fp32"
     found = {name: whole(parameter.detach()).clone() for name, parameter in fit.model.named_parameters()}
     return {**found, "scores": torch.tensor(seen)}
 

@@ -16,7 +16,7 @@ from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
 from distill.distributed import fsdp, join_ranks
 from distill.distributed.shard import sharded_modules, whole
 from distill.optim.optimizers.lamb import Lamb
-from distill.runs.divide import blocks_of
+from distill.runs.setup import blocks_of
 
 FAMILIES = ("bert", "distilbert", "roberta", "albert", "modernbert", "gpt2", "llama")
 # Everything that a term can read: logits, inner hidden states, queries and keys, vectors of whole rows.
@@ -51,7 +51,7 @@ def fit_of(folder: Path, case: str, ranks: Any = None, **settings: Any) -> Fit:
             parameter.mul_(1.1)
     size = 1 if ranks is None else ranks.size
     for model in (student, teacher) if ranks is not None else ():
-        ranks.divide(model, *blocks_of(model), trained=model is student)
+        ranks.shard(model, *blocks_of(model), trained=model is student)
     chosen: dict[str, Any] = plain_sgd(0.02)
     if optimizer == "adamw":
         chosen = {"optimizer_settings": OptimizerConfig(lr=1e-3, clip=0.5)}

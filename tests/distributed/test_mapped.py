@@ -20,7 +20,7 @@ from distill.distributed.shard import whole
 from distill.models.identity import model_digest
 from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
-from distill.runs.divide import blocks_of
+from distill.runs.setup import blocks_of
 
 MB = 1 << 20
 LAYERS = 12
@@ -70,7 +70,7 @@ def memory_of(path: Path, ranks: Any, trained: bool) -> dict[str, float]:
     if not trained:
         model_digest(model)
         found |= {"hashed, own": more("RssAnon"), "hashed, of files": more("RssFile")}
-    ranks.divide(model, *blocks_of(model), trained=trained)
+    ranks.shard(model, *blocks_of(model), trained=trained)
     found |= {"divided, own": more("RssAnon"), "divided, of files": more("RssFile"), "most": more("VmHWM")}
     found["bytes"] = sum(file.stat().st_size for file in path.glob("*.safetensors")) / MB
     return found
@@ -83,7 +83,7 @@ def load_all(path: Path) -> dict[str, torch.Tensor]:
 def divided_tensors(path: Path, ranks: Any) -> bool:
     """Whether the parts of all ranks are, put together, what the files hold."""
     model = load_pretrained("teacher.path", str(path), CAUSAL, mapped=True)
-    ranks.divide(model, *blocks_of(model), trained=False)
+    ranks.shard(model, *blocks_of(model), trained=False)
     values = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
     saved = load_all(path)
     assert values.keys() == saved.keys()

@@ -15,7 +15,7 @@ from distill.distributed import join_ranks
 from distill.distributed.weights_file import parameters_in_file
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.student import make_student
-from distill.runs.divide import new_weights
+from distill.runs.setup import weights_on_disk
 from distill.runtime.errors import SettingError
 
 MB = 1 << 20
@@ -79,7 +79,7 @@ def on_a_rank() -> dict[str, Any]:
     student("bert", SMALL)  # imports
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = {kind: resident(kind) for kind in ("RssAnon", "VmHWM")}
-    with new_weights(ranks, "random"):
+    with weights_on_disk(ranks, NewStudentConfig()):
         made = student("bert", LARGE)
     found: dict[str, Any] = {kind: resident(kind) - value for kind, value in before.items()}
     found["size"] = sum(parameter.nbytes for parameter in made.parameters()) / MB

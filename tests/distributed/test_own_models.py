@@ -15,7 +15,7 @@ from distill.config.settings import BackendConfig
 from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.gather import empty_copy, put_together, skeleton_of
 from distill.models.custom import load_weights
-from distill.runs.divide import blocks_of
+from distill.runs.setup import blocks_of
 
 
 class Scaled(Convolutions):
@@ -34,7 +34,7 @@ class Scaled(Convolutions):
 
 
 @pytest.fixture
-def backend() -> Iterator[Ranks]:
+def ranks() -> Iterator[Ranks]:
     made = join_ranks(BackendConfig(name="fsdp", device="cpu"))
     yield made
     made.close()
@@ -47,7 +47,7 @@ def make(seed: int = 0) -> Scaled:
 
 def test_a_single_number_stays_whole_and_is_trained(ranks: Ranks) -> None:
     plain, model = make(), make()
-    ranks.divide(model, *blocks_of(model), trained=True)
+    ranks.shard(model, *blocks_of(model), trained=True)
     sync = gradient_sync(ranks, model)
     assert not isinstance(model.factor, DTensor) and isinstance(model.head.weight, DTensor)
     ids = torch.tensor([[5, 6, 7]])
@@ -68,7 +68,7 @@ def test_it_is_put_together_again(ranks: Ranks) -> None:
     plain, model = make(), make()
     skeleton = skeleton_of(model)
     assert all(each.is_meta for each in skeleton.parameters())
-    ranks.divide(model, *blocks_of(model), trained=True)
+    ranks.shard(model, *blocks_of(model), trained=True)
     made = put_together(model, skeleton, keep=True)
     assert put_together(model, skeleton, keep=False) is None
     assert type(made) is Scaled and made.head.weight is made.base_model.words.weight
@@ -78,7 +78,7 @@ def test_it_is_put_together_again(ranks: Ranks) -> None:
 def test_a_baseline_of_a_divided_student_has_weights_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
     model, other = make(), make(seed=1)
     skeleton = skeleton_of(model)
-    ranks.divide(model, *blocks_of(model), trained=True)
+    ranks.shard(model, *blocks_of(model), trained=True)
     save_model(other, str(tmp_path / "model.safetensors"))
     baseline = empty_copy(skeleton)
     load_weights(baseline, "evaluate.baseline", str(tmp_path))

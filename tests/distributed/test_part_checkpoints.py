@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from distill.config.settings import BackendConfig
 from distill.distributed import join_ranks
-from distill.runs import part_checkpoint
+from distill.runs import sharded_checkpoint
 from distill.runs.checkpoint import Checkpoints
 from distill.runtime.errors import Damaged, StorageFailed
 
@@ -57,12 +57,12 @@ def killed_at(moment: str) -> Any:
         before(*arguments)
 
     name = {"first part": "save_part", "second part": "save_part", "manifest": "write_manifest", "rename": "atomic"}
-    before: Callable[..., Any] = getattr(part_checkpoint, name[moment])
-    setattr(part_checkpoint, name[moment], second if moment == "second part" else stop)
+    before: Callable[..., Any] = getattr(sharded_checkpoint, name[moment])
+    setattr(sharded_checkpoint, name[moment], second if moment == "second part" else stop)
     try:
         yield
     finally:
-        setattr(part_checkpoint, name[moment], before)
+        setattr(sharded_checkpoint, name[moment], before)
 
 
 def goes_on(fit: Any, start: Path, folder: Path) -> dict[str, torch.Tensor]:
@@ -84,7 +84,7 @@ def save_killed(ranks: Any, fit: Any) -> dict[str, list[str]]:
         except Killed:
             pass
         ranks.barrier()
-        found[moment] = [path.name for path in fit.checkpoints.found()]
+        found[moment] = [path.name for path in fit.checkpoints.saved()]
         found[f"left by {moment}"] = sorted(path.name for path in fit.folder.iterdir())
         ranks.barrier()
     return found
@@ -92,7 +92,7 @@ def save_killed(ranks: Any, fit: Any) -> dict[str, list[str]]:
 
 @contextmanager
 def stops_with_rank_0() -> Any:
-    before = part_checkpoint.PartCheckpoints._on_rank_0
+    before = sharded_checkpoint.ShardedCheckpoints._on_rank_0
     calls = 0
 
     def work(self: Any, do: Any) -> None:
@@ -102,11 +102,11 @@ def stops_with_rank_0() -> Any:
             raise Killed
         before(self, do)
 
-    part_checkpoint.PartCheckpoints._on_rank_0 = work  # type: ignore[method-assign]
+    sharded_checkpoint.ShardedCheckpoints._on_rank_0 = work  # type: ignore[method-assign]
     try:
         yield
     finally:
-        part_checkpoint.PartCheckpoints._on_rank_0 = before  # type: ignore[method-assign]
+        sharded_checkpoint.ShardedCheckpoints._on_rank_0 = before  # type: ignore[method-assign]
 
 
 def save_on_a_full_disk(ranks: Any, fit: Any) -> tuple[str, list[str]]:

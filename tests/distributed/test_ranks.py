@@ -108,10 +108,10 @@ def scores(settings: BackendConfig) -> dict[str, Any]:
         masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
         evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), ranks)
         keep = "student" if share == 1.0 else None  # its part of the agreement, that of the teacher is computed
-        values_of, row_losses = evaluator.score_by_row(student, "student", sets, keep)
+        values_of, sequence_losses = evaluator.score_by_sequence(student, "student", sets, keep)
         for measure, values in values_of.items():
             measured |= {f"{measure} {share} {name}": value for name, value in values.items()}
-        for (measure, name), found in row_losses.items():
+        for (measure, name), found in sequence_losses.items():
             measured |= {f"of row {number} {measure} {share} {name}": loss for number, loss in enumerate(found.losses)}
         for name, values in evaluator.agree(student, teacher, sets).items():
             measured |= {f"{measure} {share} {name}": value for measure, value in values.items()}

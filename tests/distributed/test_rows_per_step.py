@@ -54,7 +54,7 @@ def test_ranks_come_and_go_and_the_steps_stay_the_same(tmp_path: Path) -> None:
     losses = [loss for part in parts for loss in part[0]["losses"]] + [line["loss/total"] for line in last.logs]
 
     whole = fit(tmp_path / "whole", STEPS)
-    whole.batches = replace(whole.batches, batch_size=ROWS)
+    whole.batches = replace(whole.batches, step_shape=replace(whole.batches.step_shape, batch_size=ROWS))
     whole.run()
     assert losses == pytest.approx([line["loss/total"] for line in whole.logs], rel=1e-5)
     assert_close(dict(last.student.state_dict()), dict(whole.student.state_dict()), rtol=1e-4, atol=2e-6)

@@ -9,20 +9,20 @@ from job import ROOT
 from transformers import AutoTokenizer
 from vocabularies import vocabulary_of
 
-from distill.data.span_rows import SpanConfig, SpanRows, span_rows
+from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Questions
 from distill.evaluation.measures.answers import AnswerConfig, find_answers
 from distill.evaluation.measures.squad import score, squad_set
 
 
-def logits_of(windows: SpanRows, seed: int = 0, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def logits_of(windows: SpanWindows, seed: int = 0, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     starts, ends = random.normal(size=(2, *windows.rows.shape))
     return (starts.round(), ends.round()) if ties else (starts.astype(np.float32), ends.astype(np.float32))
 
 
 def naive(
-    questions: Questions, windows: SpanRows, starts: np.ndarray, ends: np.ndarray, n_best: int, longest: int
+    questions: Questions, windows: SpanWindows, starts: np.ndarray, ends: np.ndarray, n_best: int, longest: int
 ) -> list[tuple[list[tuple[str, float]], float]]:
     """Texts and scores of each question, best first, and the least score of no answer."""
     context = windows.context
@@ -55,7 +55,7 @@ def naive(
 @pytest.mark.parametrize("family", ["bert", "deberta-v2"])
 def test_the_same_as_a_plain_loop(family: str, n_best: int, longest: int, ties: bool) -> None:
     made = sample.made(25, longest=50)
-    windows = span_rows(made, vocabulary_of(family), SpanConfig(48, 9, 6), "squad", True)
+    windows = span_windows(made, vocabulary_of(family), SpanConfig(48, 9, 6), "squad", True)
     starts, ends = logits_of(windows, ties=ties)
     answered = find_answers(made, windows, starts, ends, AnswerConfig(n_best, longest))
     for found, (texts, null) in zip(answered, naive(made, windows, starts, ends, n_best, longest), strict=True):
@@ -67,7 +67,7 @@ def test_the_same_as_a_plain_loop(family: str, n_best: int, longest: int, ties: 
 
 def test_candidates_say_where_they_stand() -> None:
     made = sample.made(10)
-    windows = span_rows(made, vocabulary_of("albert"), SpanConfig(48, 9, 6), "squad", True)
+    windows = span_windows(made, vocabulary_of("albert"), SpanConfig(48, 9, 6), "squad", True)
     answered = find_answers(made, windows, *logits_of(windows), AnswerConfig())
     for question, found in zip(made.questions, answered, strict=True):
         assert len(found.candidates) == len({each.text for each in found.candidates}) <= 20
@@ -75,7 +75,7 @@ def test_candidates_say_where_they_stand() -> None:
             assert question.context[slice(*each.place)] == each.text == each.text.strip() != ""
 
 
-def certain(windows: SpanRows) -> tuple[np.ndarray, np.ndarray]:
+def certain(windows: SpanWindows) -> tuple[np.ndarray, np.ndarray]:
     """Logits of a model that knows every label."""
     starts, ends = np.zeros((2, *windows.rows.shape), np.float32)
     numbers = np.arange(len(windows))
@@ -88,7 +88,7 @@ def certain(windows: SpanRows) -> tuple[np.ndarray, np.ndarray]:
 def test_a_model_that_knows_the_labels_has_full_marks(family: str, version: str) -> None:
     words = {*sample.WORDS, *sample.ODD} - {"a", "an", "the", "!"}  # of which v1.1 gives no F1 even if they are right
     made = sample.made(80, version, words=sorted(words))
-    windows = span_rows(made, vocabulary_of(family), SpanConfig(120, 40, 6), "squad", True)
+    windows = span_windows(made, vocabulary_of(family), SpanConfig(120, 40, 6), "squad", True)
     assert windows.unreached == 0
     scores = squad_set("dev", made, windows).score(*certain(windows), AnswerConfig(max_tokens=100))
     assert (scores.exact, scores.f1) == (100, 100)
@@ -96,7 +96,7 @@ def test_a_model_that_knows_the_labels_has_full_marks(family: str, version: str)
 
 def test_what_no_answer_may_be_read_from_is_refused() -> None:
     made = sample.made(5)
-    windows = span_rows(made, vocabulary_of("bert"), SpanConfig(48, 9, 6), "squad", True)
+    windows = span_windows(made, vocabulary_of("bert"), SpanConfig(48, 9, 6), "squad", True)
     for value in (np.nan, np.inf):
         for position in (0, int(windows.starts.max())):
             starts, ends = logits_of(windows)
@@ -118,7 +118,7 @@ def test_real_questions_whose_labels_are_known(version: str) -> None:
     assert os.environ["DISTILL_DATA"]
     questions = sample.real(version)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled")
-    windows = span_rows(questions, tokenizer, SpanConfig(), "squad", True)
+    windows = span_windows(questions, tokenizer, SpanConfig(), "squad", True)
     scores = score(questions, find_answers(questions, windows, *certain(windows), AnswerConfig()))
     assert 98.5 < scores.exact <= scores.f1 < 100
     long = score(questions, find_answers(questions, windows, *certain(windows), AnswerConfig(max_tokens=200)))

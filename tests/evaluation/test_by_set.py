@@ -86,7 +86,7 @@ def test_a_run_scores_each_set_by_its_own_share_and_is_tested_against_its_baseli
     drawn = found["perplexity"]["two"]
     ratio = content["student"]["perplexity"]["two"] / content["baseline"]["perplexity"]["two"]
     assert drawn["ratio"] == pytest.approx(ratio, rel=1e-6) and drawn["low"] <= drawn["ratio"] <= drawn["high"]
-    assert (drawn["units"], drawn["num_units"], drawn["resamples"]) == ("rows", 12, 10_000)
+    assert (drawn["units"], drawn["num_units"], drawn["resamples"]) == ("sequences", 12, 10_000)
     assert "In 10,000 paired resamples" in (run / "report.md").read_text()
 
 
@@ -97,8 +97,8 @@ def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
     (tmp_path / "chinese.txt").write_text(CHINESE, encoding="utf-8")
     mine = [f"+evaluate.sources.mine={{kind: text, path: {tmp_path}/chinese.txt}}", "evaluate.sets=[heldout,mine]"]
     for settings, words in (
-        (mine, "evaluate.sets: mine: the vocabulary does not know 100.0%"),
-        ([*mine, "corpus.max_unknown=1.0"], "evaluate.sets: mine: the vocabulary does not know 100.0%"),
+        (mine, "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"),
+        ([*mine, "corpus.max_unknown=1.0"], "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"),
         (["evaluate.by_set.heldout.pseudo_perplexity.fraction=1e-9"], "not one position that pseudo-perplexity scores"),
     ):
         assert shelf.run(tmp_path / "run", *settings) == 2
@@ -109,7 +109,7 @@ def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
 def test_a_source_of_a_mixture_that_the_vocabulary_does_not_know(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its share of the rows is too small to show among all tokens."""
+    """Its fraction of the sequences is too small to show among all tokens."""
     (tmp_path / "chinese.txt").write_text(CHINESE * 5, encoding="utf-8")
     sources = f"{{books: {{kind: gutenberg, path: {shelf.books}, weight: 0.9}}, "
     sources += f"foreign: {{kind: text, path: {tmp_path}/chinese.txt, weight: 0.1}}}}"
@@ -117,4 +117,4 @@ def test_a_source_of_a_mixture_that_the_vocabulary_does_not_know(
     teacher = ["teacher=pretrained", f"teacher.path={shelf.teacher}", "train.steps=2"]
     run = ["+recipe=distilbert_gutenberg", *settings, *teacher, "evaluate.sets=[]", f"hydra.run.dir={tmp_path / 'run'}"]
     assert distill(*run) == 2
-    assert "corpus.sources.foreign: the vocabulary does not know" in capsys.readouterr().err
+    assert "of its tokens are not in the vocabulary" in capsys.readouterr().err

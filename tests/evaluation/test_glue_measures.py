@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from vocabularies import vocabulary_of
 
-from distill.data.class_rows import class_rows
+from distill.data.class_sequences import class_sequences
 from distill.data.tables import LabelledTexts, glue
 from distill.evaluation.measures.classes import MEASURES, ClassSet, class_set, measure
 
@@ -122,7 +122,7 @@ def test_a_correlation_with_a_constant_is_none() -> None:
 def a_set(values: bool = False) -> ClassSet:
     labels = np.array([0.5, 2.0, 4.5]) if values else np.array([0, 1, 1])
     texts = LabelledTexts("made", ["a", "b", "c"], None, labels, () if values else ("no", "yes"))
-    return class_set("dev", texts, class_rows(texts, vocabulary_of("bert"), 16, "max_length"))
+    return class_set("dev", texts, class_sequences(texts, vocabulary_of("bert"), 16, "max_length"))
 
 
 def test_a_set_scores_outputs() -> None:
@@ -140,7 +140,7 @@ def test_outputs_that_cannot_be_read_are_refused() -> None:
     good = np.zeros((3, 2))
     for outputs, line in (
         (np.where(np.eye(3, 2) > 0, np.nan, good), "not finite"),
-        (good[:2], r"shape \(2, 2\) for 3 rows of 2 classes"),
+        (good[:2], r"shape \(2, 2\) for 3 texts of 2 classes"),
         (np.zeros((3, 3)), r"shape \(3, 3\)"),
     ):
         with pytest.raises(ValueError, match=line):

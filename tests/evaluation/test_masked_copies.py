@@ -15,7 +15,7 @@ FAMILIES = ["bert", "distilbert", "roberta", "modernbert", "albert"]
 
 
 def make_copies(count: int, num_rows: int = 3, padded: bool = True, length: int = 14) -> Copies:
-    """`count` copies of `num_rows` rows, some masked at their first or last position; padded to unlike lengths."""
+    """`count` copies of `num_rows` sequences, some masked at their first or last position; padded to unlike lengths."""
     torch.manual_seed(7)
     rows = torch.randint(len(SPECIAL), VOCAB, (num_rows, length))
     lengths = torch.randint(2, length + 1, (num_rows,)) if padded else torch.full((num_rows,), length)
@@ -78,7 +78,7 @@ def test_every_copy_of_one_row_and_each_of_its_own() -> None:
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 @torch.no_grad()
 def test_less_is_computed_than_in_the_full_forward(family: str) -> None:
-    """The last layer works on one position a copy, the first projects each row once."""
+    """The last layer works on one position a copy, the first projects each sequence once."""
     model, copies = make_model(family, 3), make_copies(60, num_rows=2, padded=False)
     seen: dict[nn.Module, int] = {}
 

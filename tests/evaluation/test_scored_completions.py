@@ -30,7 +30,7 @@ def evaluator(prompts: bool = True, packed: bool = True) -> Evaluator:
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "apart"])
 def test_scores_are_those_of_a_naive_loop(tmp_path: Path, packed: bool) -> None:
-    assert "[SEP]" in TEMPLATE  # inside a conversation, over whose rows a window goes on all the same
+    assert "[SEP]" in TEMPLATE  # inside a conversation, over whose sequences a window runs all the same
     found = tokens_of(chats(tmp_path, sequence_length=WIDTH, cross_documents=packed))
     data = EvaluationSet("chats", "", found.rows, found.documents, found.rows, prompts=found.prompts)
     model = make_family("gpt2")
@@ -38,7 +38,8 @@ def test_scores_are_those_of_a_naive_loop(tmp_path: Path, packed: bool) -> None:
     stream = [token for row in naive_rows(WIDTH, packed) for token in row]
     lengths, losses, bits, num_bytes = token_bytes(TOKENIZER), [], 0.0, 0
     for at, (id_, counts, number) in enumerate(stream):
-        # A window holds the token itself and those of its conversation before it, which may begin in the row before.
+        # A window holds the token itself and those of its conversation before it, which may begin in the sequence
+        # before.
         context = [other for other, _, of in stream[max(0, at - WIDTH + 1) : at] if of == number]
         if not counts or not context:
             continue

@@ -95,7 +95,7 @@ def positions(evaluator: Evaluator, data: EvaluationSet) -> np.ndarray:
 
 
 def exact(ids: np.ndarray, model: Any = MODEL) -> torch.Tensor:
-    """Log-probabilities [S, V] of one row without its padding, in float64."""
+    """Log-probabilities [S, V] of one sequence without its padding, in float64."""
     model.double()
     try:
         with torch.no_grad():
@@ -105,7 +105,7 @@ def exact(ids: np.ndarray, model: Any = MODEL) -> torch.Tensor:
 
 
 def masked(tokenizer: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """The fixed mask of one row: inputs and targets, without padding."""
+    """The fixed mask of one sequence: inputs and targets, without padding."""
     row = ROWS[number : number + 1, : int((ROWS[number] != PAD).sum())].astype(np.int64)
     inputs, targets = make(tokenizer).scoring.collator.mask(row, key(SEED, "evaluation mask", np.array([number])))
     return inputs[0], targets[0]

@@ -1,4 +1,4 @@
-"""Paired bootstrap resampling against a plain loop and on cases whose outcome is known; where documents end in rows."""
+"""Paired bootstrap resampling against a plain loop and on cases whose outcome is known; where documents end."""
 
 import math
 from dataclasses import replace
@@ -12,17 +12,17 @@ from vocabularies import vocabulary_of
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import causal_rows
+from distill.data.sequence_format import causal_format
 from distill.distributed.single import Single
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import (
     FEWEST,
     SAMPLED,
     STRETCH,
-    RowLosses,
+    SequenceLosses,
     Units,
+    compare_losses,
     compare_models,
-    compare_rows,
     paired_bootstrap,
     units_of,
 )
@@ -99,18 +99,18 @@ def test_units_without_tokens_do_not_count() -> None:
 
 def test_few_units_and_losses_that_are_no_numbers_say_nothing() -> None:
     units = Units("rows", np.arange(12))
-    good, bad = RowLosses(np.arange(12.0), np.ones(12)), RowLosses(np.full(12, math.nan), np.ones(12))
-    assert compare_rows(good, good, units) is not None
-    assert compare_rows(good, bad, units) is None
-    few = RowLosses(np.arange(12.0), np.array([1.0] * 9 + [0.0] * 3))
-    assert compare_rows(few, few, units) is None
+    good, bad = SequenceLosses(np.arange(12.0), np.ones(12)), SequenceLosses(np.full(12, math.nan), np.ones(12))
+    assert compare_losses(good, good, units) is not None
+    assert compare_losses(good, bad, units) is None
+    few = SequenceLosses(np.arange(12.0), np.array([1.0] * 9 + [0.0] * 3))
+    assert compare_losses(few, few, units) is None
 
 
 # --- units ---------------------------------------------------------------------------------------------------------
 
 
 def rows_of(lengths: list[int], documents: int = 100, width: int = 8) -> EvaluationSet:
-    """A row of each of these lengths, padded."""
+    """A sequence of each of these lengths, padded."""
     rows = np.full((len(lengths), width), PAD, np.uint16)
     for number, length in enumerate(lengths):
         rows[number, :length] = 7
@@ -134,8 +134,10 @@ def test_a_document_ends_with_a_row_that_is_not_full(tokenizer: Any) -> None:
 def test_of_few_documents_stretches_are_drawn(tokenizer: Any) -> None:
     masks = make_masks(tokenizer, np.zeros((1, 8), np.int64))
     books = units_of(rows_of([8] * 400 + [3], documents=5), masks)
-    assert books.name == f"stretches of {STRETCH} rows" and books.of_row.tolist() == [n // STRETCH for n in range(401)]
-    long = units_of(rows_of([8] * 400, documents=100), masks)  # rows that run over the end of documents
+    assert books.name == f"stretches of {STRETCH} sequences" and books.of_row.tolist() == [
+        n // STRETCH for n in range(401)
+    ]
+    long = units_of(rows_of([8] * 400, documents=100), masks)  # sequences that run over the end of documents
     assert long.name == books.name
     chosen = np.sort(np.random.default_rng(0).permutation(401)[:60])
     text = rows_of([8] * 400 + [3], documents=5)
@@ -143,22 +145,22 @@ def test_of_few_documents_stretches_are_drawn(tokenizer: Any) -> None:
     assert some.name == SAMPLED, "most stretches have two or three rows there"
     assert some.of_row.tolist() == np.unique(chosen // STRETCH, return_inverse=True)[1].tolist()
     short = units_of(rows_of([8] * 60, documents=5), masks)
-    assert short.name == "rows" and short.of_row.tolist() == list(range(60))
+    assert short.name == "sequences" and short.of_row.tolist() == list(range(60))
 
 
 def test_causal_documents_end_in_their_token() -> None:
     tokenizer = vocabulary_of("gpt2")
-    format = causal_rows(tokenizer)
+    format = causal_format(tokenizer)
     rows = np.full((3 * FEWEST, 4), 5, np.uint32)
     rows[2::3, 3] = format.document_end
     rows[1::3, 3] = format.document_end | (1 << 30)  # text that only looks like it
     data = EvaluationSet("made", "", rows, FEWEST)
     units = units_of(data, CausalLM(format, False))
     assert units.name == "documents" and units.of_row.tolist() == [n // 3 for n in range(3 * FEWEST)]
-    assert units_of(data, CausalLM(format, True)).name == "rows", "most documents end inside of rows there"
+    assert units_of(data, CausalLM(format, True)).name == "sequences", "most documents end inside of rows there"
 
 
-# --- losses by row -------------------------------------------------------------------------------------------------
+# --- losses by sequence
 
 
 def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
@@ -171,7 +173,7 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
     kept = {}
     for name in ("one", "two"):
         model = tiny.make_model("bert", 1 if name == "one" else 2)
-        scores, kept[name] = evaluator.score_by_row(model, name, [data])
+        scores, kept[name] = evaluator.score_by_sequence(model, name, [data])
         assert scores == evaluator.score(model, name, [data])
         for measure in ("perplexity", "pseudo_perplexity"):
             found = kept[name][measure, "small"]
@@ -182,21 +184,23 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
             alone = EvaluationSet("small", "", rows[3:4], 1)
             assert found.counts[3] <= int((alone.rows != PAD).sum())
     compared = compare_models(kept["one"], kept["two"], [data], evaluator.scoring)
-    assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "rows"
+    assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "sequences"
     (single,) = compare_models(kept["one"], kept["one"], [data], evaluator.scoring)["perplexity"].values()
     assert (single.low, single.high) == (1.0, 1.0)
 
 
 def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:
-    """Those of one row are what a set of that row alone has, at the positions of the same mask."""
+    """Those of one sequence are what a set of that sequence alone has, at the positions of the same mask."""
     rows = tiny.make_rows(6, shortest=4)
     masks = make_masks(tokenizer, rows, mlm_probability=0.3)
     settings = EvaluateConfig(batch_size=3, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0, batch_size=8))
     evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), Single(BackendConfig(device="cpu")))
     model = tiny.make_model("distilbert", 2)
-    whole = evaluator.score_by_row(model, "model", [EvaluationSet("all", "", rows, 6)])[1]["pseudo_perplexity", "all"]
+    whole = evaluator.score_by_sequence(model, "model", [EvaluationSet("all", "", rows, 6)])[1][
+        "pseudo_perplexity", "all"
+    ]
     for number in range(6):
         one = EvaluationSet("one", "", rows[number : number + 1], 1)
-        alone = evaluator.score_by_row(model, "model", [one])[1]["pseudo_perplexity", "one"]
+        alone = evaluator.score_by_sequence(model, "model", [one])[1]["pseudo_perplexity", "one"]
         assert whole.counts[number] == alone.counts[0] > 0
         assert whole.losses[number] == pytest.approx(alone.losses[0], rel=1e-5)

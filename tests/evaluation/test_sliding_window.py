@@ -14,7 +14,7 @@ from vocabularies import special_ids, vocabulary_of
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import causal_rows
+from distill.data.sequence_format import causal_format
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
@@ -28,19 +28,19 @@ LENGTHS = (31, 1, 12, 5, 23, 2, 40)  # tokens of the documents, special ones not
 
 
 class Text(NamedTuple):
-    """A tokenizer, a model, and documents of random tokens, laid out in rows as packing does."""
+    """A tokenizer, a model, and documents of random tokens, laid out in sequences as packing does."""
 
     tokenizer: Any
     model: Any
     rows: np.ndarray
     documents: list[list[int]]
-    places: list[list[tuple[int, int]]]  # row and column of each token of a document
+    places: list[list[tuple[int, int]]]  # sequence and column of each token of a document
     packed: bool
 
 
 def make_text(family: str, packed: bool) -> Text:
     tokenizer = vocabulary_of(family)
-    rows_format, random = causal_rows(tokenizer), np.random.default_rng(4)
+    rows_format, random = causal_format(tokenizer), np.random.default_rng(4)
     special = set(tokenizer.all_special_ids)
     plain = [id_ for id_ in range(len(tokenizer)) if id_ not in special]
     begin = [] if rows_format.document_start is None else [rows_format.document_start]
@@ -75,7 +75,7 @@ class Rank(Single):
 
 
 def measure(text: Text, stride: int | None, batch_size: int = 5, rank: int = 0, size: int = 1) -> WindowPass:
-    collator = CausalLM(causal_rows(text.tokenizer), text.packed)
+    collator = CausalLM(causal_format(text.tokenizer), text.packed)
     settings = EvaluateConfig(stride=stride, batch_size=batch_size)
     return WindowPass(Scoring(collator, text.tokenizer, settings, Rank(rank, size)))
 
@@ -99,7 +99,7 @@ class Scored(NamedTuple):
 def naive(text: Text, stride: int) -> Iterator[Scored]:
     """Every token but the first of each document, with as much before it as its window shows."""
     model = text.model.double()
-    used = (text.rows != causal_rows(text.tokenizer).pad).sum(1)
+    used = (text.rows != causal_format(text.tokenizer).pad).sum(1)
     for document, places in zip(text.documents, text.places, strict=True):
         flat = [row * WIDTH + column for row, column in places]
         for number in range(1, len(document)):
@@ -169,7 +169,7 @@ def test_a_model_that_was_scored_can_leave_memory(text: Text) -> None:
 
 def test_a_set_without_anything_to_score() -> None:
     text = make_text("gpt2", True)
-    rows = np.full((2, WIDTH), causal_rows(text.tokenizer).pad, np.uint16)
+    rows = np.full((2, WIDTH), causal_format(text.tokenizer).pad, np.uint16)
     rows[:, 0] = text.tokenizer.eos_token_id
     data, scored = EvaluationSet("set", "", rows, 1), measure(text, None)
     with torch.no_grad():

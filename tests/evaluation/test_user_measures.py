@@ -19,10 +19,10 @@ from vocabularies import special_ids, vocabulary_of
 
 from distill.config.component import Component
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
-from distill.data.class_rows import class_rows
+from distill.data.class_sequences import class_sequences
 from distill.data.collate.classes import Classes
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import causal_rows
+from distill.data.sequence_format import causal_format
 from distill.data.tables import LabelledTexts
 from distill.distributed import join_ranks
 from distill.distributed.single import Single
@@ -105,7 +105,7 @@ def test_of_causal_models_they_read_the_tokens_of_perplexity() -> None:
     tokenizer = vocabulary_of("gpt2")
     ids = np.random.default_rng(4).integers(5, 40, (11, 12)).astype(np.uint16)
     settings = EvaluateConfig(batch_size=3, stride=5, measures=measures(other=PERPLEXITY))
-    collator = CausalLM(causal_rows(tokenizer), True)
+    collator = CausalLM(causal_format(tokenizer), True)
     scoring = Scoring(collator, tokenizer, settings, Single(BackendConfig(device="cpu")))
     made = Evaluator(scoring, find_task("clm").passes(scoring), PrecisionConfig())
     model = make_family("gpt2", **special_ids(tokenizer))
@@ -131,7 +131,7 @@ def table_scores(labels: np.ndarray, classes: tuple[str, ...], chosen: dict[str,
     tokenizer, draw = vocabulary_of("bert"), np.random.default_rng(1)
     texts = [chr(97 + number) for number in draw.integers(0, 26, 40)]
     examples = LabelledTexts("made", texts, None, labels, classes)
-    rows = class_rows(examples, tokenizer, 8, "corpus.sequence_length")
+    rows = class_sequences(examples, tokenizer, 8, "corpus.sequence_length")
     data = replace(class_set("table", examples, rows), collator=Classes(rows, segments=True))
     settings = EvaluateConfig(batch_size=7, measures=chosen)
     scoring = Scoring(data.collator, tokenizer, settings, Single(BackendConfig(device="cpu")), [data], ("class",))
@@ -171,7 +171,7 @@ OF_RANKS = measures(
     median="own_metrics.MedianLogit",
     widest="own_metrics.Longest",
 )
-NUM_ROWS = (15, 2, 1)  # of the sets: in the last one only one of the ranks has a row
+NUM_ROWS = (15, 2, 1)  # of the sets: in the last one only one of the ranks has a sequence
 
 
 def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int]:

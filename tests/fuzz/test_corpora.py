@@ -1,4 +1,4 @@
-"""Files of any content as a corpus: each gives documents that can be tokenized, or is counted as unread."""
+"""Files of any content as a corpus: each gives documents that can be tokenized, or is counted as invalid."""
 
 import gzip
 import json
@@ -53,8 +53,8 @@ def documents_of(kind: str, path: Path) -> list[Document]:
         .find(settings, "corpus", DataConfig(cache=str(path.parent / "cache")))
     )
     assert source is not None
-    unread: list[Any] = []
-    return [document for shard in source.shards() for document in read(source, shard, unread.append)]
+    invalid: list[Any] = []
+    return [document for shard in source.shards() for document in read(source, shard, invalid.append)]
 
 
 @pytest.mark.parametrize("kind", SUFFIXES)

@@ -6,10 +6,10 @@ from pydoc_data.topics import topics
 import numpy as np
 import pytest
 import torch
+from tiny import make_batches
 
 from distill.config.settings import CONF, BackendConfig, BundledTeacherConfig, LayersStudentConfig, MaskingConfig
 from distill.config.teacher import BUNDLED
-from distill.data.batches import Batches
 from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
 from distill.models.kind import MASKED
@@ -56,7 +56,7 @@ def test_its_lower_layers_are_where_a_student_starts_best(kind: str, count: int)
     masks = masked_lm(MaskingConfig(smoothing=0.0), tokenizer, np.ones(len(tokenizer), np.int64))
     settings = LayersStudentConfig(architecture="distilbert", layers="auto", num_layers=count)
     with Single(BackendConfig(device="cpu"), alone=True) as ranks:
-        batches = Batches(rows, masks, batch_size=16, accumulate=1, seed=0)
+        batches = make_batches(rows, masks, batch_size=16, accumulate=1, seed=0)
         prediction = Prediction(MASKED, "mlm", len(tokenizer), "fp32")
         found = find_layers(settings, teacher, prediction, batches, ranks)
     loss = {rule: each["loss"] for each in found["by_rule"] for rule in each["rules"]}

@@ -48,7 +48,7 @@ def test_a_trained_student_drops_and_an_evaluated_one_does_not() -> None:
     assert torch.equal(hidden_states(student, ids, None), hidden_states(student, ids, None))
 
 
-def by_row(rows: list[int], p: float = 0.3, calls: int = 2, shape: tuple[int, ...] = (5, 7)) -> list[torch.Tensor]:
+def by_sequence(rows: list[int], p: float = 0.3, calls: int = 2, shape: tuple[int, ...] = (5, 7)) -> list[torch.Tensor]:
     """What several dropouts of one forward multiply the rows of these keys by, [rows, calls, ...]."""
     with keyed_by_row(rows):
         drawn = [factors(torch.empty(len(rows), *shape), p) for _ in range(calls)]
@@ -56,15 +56,15 @@ def by_row(rows: list[int], p: float = 0.3, calls: int = 2, shape: tuple[int, ..
 
 
 def test_a_row_drops_the_same_whatever_stands_beside_it() -> None:
-    together = dict(zip([11, 5, 2**63 + 9], by_row([11, 5, 2**63 + 9]), strict=True))
+    together = dict(zip([11, 5, 2**63 + 9], by_sequence([11, 5, 2**63 + 9]), strict=True))
     for key, expected in together.items():
-        assert torch.equal(by_row([key])[0], expected)
+        assert torch.equal(by_sequence([key])[0], expected)
     torch.manual_seed(123)  # torch's own stream has no part in it
-    assert torch.equal(by_row([5, 11])[1], together[11])
+    assert torch.equal(by_sequence([5, 11])[1], together[11])
 
 
 def test_rows_and_calls_have_streams_of_their_own() -> None:
-    rows = by_row(list(range(100, 164)), calls=4, shape=(64, 16))
+    rows = by_sequence(list(range(100, 164)), calls=4, shape=(64, 16))
     kept = (torch.stack(rows).flatten(2) > 0).double()  # [64 rows, 4 calls, 1024 values]
     streams = kept.flatten(0, 1) - kept.mean()
     likeness = streams @ streams.T / (0.3 * 0.7 * 1024)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from families import CAUSAL, FAMILIES, depth_fields, make_family
 from job import Shelf, distill, metrics, results, save_model
@@ -18,9 +19,8 @@ from vocabularies import special_ids, vocabulary_of
 
 from distill.config.settings import LayersStudentConfig, SavedTeacherConfig
 from distill.data.batch import Batch
-from distill.data.batches import Batches
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import RowFormat, causal_rows, masked_rows
+from distill.data.sequence_format import SequenceFormat, causal_format, masked_format
 from distill.models import kind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import make_student
@@ -76,7 +76,7 @@ def student_of(case: str, layers: Any, **settings: Any) -> Any:
 # --- rows: padded and masked, or packed
 
 
-CLM = CausalLM(RowFormat(None, None, 2, 3, None, 0, 1), packed=True)  # [CLS] begins a document, [SEP] ends it
+CLM = CausalLM(SequenceFormat(None, None, 2, 3, None, 0, 1), packed=True)  # [CLS] begins a document, [SEP] ends it
 
 
 def packed_rows() -> np.ndarray:
@@ -91,9 +91,9 @@ def packed_rows() -> np.ndarray:
 def batches_of(case: str) -> list[Batch]:
     """One window of two micro-batches."""
     if kind_of(case) is kind.CAUSAL:
-        return Batches(packed_rows(), CLM, 2, 2, 0).window(0)
+        return tiny.make_batches(packed_rows(), CLM, 2, 2, 0).window(0)
     rows = make_rows(5, shortest=4)
-    return Batches(rows, make_masks(make_tokenizer(), rows, mlm_probability=0.4), 3, 2, 0).window(0)
+    return tiny.make_batches(rows, make_masks(make_tokenizer(), rows, mlm_probability=0.4), 3, 2, 0).window(0)
 
 
 def logits_of(model: Any, batch: Batch) -> Tensor:
@@ -122,10 +122,10 @@ def test_a_folder_with_its_own_kind_of_tokenizer_gives_the_model_back(family: st
     ids = own(text, add_special_tokens=False).input_ids
     assert tokenizer(text, add_special_tokens=False).input_ids == ids and tokenizer.get_vocab() == own.get_vocab()
     if wanted is kind.MASKED:
-        rows = masked_rows(tokenizer)
+        rows = masked_format(tokenizer)
         assert own(text).input_ids == [rows.row_start, *ids, rows.row_end] and tokenizer.mask_token_id is not None
     else:
-        rows = causal_rows(tokenizer)
+        rows = causal_format(tokenizer)
         assert rows.document_end == own.eos_token_id and rows.pad not in (own.bos_token_id, own.eos_token_id, *ids)
     row = torch.tensor([own(text).input_ids])
     torch.testing.assert_close(loaded(input_ids=row).logits, model(input_ids=row).logits, rtol=0, atol=0)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import PROMPT, causal_rows
+from distill.data.sequence_format import PROMPT, causal_format
 
 LENGTH = 16
 
@@ -28,7 +28,7 @@ def rows() -> np.ndarray:
 
 
 def batch_of(ids: np.ndarray) -> Batch:
-    return CausalLM(causal_rows(byte_pairs()), True).collate(ids, np.zeros(len(ids), np.uint64), np.arange(len(ids)))
+    return CausalLM(causal_format(byte_pairs()), True).collate(ids, np.zeros(len(ids), np.uint64), np.arange(len(ids)))
 
 
 def completions(ids: np.ndarray) -> list[tuple[int, int, int]]:

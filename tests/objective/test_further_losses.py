@@ -14,7 +14,6 @@ from torch.nn.functional import linear
 
 from distill.config import compose
 from distill.config.weight_schedule import WeightSchedule
-from distill.data.batches import Batches
 from distill.objective import losses
 from distill.objective.blocks import ByFormulas
 from distill.objective.fused import chunked_loss
@@ -216,7 +215,7 @@ def test_each_is_divided_by_its_own_count_over_the_whole_step(tokenizer: Any, te
     """Two micro-batches of unequal masks: loss and gradient are those of the loops, each over all its positions."""
     settings = tiny.objective_config(soft=0.0, mlm=2.0, cosine=0.0, kernel=kernel, temperature=3.0, **MORE)
     rows = tiny.make_rows(4, shortest=4)
-    batches = Batches(rows, tiny.make_masks(tokenizer, rows, mlm_probability=0.3), 2, 2, 0).window(0)
+    batches = tiny.make_batches(rows, tiny.make_masks(tokenizer, rows, mlm_probability=0.3), 2, 2, 0).window(0)
     student = tiny.make_model("distilbert", 1, seed=2)
     objective = tiny.make_objective(settings, student, teacher)
     loss, sums = tiny.loss_of(objective, student, teacher, batches)

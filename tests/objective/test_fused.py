@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from heads import BOTH_HEADS, VOCAB, Problem, agree, gradients, largest_allocation, problem
+from heads import BOTH_HEADS, VOCAB, Problem, assert_agrees, gradients, largest_allocation, problem
 from torch import Tensor
 
 from distill.models.language_model import Head
@@ -16,7 +16,7 @@ from distill.objective.blocks import ByFormulas
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 8, 41, 1000])
 @pytest.mark.parametrize("rows", [0, 1, 2, 41])
 def test_chunks_of_any_size_give_the_plain_result(rows: int, rows_per_chunk: int) -> None:
-    agree(problem(rows), budget=rows_per_chunk * BOTH_HEADS)
+    assert_agrees(problem(rows), budget=rows_per_chunk * BOTH_HEADS)
 
 
 @pytest.mark.parametrize("cutoff", [0.0, 1e-4, 1e-2, 0.3, 2.0])
@@ -24,7 +24,7 @@ def test_chunks_of_any_size_give_the_plain_result(rows: int, rows_per_chunk: int
 def test_cutoff_and_upstream_gradient(cutoff: float, upstream: float) -> None:
     case = problem()
     case.cutoff = cutoff
-    agree(case, upstream=upstream, budget=10 * BOTH_HEADS)
+    assert_agrees(case, upstream=upstream, budget=10 * BOTH_HEADS)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 3.7])
@@ -34,7 +34,7 @@ def test_rows_carry_any_mixture_of_terms(masked: float, with_teacher: bool, temp
     case = problem(masked=masked)
     case.teacher = case.teacher if with_teacher else None
     case.temperature = temperature
-    agree(case, budget=10 * BOTH_HEADS)
+    assert_agrees(case, budget=10 * BOTH_HEADS)
 
 
 @pytest.mark.parametrize("kept", [1, 8, 128, VOCAB - 1])
@@ -42,7 +42,7 @@ def test_rows_carry_any_mixture_of_terms(masked: float, with_teacher: bool, temp
 def test_a_teacher_known_by_its_largest_entries(kept: int, temperature: float) -> None:
     case = problem()
     case.kept, case.temperature = kept, temperature
-    agree(case, upstream=-2.5, budget=10 * BOTH_HEADS)
+    assert_agrees(case, upstream=-2.5, budget=10 * BOTH_HEADS)
 
 
 def test_a_teacher_known_by_its_largest_entries_alone() -> None:
@@ -50,13 +50,13 @@ def test_a_teacher_known_by_its_largest_entries_alone() -> None:
     for rows in (0, 1, 41):
         case = problem(rows)
         case.targets, case.kept = None, 8
-        agree(case)
+        assert_agrees(case)
     case.student = case.student._replace(rows=(case.student.rows.detach() * 1e4).requires_grad_())
-    agree(case, relative=2e-3)
+    assert_agrees(case, relative=2e-3)
     case = problem(5, torch.float64, masked=0.5, vocab=13)
     case.kept = 4
     assert torch.autograd.gradcheck(lambda *t: case.fused(student=Head(*t), budget=2 * 13 * 16)[0], case.student[:3])
-    agree(case, relative=1e-13)
+    assert_agrees(case, relative=1e-13)
 
 
 def test_almost_all_entries_give_the_result_of_the_live_teacher() -> None:
@@ -71,14 +71,14 @@ def test_almost_all_entries_give_the_result_of_the_live_teacher() -> None:
 
 def test_terms_and_bias_may_be_absent() -> None:
     case = problem(bias=False)
-    agree(case)
+    assert_agrees(case)
     case.teacher = None
-    agree(case, budget=4 * BOTH_HEADS)
+    assert_agrees(case, budget=4 * BOTH_HEADS)
     case.targets = None
     assert case.fused()[0].item() == 0 and all((g == 0).all() for g in gradients(case.fused()[0], case.student))
     case = problem()
     case.targets = None
-    agree(case)
+    assert_agrees(case)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -91,7 +91,7 @@ def test_gradients_by_differences(rows: int, cutoff: float) -> None:
         return case.fused(student=Head(*tensors), budget=2 * 13 * 16)[0]
 
     assert torch.autograd.gradcheck(loss, case.student[:3])
-    agree(case, relative=1e-13)
+    assert_agrees(case, relative=1e-13)
 
 
 def test_bf16_matrix_operations_by_dtype_and_by_autocast() -> None:
@@ -170,7 +170,7 @@ def test_extreme_logits_stay_finite() -> None:
     case.student = case.student._replace(rows=(case.student.rows.detach() * 1e4).requires_grad_())
     for cutoff in (0.0, 1e-3):
         case.cutoff = cutoff
-        agree(case, relative=2e-3)  # fp32 itself knows logits of this size to 1e-3
+        assert_agrees(case, relative=2e-3)  # fp32 itself knows logits of this size to 1e-3
 
 
 def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
@@ -191,15 +191,16 @@ def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
     assert largest <= limit < 200 * VOCAB * 4 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 def test_compiled_gives_the_plain_result() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # falling back would be said by a warning
         for rows_per_chunk in (8, 41):
-            agree(problem(), budget=rows_per_chunk * BOTH_HEADS, compiled=True)
+            assert_agrees(problem(), budget=rows_per_chunk * BOTH_HEADS, compiled=True)
         case = problem()
         case.kept = 8
-        agree(case, budget=8 * BOTH_HEADS, compiled=True)
+        assert_agrees(case, budget=8 * BOTH_HEADS, compiled=True)
 
 
 def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +213,8 @@ def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernel.Compiled, "works", True)
     monkeypatch.setattr(kernel.compiled_kernel, "function", broken)
     with pytest.warns(UserWarning, match="without torch.compile: no compiler found$"):
-        agree(problem(), compiled=True, budget=2 * BOTH_HEADS)
-    agree(problem(), compiled=True)
+        assert_agrees(problem(), compiled=True, budget=2 * BOTH_HEADS)
+    assert_agrees(problem(), compiled=True)
     assert len(tries) == 1, "each try takes seconds"
 
 

@@ -58,7 +58,7 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 @pytest.mark.parametrize("path", ["plain", "chunked", "small", "other_block"])
 @pytest.mark.parametrize("rows", [0, 1, 41])
 def test_the_loss_is_the_divergence_from_the_mean(rows: int, path: str, temperature: float) -> None:
-    """Value and all gradients, with vocabularies padded to three sizes, masked words beside, and another upstream."""
+    """Value and all gradients, with vocabularies padded to three sizes, masked tokens beside, and another upstream."""
     case, heads = problem(rows), members(rows)
     assert case.targets is not None
     terms: list[VocabularyTerm] = [Soft(temperature), Mlm()]

@@ -13,7 +13,6 @@ from tiny import PAD, VOCAB, loss_of, make_masks, make_model, make_objective, ma
 
 from distill.config.settings import BackendConfig, ObjectiveConfig, PrecisionConfig
 from distill.data.batch import Batch, Labels
-from distill.data.batches import Batches
 from distill.distributed import GradientSync
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel
@@ -34,7 +33,7 @@ def window(
 ) -> list[Batch]:
     rows = make_rows(count, shortest=shortest)
     masks = make_masks(tokenizer, rows, **{"mlm_probability": 0.3, **masking})
-    return Batches(rows, masks, batch_size, -(-count // batch_size), 0).window(0)
+    return tiny.make_batches(rows, masks, batch_size, -(-count // batch_size), 0).window(0)
 
 
 def without_targets(batch: Batch) -> Batch:
@@ -114,7 +113,7 @@ def test_value_and_gradient_are_those_of_the_definition(
 
 
 def test_no_teacher_is_asked_where_none_is_needed(tokenizer: Any) -> None:
-    """With the masked words alone the loss is the same whether a teacher is there or not."""
+    """With the masked tokens alone the loss is the same whether a teacher is there or not."""
     batches, student = window(tokenizer), make_model("distilbert", 1)
 
     def never(*_: Any, **__: Any) -> None:
@@ -129,7 +128,7 @@ def test_no_teacher_is_asked_where_none_is_needed(tokenizer: Any) -> None:
 @KERNELS
 @pytest.mark.parametrize("case", ["default", "masked", "mlm", "cosine", "all_masked"])
 def test_micro_batch_without_targets(tokenizer: Any, teacher: Any, case: str, kernel: str) -> None:
-    """It gives nothing to the masked words, no nan, and its positions still count for the other terms."""
+    """It gives nothing to the masked tokens, no nan, and its positions still count for the other terms."""
     settings = CASES[case].changed(kernel=kernel)
     batches = window(tokenizer)
     batches[1] = without_targets(batches[1])

@@ -90,11 +90,11 @@ def test_terms_that_cannot_be_are_refused(
 
 def test_a_new_loss_is_one_new_file(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the folder of the terms is found by its name: no list of terms has to be edited."""
-    import distill.objective.terms as wing
+    import distill.objective.terms as package
 
     text = (Path(__file__).parent.parent / "own_parts.py").read_text().replace("ProjectedHidden", "HiddenProjection")
     (tmp_path / "hidden_projection.py").write_text(text)
-    monkeypatch.setattr(wing, "__path__", [*wing.__path__, str(tmp_path)])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     term = "+objective.hidden_projection={weight: 1.0, student_layer: 1, teacher_layer: 2}"
     assert shelf.run(tmp_path / "run", term, "train.steps=1") == 0
     assert "loss/hidden_projection" in metrics(tmp_path / "run")[0]

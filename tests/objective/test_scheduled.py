@@ -1,4 +1,4 @@
-"""Weights and temperatures that follow a schedule: their values by step, the gradient, the totals, going on."""
+"""Weights and temperatures that follow a schedule: their values by step, the gradient, the totals, resuming."""
 
 from pathlib import Path
 from typing import Any

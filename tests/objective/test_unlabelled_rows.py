@@ -11,9 +11,9 @@ from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceCl
 
 from distill.config import compose
 from distill.data.batch import Batch
-from distill.data.class_rows import ClassRows
+from distill.data.class_sequences import ClassSequences
 from distill.data.collate import classes, spans
-from distill.data.span_rows import SpanRows
+from distill.data.span_windows import SpanWindows
 
 COUNT, LABELLED = 7, 3  # rows, of which the first have labels
 WINDOW = [[5, 0], [3, 4], [1, 6], [2]]  # rows by micro-batch; the second has no label at all
@@ -82,10 +82,10 @@ def collated(task: str, targets: np.ndarray) -> list[Batch]:
     collator: Any
     if task == "spans":
         starts, ends = targets.T.copy()
-        windows = SpanRows(ids, segments, starts, ends, np.arange(COUNT), PAD, 0, "", None)
+        windows = SpanWindows(ids, segments, starts, ends, np.arange(COUNT), PAD, 0, "", None)
         collator = spans.Spans(windows, True)
     else:
-        collator = classes.Classes(ClassRows(ids, segments, targets, PAD, 0, ""), True)
+        collator = classes.Classes(ClassSequences(ids, segments, targets, PAD, 0, ""), True)
     return [
         collator.collate(ids[numbers].astype(np.int64), np.zeros(len(numbers), np.uint64), np.array(numbers))
         for numbers in WINDOW

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from heads import BOTH_HEADS, VOCAB, Problem, agree, gradients, largest_allocation, problem
+from heads import BOTH_HEADS, VOCAB, Problem, assert_agrees, gradients, largest_allocation, problem
 from torch import Tensor
 
 from distill.models.language_model import Head
@@ -73,7 +73,7 @@ class Entropy(VocabularyTerm):
 
 @pytest.mark.parametrize("terms", [[Entropy()], [Mlm(), Entropy()]], ids=["alone", "beside_mlm"])
 def test_a_term_without_a_teacher_acts_on_every_row(terms: list[VocabularyTerm]) -> None:
-    """Also on those without a target, which masked words alone leave out."""
+    """Also on those without a target, which masked tokens alone leave out."""
     case, scales = problem(41), torch.linspace(0.2, 0.9, len(terms))
     assert case.targets is not None
     want, want_sums = PlainLosses(terms, VOCAB)(case.student._replace(dtype=torch.float32), None, case.targets, scales)
@@ -115,7 +115,7 @@ def test_any_terms_keep_nothing_of_rows_by_vocabulary() -> None:
 def test_any_terms_learn_from_largest_entries_too() -> None:
     case = problem()
     case.kept = 8
-    agree(case)
+    assert_agrees(case)
     scales = torch.tensor([0.3, 0.07])
     block = ByFormulas([Soft(), Mlm()])
     loss, sums = chunked_loss(case.student, case.top_k(), case.targets, block, scales, vocab=VOCAB)

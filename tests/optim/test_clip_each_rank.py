@@ -11,7 +11,6 @@ from distributed import run_ranks
 from job import Shelf, command, metrics, results
 
 from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
-from distill.data.batches import Batches
 from distill.distributed import join_ranks
 from distill.optim.schedules.constant import Constant
 
@@ -49,7 +48,7 @@ def definition() -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
     parameters, after, before = list(student.parameters()), [], []
     masks = tiny.make_masks(tiny.make_tokenizer(), ROWS)
     for step in range(STEPS):
-        windows = [Batches(ROWS, masks, 2, 2, 0, rank, 2).window(step) for rank in range(2)]
+        windows = [tiny.make_batches(ROWS, masks, 2, 2, 0, rank=rank, size=2).window(step) for rank in range(2)]
         counts = sum(objective.count(window) for window in windows)
         total = [torch.zeros_like(parameter) for parameter in parameters]
         for window in windows:

@@ -54,7 +54,7 @@ def test_the_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatc
 
 
 def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: float = 1.0, **fields: Any) -> Any:
-    """That of one window, divided by the scale; `share`: of the real loss, as if the step had so many more rows."""
+    """That of one window, divided by the scale; `share`: of the real loss, as if the step had more sequences."""
     torch.manual_seed(0)
     student = make_model("distilbert", 2, seed=5, **fields).train()
     objective = tiny.make_objective(settings, student, teacher)
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_fp32_within_rounding(settings: Any, kernel: str,
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
 def test_small_gradients_vanish_in_fp16_without_the_scale(kernel: str, teacher: Any) -> None:
-    """In a step of many rows each one's share is below the smallest number of fp16, 6e-8."""
+    """In a step of many sequences each one's share is below the smallest number of fp16, 6e-8."""
     settings, share = objective_config(kernel=kernel), 1e-7
     exact = gradient(settings, teacher, "fp32", 1.0, share)
     assert (gradient(settings, teacher, "fp16", 2.0**20, share) - exact).norm() < 0.02 * exact.norm()

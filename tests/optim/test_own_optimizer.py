@@ -64,13 +64,13 @@ def test_a_new_optimizer_and_a_new_schedule_are_one_new_file_each(
     import distill.optim.optimizers as optimizers
     import distill.optim.schedules as schedules
 
-    for wing, name, own in ((optimizers, "counter_momentum", "Counter"), (schedules, "up_and_down", "Triangle")):
+    for package, name, own in ((optimizers, "counter_momentum", "Counter"), (schedules, "up_and_down", "Triangle")):
         folder = tmp_path / name
         folder.mkdir()
         new = "".join(part.capitalize() for part in name.split("_"))
         text = (Path(__file__).parent.parent / "own_parts.py").read_text().replace(f"class {own}", f"class {new}")
         (folder / f"{name}.py").write_text(text.replace(f"{own}()", f"{new}()"))
-        monkeypatch.setattr(wing, "__path__", [*wing.__path__, str(folder)])
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     without = ("~optimizer.betas", "~optimizer.eps", "~optimizer.weight_decay", "~schedule.warmup", "~schedule.floor")
     kinds = ("optimizer.kind=counter_momentum", "schedule.kind=up_and_down", *without, "train.steps=2")
     assert shelf.run(tmp_path / "run", *kinds) == 0

@@ -38,14 +38,14 @@ def test_schedules(kind: str, warmup: float, floor: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rise_in_steps_is_the_same_as_its_share(kind: str) -> None:
-    by_share, by_steps = (
+def test_a_rise_in_steps_is_the_same_as_its_fraction(kind: str) -> None:
+    by_fraction, by_steps = (
         make({"kind": kind, "warmup": 0.25}),
         make({"kind": kind, "warmup": 0.0, "warmup_steps": 5}, 20),
     )
     for step in range(20):
         progress = progress_of(step, 20, 0.0, math.inf)
-        assert by_steps(progress) == by_share(progress)
+        assert by_steps(progress) == by_fraction(progress)
         if step < 5:
             assert by_steps(progress) == pytest.approx((step + 0.5) / 5)
     assert (
@@ -89,10 +89,10 @@ def test_a_run_that_is_all_warmup() -> None:
         ({"warmup": 1.1}, ["schedule.warmup=1.1", "from 0 to 1"]),
         ({"floor": -0.1}, ["schedule.floor=-0.1", "from 0 to 1"]),
         ({"warmup": "soon"}, ["schedule.warmup", "soon"]),
-        ({"warmup_steps": 5}, ["schedule.warmup_steps=5 and warmup=0.05 are both given", "warmup=0"]),
+        ({"warmup_steps": 5}, ["schedule.warmup_steps=5 and warmup=0.05 are both set", "warmup=0"]),
         ({"warmup": 0.0, "warmup_steps": 41}, ["schedule.warmup_steps=41", "from 0 to 40"]),
         ({"warmup": 0.0, "warmup_steps": -1}, ["schedule.warmup_steps=-1", "from 0 to 40"]),
-        ({"floor": 0.1, "end_lr": 1e-5}, ["schedule.end_lr=1e-05 and floor=0.1 are both given", "floor=0"]),
+        ({"floor": 0.1, "end_lr": 1e-5}, ["schedule.end_lr=1e-05 and floor=0.1 are both set", "floor=0"]),
         ({"end_lr": 0.6}, ["schedule.end_lr=0.6", "from 0 to 0.5"]),
         ({"end_lr": -0.6}, ["schedule.end_lr=-0.6", "from 0 to 0.5"]),
         ({"kind": "polynomial", "power": 0}, ["schedule.power=0.0", "above 0"]),
@@ -114,5 +114,5 @@ def test_schedules_that_cannot_be_are_refused(settings: dict[str, Any], words: l
 
 
 def test_steps_in_a_run_that_the_clock_ends_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"^schedule\.warmup_steps=5 .*train\.minutes.*share$"):
+    with pytest.raises(SettingError, match=r"^schedule\.warmup_steps=5 .*train\.minutes.*fraction$"):
         make({"warmup": 0.0, "warmup_steps": 5}, None)

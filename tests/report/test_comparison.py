@@ -72,6 +72,14 @@ def test_settings_without_a_part_in_the_student_do_not_tell_runs_apart(tmp_path:
     assert group.values == {} and [run.seed for run in group.runs] == [0, 1]
 
 
+def test_a_run_of_an_earlier_release_is_compared_by_the_names_of_today(tmp_path: Path) -> None:
+    now, before = settings_of(0, corpus={"max_sequences": 9}), settings_of(1, corpus={"rows": 9, "cache": "c"})
+    for name, settings in (("now", now), ("before", before)):
+        make_run(tmp_path / name, settings, results_of({"heldout": 3.0}))
+    (group,) = laid_out(tmp_path).groups
+    assert group.values == {}
+
+
 def test_another_text_at_the_same_path_is_another_setting(tmp_path: Path) -> None:
     for name in ("0123456789", "9876543210"):
         make_run(tmp_path / name, settings_of(0), results_of({"heldout": 3.0}, identity={"corpus.digest": name}))

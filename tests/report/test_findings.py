@@ -8,7 +8,7 @@ import pytest
 from sample import CONFIG, objective
 
 from distill.config.settings import BundledTeacherConfig, Config, PrecisionConfig
-from distill.data.unread import Unread
+from distill.data.invalid import Invalid
 from distill.report import report, summary
 from distill.runs.banner import PAPER, notes_of
 from distill.runs.record import Record
@@ -158,7 +158,7 @@ def test_titles_inside_a_sentence(title: str, words: str) -> None:
 
 
 def notes(recipe: str = "", int8: bool = False, needs_teacher: bool = True) -> list[str]:
-    data: Any = SimpleNamespace(tokens=SimpleNamespace(unread=Unread(), duplicates=None), left_out=[])
+    data: Any = SimpleNamespace(tokens=SimpleNamespace(invalid=Invalid(), duplicates=None), left_out=[])
     pair: Any = SimpleNamespace(comparable=True)
     objective: Any = SimpleNamespace(needs_teacher=needs_teacher)
     precision = PrecisionConfig(teacher="int8" if int8 else "fp32")

@@ -78,7 +78,7 @@ def test_jobs_are_listed_linked_and_renewed(tmp_path: Path) -> None:
             assert time.monotonic() < until
             time.sleep(0.01)
         text = page.read_text()
-        overview.blocks = ["The table of all."]
+        overview.end_with(["The table of all."])
     assert '<a href="a%20b/report.html">a b</a>' in text and "1 of 3 jobs are finished" in text and "<script>" in text
     assert "one from each snapshot of second" in text and "The table of all" not in text
     ended = page.read_text()

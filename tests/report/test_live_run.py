@@ -59,7 +59,7 @@ def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
     assert shelf.run(folder, OFTEN) == 0
     assert_same(folder, done)
     assert seen["state"]["state"] == "under way" and seen["state"]["steps"] == 8 and seen["state"]["step"] == 6
-    for part in ("Under way: training", "Loss: Masked words (MLM)", "Perplexity", "<script>", "epoch 1, step 4: loss"):
+    for part in ("Under way: training", "Loss: Masked tokens (MLM)", "Perplexity", "<script>", "epoch 1, step 4: loss"):
         assert part in seen["page"], part
     report_page = (folder / "report.html").read_text()
     assert "<script" not in report_page and "Size, speed and quality" in report_page

@@ -128,7 +128,7 @@ def test_report_without_teacher_baseline_and_agreement(tmp_path: Path, results: 
     assert "Half-bert has 2.57 M parameters" in text
     for absent in ("Baseline", "baseline", "KL divergence", "Against teacher", "None", "nan", "distillation"):
         assert absent not in text, absent
-    assert "Masked words (MLM)" in text and "Soft targets" not in text
+    assert "Masked tokens (MLM)" in text and "Soft targets" not in text
     assert "masked-language-modeling" in model_card(Record.from_json(results))
 
 

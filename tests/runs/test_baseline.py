@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
+from tiny import make_batches
 
 from distill.config.compose import build, register
 from distill.config.settings import CONF, Config
-from distill.data.batches import Batches
 from distill.objective.build import make_terms
 from distill.runs.baseline import BaselineRun, check_baseline, settled_baseline
 from distill.runs.check import check
@@ -40,7 +40,9 @@ def composed(*overrides: str) -> Config:
 
 def identity(*overrides: str, rows: int = 5000, **digests: Any) -> dict[str, Any]:
     config = composed(*overrides)
-    batches = Batches(np.zeros((rows, 4)), NO_COLLATOR, config.train.batch_size, config.train.accumulate, config.seed)
+    batches = make_batches(
+        np.zeros((rows, 4)), NO_COLLATOR, config.train.batch_size, config.train.accumulate, config.seed
+    )
     return run_identity(config, DIGESTS | digests, batches, 625)
 
 
@@ -154,9 +156,9 @@ def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
     student = Student(start=Start(layers=[0, 1]))
     baseline = BaselineRun(Record(student=student), [])
     assert settled_baseline(baseline, config) == baseline
-    student.start.layers = [0, 2]
+    other = BaselineRun(Record(student=Student(start=Start(layers=[0, 2]))), [])
     with pytest.raises(SettingError, match=r"evaluate.baseline=runs/x .*layers \[0, 2\].* from \[0, 1\]"):
-        settled_baseline(baseline, config)
+        settled_baseline(other, config)
 
 
 def test_what_an_older_release_did_not_record_is_said() -> None:

@@ -17,7 +17,7 @@ from distill.config.settings import OptimizerConfig, TrainConfig
 from distill.evaluation.evaluator import Evaluator
 from distill.objective.objective import Objective
 from distill.optim.schedules.constant import Constant
-from distill.runs.divergence import LossLevel, ruined_scores
+from distill.runs.divergence import LossLevel, diverged_scores
 from distill.runtime.errors import Diverged
 
 # --- the level of the loss -----------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def destroyed(tmp_path: Path, tokenizer: Any, at: int, until: int = 99, **settin
 
 
 def steps_of(fit: Fit) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in fit.checkpoints.found()]
+    return [int(path.name.removeprefix("step-")) for path in fit.checkpoints.saved()]
 
 
 def test_the_good_checkpoint_stays_while_the_loss_is_high(tmp_path: Path, tokenizer: Any) -> None:
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_falls_on_a_skipped_step_comes_after_the_next_one(tmp_
     assert fit.state.skipped == 1 and steps_of(fit) == [4, 5]
 
 
-def test_a_ruined_end_is_also_found_after_an_interruption(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_diverged_end_is_also_found_after_an_interruption(tmp_path: Path, tokenizer: Any) -> None:
     """Killed between the last checkpoint, which is not good, and what comes after it."""
     fit = destroyed(tmp_path, tokenizer, at=3, steps=12, keep=3)
     inner = fit.on_log
@@ -206,22 +206,22 @@ def test_the_rows_of_the_micro_batch_are_named(
     with caplog.at_level(logging.WARNING):
         fit.run()
     (line,) = [record.message for record in caplog.records if "not finite" in record.message]
-    assert line == f"step 2 is skipped: its loss is not finite, in rows {', '.join(map(str, bad))}"
+    assert line == f"step 2 is skipped: its loss is not finite, in sequences {', '.join(map(str, bad))}"
 
 
 # --- scores --------------------------------------------------------------------------------------------------------
 
 
-def test_scores_of_a_ruined_student_are_named() -> None:
+def test_scores_of_a_diverged_student_are_named() -> None:
     scores = {"perplexity": {"a": 3.0, "b": math.inf}, "accuracy": {"a": math.nan, "b": None, "c": 1e300}}
     expected = ["perplexity on b = inf", "accuracy on a = nan", "accuracy on b = no number"]
-    assert ruined_scores(scores, 100, None) == ruined_scores(scores, 100, 3.0) == expected
+    assert diverged_scores(scores, 100, None) == diverged_scores(scores, 100, 3.0) == expected
 
 
-@pytest.mark.parametrize(("limit", "ruined"), [(3.0, True), (4.0, False), (None, False)])
-def test_a_perplexity_far_beyond_guessing_is_that_of_a_ruined_student(limit: float | None, ruined: bool) -> None:
+@pytest.mark.parametrize(("limit", "diverged"), [(3.0, True), (4.0, False), (None, False)])
+def test_a_perplexity_far_beyond_guessing_is_that_of_a_diverged_student(limit: float | None, diverged: bool) -> None:
     """Guessing among 100 words has a perplexity of 100."""
-    assert bool(ruined_scores({"pseudo_perplexity": {"a": 2e6}}, 100, limit)) == ruined
+    assert bool(diverged_scores({"pseudo_perplexity": {"a": 2e6}}, 100, limit)) == diverged
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_a_student_without_finite_scores_is_not_published(
     with monkeypatch.context() as patched:
         patched.setattr(Evaluator, "score", broken)
         assert shelf.run(folder) == 3
-    assert "the student is ruined (perplexity on heldout = no number" in capfd.readouterr().err
+    assert "the student has diverged (perplexity on heldout = no number" in capfd.readouterr().err
     assert not (folder / "student").exists() and not (folder / "results.json").exists()
 
 
@@ -273,5 +273,5 @@ def test_weights_that_are_not_finite_are_not_published(
 
     monkeypatch.setattr(loop, "reach_point", destroy)
     assert shelf.run(folder, "evaluate.sets=[]") == 3
-    assert "the student is ruined (weights that are not finite)" in capfd.readouterr().err
+    assert "the student has diverged (weights that are not finite)" in capfd.readouterr().err
     assert not (folder / "student").exists() and not (folder / "results.json").exists()

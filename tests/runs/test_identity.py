@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from job import Shelf, assert_same, composed, metrics, results
 from safetensors.torch import load_file, save_file
+from tiny import make_batches
 
 from distill.config.settings import Config
-from distill.data.batches import Batches
 from distill.runs.identity import refuse_other_settings, run_identity
 from distill.runtime.errors import SettingError
 
@@ -20,7 +20,7 @@ COLLATOR: Any = None  # no batch is made
 
 
 def identity(*overrides: str, steps: int = 100, ranks: int = 2, given: int | None = None) -> dict[str, Any]:
-    batches = Batches(np.zeros((5000, 4)), COLLATOR, 16 // ranks, 2, seed=0, size=ranks, step_rows=given)
+    batches = make_batches(np.zeros((5000, 4)), COLLATOR, 16 // ranks, 2, seed=0, size=ranks, total=given)
     return run_identity(config_of(*overrides), dict(DIGESTS), batches, steps)
 
 

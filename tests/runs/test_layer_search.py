@@ -25,7 +25,7 @@ from distill.runtime.files import remove
 class Costs:
     """In place of losses: each layer that is missing costs something, and some pairs cost more."""
 
-    num_rows, perplexity, refusal = 7, True, ""
+    num_sequences, perplexity, refusal = 7, True, ""
 
     def __init__(self, costs: Sequence[float], pairs: dict[tuple[int, int], float] | None = None) -> None:
         self.costs, self.pairs, self.asked = costs, pairs or {}, list[tuple[Any, ...]]()

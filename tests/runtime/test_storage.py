@@ -163,12 +163,12 @@ def test_a_checkpoint_without_room_leaves_the_one_before(small_disk: Path, token
     )
     fit.run()
     before = weights_of(fit.student)
-    kept = fit.checkpoints.found()
+    kept = fit.checkpoints.saved()
     fill(small_disk)
     fit.state.step = 3
     with pytest.raises(StorageFailed, match=r"the checkpoint of step 3 needs .* free"):
         fit.checkpoints.save(fit.state, fit.model, fit.made)
-    assert fit.checkpoints.found() == kept and sorted(p.name for p in fit.folder.iterdir()) == [p.name for p in kept]
+    assert fit.checkpoints.saved() == kept and sorted(p.name for p in fit.folder.iterdir()) == [p.name for p in kept]
     (small_disk / "full").unlink()
     fit.resume()
     assert all(torch.equal(weights, before[name]) for name, weights in weights_of(fit.student).items())

@@ -7,7 +7,7 @@ from job import composed
 from vocabularies import vocabulary_of
 
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import causal_rows, masked_rows
+from distill.data.sequence_format import causal_format, masked_format
 from distill.models.kind import CAUSAL, MASKED
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
@@ -34,11 +34,11 @@ def refused(*overrides: str) -> str:
 
 def test_tasks_have_their_models_and_rows() -> None:
     bert, gpt2 = vocabulary_of("bert"), vocabulary_of("gpt2")
-    assert find_task("mlm").kind is MASKED and find_task("mlm").row_format(bert) == masked_rows(bert)
-    assert find_task("clm").kind is CAUSAL and find_task("clm").row_format(gpt2) == causal_rows(gpt2)
+    assert find_task("mlm").kind is MASKED and find_task("mlm").sequence_format(bert) == masked_format(bert)
+    assert find_task("clm").kind is CAUSAL and find_task("clm").sequence_format(gpt2) == causal_format(gpt2)
     for packed in ("true", "false"):
         config = composed(*CAUSAL_RUN, f"corpus.cross_documents={packed}")
-        task, expected = find_task("clm"), CausalLM(causal_rows(gpt2), packed == "true")
+        task, expected = find_task("clm"), CausalLM(causal_format(gpt2), packed == "true")
         assert task.collator(config, gpt2, None) == task.scoring_collator(config, gpt2) == expected
 
 

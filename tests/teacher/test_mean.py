@@ -40,7 +40,7 @@ def teachers() -> list[Any]:
 
 
 def batches(tokenizer: Any) -> Batches:
-    return Batches(ROWS, make_masks(tokenizer, ROWS, mlm_probability=0.3, static=True), 4, 2, 0, static=True)
+    return tiny.make_batches(ROWS, make_masks(tokenizer, ROWS, mlm_probability=0.3, static=True), 4, 2, 0, static=True)
 
 
 def step(objective: Objective, teacher: Teacher, window: list[Batch]) -> tuple[float, dict[str, torch.Tensor]]:
@@ -67,7 +67,7 @@ def objective(teacher: Any, **settings: Any) -> Objective:
 
 
 def expected(models: list[Any], window: list[Batch], temperature: float) -> tuple[float, dict[str, torch.Tensor]]:
-    """5 * soft targets + 2 * masked words + 1 * cosine of the first teacher's hidden states, position by position."""
+    """5 * soft targets + 2 * masked tokens + 1 * cosine of the first teacher's hidden states, position by position."""
     student = make_model("distilbert", 1, seed=2).double()
     values: dict[str, list[torch.Tensor]] = {"soft": [], "mlm": [], "cosine": []}
     for batch in window:

@@ -1,4 +1,4 @@
-"""A teacher with a tokenizer of its own: it reads the same text, and only vectors of whole rows are compared."""
+"""A teacher with a tokenizer of its own: it reads the same text, and only vectors of whole sequences are compared."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from job import Shelf, results
 from tiny import make_model, make_rows, make_tokenizer
 
 from distill.data.batch import Batch
-from distill.data.row_format import INNER, PROMPT
+from distill.data.sequence_format import INNER, PROMPT
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.teacher.retokenized import RetokenizedTeacher
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from job import Shelf, assert_same, command, metrics, results
 from naive import attention_of, kl
@@ -38,7 +39,7 @@ KINDS = pytest.mark.parametrize("soft_positions", ["all", "masked"])
 
 
 class Desk:
-    """Settings, rows, masks and a teacher, and the cache that they want."""
+    """Settings, sequences, masks and a teacher, and the cache that they want."""
 
     def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int = 8, rows: np.ndarray = ROWS) -> None:
         self.config = change(conf.Config(teacher=conf.SavedTeacherConfig()), "data.cache", str(folder))
@@ -58,7 +59,7 @@ class Desk:
 
     def batches(self) -> Batches:
         masks = make_masks(self.tokenizer, self.rows, **dict(self.masking))
-        return Batches(self.rows, masks, 8, 2, self.seed, static=True)
+        return tiny.make_batches(self.rows, masks, 8, 2, self.seed, static=True)
 
     def find(self) -> Cache:
         batches, objective = self.batches(), self.objective()
@@ -304,7 +305,7 @@ def test_large_vocabularies_have_wider_ids(desk: Desk) -> None:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, most: int = 10**9) -> list[int]:
-    """Rows of each question to the teacher; it fails after `most` of them."""
+    """Sequences of each question to the teacher; it fails after `most` of them."""
     questions: list[int] = []
     real = build_cache.CacheBuilder.entries
 
@@ -319,8 +320,8 @@ def counting(monkeypatch: pytest.MonkeyPatch, most: int = 10**9) -> list[int]:
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "FEWEST_ROWS", 4)
-    monkeypatch.setattr(build_cache, "FORWARD_TOKENS", 3 * LENGTH)  # a question of 3 rows and one of 1 for each part
+    monkeypatch.setattr(cache_module, "FEWEST_SEQUENCES", 4)
+    monkeypatch.setattr(build_cache, "FORWARD_TOKENS", 3 * LENGTH)  # a question of 3 sequences and one of 1 a part
 
 
 def same_files(one: Path, other: Path) -> bool:

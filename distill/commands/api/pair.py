@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distill.commands.api.texts import text_collator, text_rows
+from distill.commands.api.texts import text_collator, text_sequences
 from distill.config.compose import objective_config
 from distill.config.errors import parse
 from distill.config.settings import (
@@ -51,7 +51,7 @@ from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher, Teacher
 
-USUAL_LENGTH = 128  # tokens of a row
+USUAL_LENGTH = 128  # tokens of a sequence
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Pair:
     """A frozen teacher and a student in training mode, which read with the teacher's tokenizer.
 
     Attributes:
-        sequence_length: tokens of a row; longer texts fill several.
+        sequence_length: tokens of a sequence; longer texts fill several.
         seed: of the masks.
     """
 
@@ -86,10 +86,10 @@ class Pair:
     def batch(self, texts: Sequence[str], step: int = 0, masking: MaskingConfig | None = None) -> Batch:
         """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step."""
         tokenizer, kind = self.student.tokenizer, self.student.kind
-        rows = text_rows(texts, tokenizer, kind, self.sequence_length)
+        sequences = text_sequences(texts, tokenizer, kind, self.sequence_length)
         collator = text_collator(tokenizer, kind, (masking or MaskingConfig()).changed(smoothing=0.0))
-        numbers = np.arange(len(rows))
-        return collator.collate(rows, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
+        numbers = np.arange(len(sequences))
+        return collator.collate(sequences, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
 
     def objective(
         self,
@@ -103,15 +103,15 @@ class Pair:
             terms: by the name of a file of `distill/objective/terms/`, or a name of yours with a `_target_`: a weight,
                 or `weight` with further settings, as under `objective` on the command line.
             temperature: of the terms that have one.
-            masking: how words are masked; None: 15 % of them.
+            masking: how tokens are masked; None: 15 % of them.
 
         Raises:
-            SettingError: a term that is not known, does not fit this pair, or follows a schedule.
+            SettingError: an unknown term, one that does not fit this pair, or follows a schedule.
         """
-        given = {
-            name: {"weight": each} if isinstance(each, int | float) else dict(each) for name, each in terms.items()
+        by_name = {
+            name: {"weight": term} if isinstance(term, int | float) else dict(term) for name, term in terms.items()
         }
-        settings = objective_config({"temperature": temperature, **given})
+        settings = objective_config({"temperature": temperature, **by_name})
         _refuse_schedules(settings)
         made = make_terms(settings)
         labels = find_task("clm" if self.student.kind.causal else "mlm").labels
@@ -125,16 +125,16 @@ class Pair:
         return PairObjective(self, Objective(made, weights, len(self.student.tokenizer)), masking)
 
     def evaluate(
-        self, texts: Mapping[str, Sequence[str]], batch_size: int = 32, pseudo_perplexity_share: float = 1.0
+        self, texts: Mapping[str, Sequence[str]], batch_size: int = 32, pseudo_perplexity_fraction: float = 1.0
     ) -> dict[str, Scores]:
         """Both models on sets of texts, by the measures of a run's report.
 
         Args:
             texts: by the name of the set.
-            pseudo_perplexity_share: seeded share of the positions that are masked one by one; 0: none.
+            pseudo_perplexity_fraction: seeded fraction of the positions that are masked one by one; 0: none.
 
         Returns:
-            Of `teacher` and `student` each measure by set; of `agreement` by set `top1`, the share of equal first
+            Of `teacher` and `student` each measure by set; of `agreement` by set `top1`, the fraction of equal first
             choices, and `kl`, the mean KL(teacher || student) in nats.
 
         Raises:
@@ -142,10 +142,10 @@ class Pair:
         """
         tokenizer, kind = self.student.tokenizer, self.student.kind
         sets = [
-            EvaluationSet(name, name, text_rows(some, tokenizer, kind, self.sequence_length), len(some))
+            EvaluationSet(name, name, text_sequences(some, tokenizer, kind, self.sequence_length), len(some))
             for name, some in texts.items()
         ]
-        pseudo = PseudoPerplexityConfig(fraction=pseudo_perplexity_share, batch_size=batch_size)
+        pseudo = PseudoPerplexityConfig(fraction=pseudo_perplexity_fraction, batch_size=batch_size)
         settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=pseudo)
         device = self.student.device
         # The backend makes its device the current one; here that is so within the call alone.
@@ -154,26 +154,26 @@ class Pair:
             scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, ranks, sets)
             passes = find_task("clm" if kind.causal else "mlm").passes(scoring)
             evaluator = Evaluator(scoring, passes, PrecisionConfig())
-            scores = {name: evaluator.score(each.model, name, sets, keep=name) for name, each in self._models()}
+            scores = {name: evaluator.score(part.model, name, sets, keep=name) for name, part in self._models()}
             return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
 
     def _models(self) -> Iterator[tuple[str, LoadedModel]]:
         yield from (("teacher", self.teacher), ("student", self.student))
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name}: {each!r}" for name, each in self._models())
+        return "\n".join(f"{name}: {part!r}" for name, part in self._models())
 
 
 def _refuse_schedules(settings: ObjectiveConfig) -> None:
-    """Raises SettingError for numbers that change over a run, whose length nothing here knows."""
+    """Raises SettingError for numbers that change over a run, because a loop of the user's own has no length here."""
     scheduled: dict[str, float | WeightSchedule] = {"objective.temperature": settings.temperature}
     for name, term in settings.terms.items():
         scheduled |= {f"objective.{name}.weight": term.weight, f"objective.{name}.temperature": term.temperature or 0.0}
     for setting, value in scheduled.items():
         if isinstance(value, WeightSchedule):
             raise SettingError(
-                f"{setting} is a schedule from {value.start} to {value.end}, which needs the length of a run, and that "
-                "of a loop of your own is not known here: give a number, and make a new objective where it changes"
+                f"{setting} is a schedule from {value.start} to {value.end}, which needs the length of a run: "
+                "give a number, and make a new objective where it changes"
             )
 
 
@@ -224,9 +224,9 @@ def load_pair(
         student: the same of a saved student; None: a copy of some of the teacher's layers; or settings of
             any student, such as `LayersStudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
-            rows to score on; None: every second.
+            sequences to score on; None: every second.
         num_layers: how many a rule takes; None: half of them.
-        sequence_length: tokens of a row; None: 128, or all that the teacher reads where that is less.
+        sequence_length: tokens of a sequence; None: 128, or all that the teacher reads where that is less.
         seed: of what is random in the student, and of the masks. torch's own generator is left as it was.
         device: as `distill.load_model` takes it.
 
@@ -252,7 +252,7 @@ def load_pair(
     elif isinstance(student, str | Path):
         student = SavedStudentConfig(path=str(student))
     if isinstance(student, LayersStudentConfig) and student.layers == AUTO:
-        raise SettingError("layers=auto looks at the rows of a corpus, and there is none here: give numbers or a rule")
+        raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)
     with torch.random.fork_rng([]), without_bars():
         torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators

@@ -1,4 +1,4 @@
-"""What calls from Python owe the process that they run in: its state as it was, and errors of one line."""
+"""Calls from Python leave the state of their process as it was, and raise errors of one line."""
 
 import sys
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from distill.runtime.redaction import redact
 
 
 def raise_expected(error: Exception, folder: str = "") -> NoReturn:
-    """Raise what this error means to whoever called: bad input as one line, storage that fails by its name, bugs as is.
+    """Raise an error for the caller: bad input as one line, failing storage as StorageFailed, bugs as they are.
 
     Args:
-        folder: what is written to.
+        folder: where the call writes.
     """
     failure = expected(error, folder)
     if failure is None or failure is error:

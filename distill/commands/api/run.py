@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from distill.config.composition import ComposedRun
 
 # By its exit status, what has ended a run that was started as a command. A chain's stage has a status of its own.
-ENDINGS = {each.status: each for each in (SettingError, Diverged, RankLost, StorageFailed)}
+ENDINGS = {kind.status: kind for kind in (SettingError, Diverged, RankLost, StorageFailed)}
 
 
 def run(overrides: Sequence[str] = ()) -> "RunResults":
-    """Distil as `python -m distill` with these arguments does, and give the results; the run folder is the same.
+    """Distil as `python -m distill` with these arguments does, and return the results; the run folder is the same.
 
     One process trains here. For several ranks (`backend=ddp backend.processes=2`) the command itself is started, and
-    what it prints appears here. Called again with the same overrides it goes on where it stopped, or
-    gives the results of the finished run. Relative paths are relative to the working directory. The states of torch's
+    what it prints appears here. Called again with the same overrides it resumes where it stopped, or
+    returns the results of the finished run. Relative paths are relative to the working directory. The states of torch's
     and Hydra's own that this needs are as before afterwards; an interrupt saves a checkpoint first.
 
     Args:
@@ -38,15 +38,15 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
     Raises:
         SettingError: bad input, in one line that names the setting, its value and the cure; also a sweep or a chain,
             which are several runs.
-        Diverged, RankLost, StorageFailed: as the command's exit statuses 3, 4 and 74 say.
-        Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call goes on.
+        Diverged, RankLost, StorageFailed: as the command ends with the statuses 3, 4 and 74.
+        Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call resumes.
     """
     from distill.config.command_line import CommandLine, run_dir
     from distill.config.composition import composed_run
 
     if isinstance(overrides, str):
         raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
-    arguments, folder = [str(each) for each in overrides], ""
+    arguments, folder = [str(override) for override in overrides], ""
     try:
         job = composed_run(arguments)
         folder = str(job.folder)
@@ -121,7 +121,7 @@ def _run_command(arguments: list[str]) -> None:
                     stream.flush()
                     last = line.removeprefix("distill: ").strip() if line.startswith("distill: ") else last
                 status = process.wait()
-            except KeyboardInterrupt:  # the command gets it too, saves, and says in its last line how it has ended
+            except KeyboardInterrupt:  # the command gets it too, saves, and reports in its last line how it has ended
                 process.send_signal(signal.SIGINT)
     finally:
         if status is None:  # what it prints cannot be shown any more
@@ -132,7 +132,7 @@ def _run_command(arguments: list[str]) -> None:
 
 def _raise(status: int, message: str) -> NoReturn:
     """The error that a command with this exit status and last line has ended with."""
-    message = message or f"the command has ended with status {status}; what it printed says why"
+    message = message or f"the command ended with status {status}; its output has the reason"
     if status in ENDINGS:
         raise ENDINGS[status](message)
     if 128 < status <= 128 + signal.NSIG:
@@ -142,5 +142,5 @@ def _raise(status: int, message: str) -> NoReturn:
 
 def _import_path() -> str:
     """Where this process finds modules, for one that is to find the same ones."""
-    own = str(Path(__file__).resolve().parent.parent.parent.parent)
-    return os.pathsep.join(dict.fromkeys([own, *(os.path.abspath(each) for each in sys.path)]))
+    package = str(Path(__file__).resolve().parent.parent.parent.parent)
+    return os.pathsep.join(dict.fromkeys([package, *(os.path.abspath(entry) for entry in sys.path)]))

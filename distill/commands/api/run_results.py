@@ -22,7 +22,7 @@ GAP = "  "  # between two columns of text
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RunResults:
-    """What a run has left in its folder.
+    """The results of a run, from its folder.
 
     Attributes:
         folder: of the run.
@@ -53,17 +53,17 @@ class RunResults:
     @cached_property
     def teacher(self) -> str | None:
         """The folder or Hub name of the teacher; None for none, for several, or for one of a class of your own."""
-        given = self.settings.get("teacher") or {}
-        if given.get("kind") in BUNDLED:
-            return bundled_folder(given["kind"])
-        return given.get("path") if given.get("kind") == "pretrained" else None
+        teacher = self.settings.get("teacher") or {}
+        if teacher.get("kind") in BUNDLED:
+            return bundled_folder(teacher["kind"])
+        return teacher.get("path") if teacher.get("kind") == "pretrained" else None
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings of the run, as in config.yaml."""
         file = self.folder / "config.yaml"
-        found = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
-        return found if isinstance(found, dict) else {}
+        settings = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
+        return settings if isinstance(settings, dict) else {}
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

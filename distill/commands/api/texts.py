@@ -1,6 +1,6 @@
-"""Texts as rows of token ids, as a corpus of them would be: what a model of either kind learns from and is scored on.
+"""Texts as sequences of token ids for training and scoring, for masked and causal models alike.
 
-Shapes: N rows, S positions.
+Shapes: N sequences, S positions.
 """
 
 from collections.abc import Sequence
@@ -13,41 +13,43 @@ from distill.config.settings import MaskingConfig
 from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
-from distill.data.row_format import causal_rows, masked_rows
+from distill.data.sequence_format import causal_format, masked_format
 from distill.data.text_pairs import TextEncoder
 from distill.models.kind import ModelKind
 from distill.runtime.errors import SettingError
 
 
-def text_rows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, kind: ModelKind, length: int) -> np.ndarray:
-    """[N, S] int64, S at most `length`: every text in rows of its own, as many as it fills, then padding.
+def text_sequences(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, kind: ModelKind, length: int
+) -> np.ndarray:
+    """[N, S] int64, S at most `length`: every text in sequences of its own, as many as it fills, then padding.
 
     Raises:
-        SettingError: one string in place of a list, no text has a token, rows are too short for one, or the tokenizer
-            lacks a special token.
+        SettingError: one string in place of a list, no text has a token, `length` is too short for one, or the
+            tokenizer lacks a special token.
     """
     if isinstance(texts, str):
         raise SettingError("texts is one string: give a list of texts")
     if kind.causal:
-        ends = causal_rows(tokenizer)
+        ends = causal_format(tokenizer)
         first = [] if ends.document_start is None else [ends.document_start]
         before, after, pad = [], [], ends.pad
         encoded = [[*first, *ids, int(ends.document_end or 0)] for ids in _causal_ids(texts, tokenizer) if ids]
     else:
         encoder = TextEncoder(tokenizer)
         around = encoder.surroundings(pairs=False)
-        before, after, pad = list(around.before), list(around.after), masked_rows(tokenizer).pad
-        encoded = [list(each.ids) for each in encoder.encode(texts) if each.ids]
+        before, after, pad = list(around.before), list(around.after), masked_format(tokenizer).pad
+        encoded = [list(text.ids) for text in encoder.encode(texts) if text.ids]
     room = length - len(before) - len(after)
     if room < 1:
-        raise SettingError(f"sequence_length={length}: no room for text; set 128 or so")
+        raise SettingError(f"sequence_length={length}: no room for text; give 128, for example")
     rows = [[*before, *ids[start : start + room], *after] for ids in encoded for start in range(0, len(ids), room)]
     if not rows:
         raise SettingError("texts: none of them has a token; give a list of texts")
-    found = np.full((len(rows), max(map(len, rows))), pad, np.int64)
+    sequences = np.full((len(rows), max(map(len, rows))), pad, np.int64)
     for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found
+        sequences[number, : len(row)] = row
+    return sequences
 
 
 def _causal_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -56,8 +58,10 @@ def _causal_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def text_collator(tokenizer: PreTrainedTokenizerBase, kind: ModelKind, masking: MaskingConfig) -> Collator:
-    """What makes micro-batches of such rows; `masking` is read for masked models alone, without its smoothing."""
+    """Makes micro-batches of such sequences; only masked models read `masking`, without its smoothing."""
     if kind.causal:
-        return CausalLM(causal_rows(tokenizer), packed=False)
-    counts: Any = np.ones(len(tokenizer), np.int64)  # how often tokens occur in a corpus, which is not known here
+        return CausalLM(causal_format(tokenizer), packed=False)
+    counts: Any = np.ones(
+        len(tokenizer), np.int64
+    )  # how often tokens occur in a corpus, which a list of texts does not have
     return masked_lm(masking, tokenizer, counts)

@@ -1,4 +1,4 @@
-"""The command `distill export`: a student in the format of another engine, and what that costs and keeps."""
+"""The command `distill export`: a student in the format of another engine, with its size, latency and perplexity."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,7 @@
 """A language model as ONNX files: fp32, and int8 by dynamic quantisation.
 
 The inputs are `input_ids` and `attention_mask`, int64 [B, S], the output is `logits`, fp32 [B, S, V]; B and S are free.
-Shapes: B rows, S positions, V vocabulary.
+Shapes: B sequences, S positions, V vocabulary.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from distill.runtime.errors import SettingError, first_line
 
 INPUTS = ("input_ids", "attention_mask")
 TOLERANCE = 1e-4  # between the logits of the model and of its fp32 file, in parts of the largest where that exceeds 1
-MOST_BYTES = 1_900_000_000  # an ONNX file is one message of protobuf, which ends at 2 GiB
+MAX_BYTES = 1_900_000_000  # an ONNX file is one message of protobuf, which ends at 2 GiB
 
 Logits = Callable[[np.ndarray, np.ndarray], np.ndarray]  # input_ids, attention_mask [B, S] -> logits [B, S, V]
 
@@ -56,12 +56,10 @@ def to_onnx(model: Any, path: Path) -> None:
     Raises:
         SettingError: it is too large, or torch's exporter does not understand it.
     """
-    if (weight := size(model)[1]) > MOST_BYTES:
-        raise SettingError(
-            f"{type(model).__name__} takes {weight:,} bytes; models over {MOST_BYTES:,} are not exported"
-        )
+    if (weight := size(model)[1]) > MAX_BYTES:
+        raise SettingError(f"{type(model).__name__} takes {weight:,} bytes; models over {MAX_BYTES:,} are not exported")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision, of which nothing is used
-    inputs = padded_inputs(model, rows=2, length=_lengths(model)[0])
+    inputs = padded_inputs(model, batch_size=2, length=_lengths(model)[0])
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -122,15 +120,15 @@ def in_torch(model: Any) -> Logits:
 
 
 def largest_difference(model: Any, exported: Logits) -> float:
-    """Between the logits of both, over several numbers and lengths of rows, with and without padding.
+    """Between the logits of both, over several batch sizes and lengths, with and without padding.
 
     Raises:
         SettingError: it exceeds TOLERANCE, so the file would compute something else than the model.
     """
-    own, worst, largest = in_torch(model), 0.0, 1.0
-    for rows, length in zip((1, 3, 2, 1), (*_lengths(model), 1), strict=False):
-        ids, mask = padded_inputs(model, rows, length)
-        expected = own(ids, mask)[mask.astype(bool)]
+    original, worst, largest = in_torch(model), 0.0, 1.0
+    for batch_size, length in zip((1, 3, 2, 1), (*_lengths(model), 1), strict=False):
+        ids, mask = padded_inputs(model, batch_size, length)
+        expected = original(ids, mask)[mask.astype(bool)]
         gap = np.abs(expected - exported(ids, mask)[mask.astype(bool)])
         worst = max(worst, float(gap.max()))
         largest = max(largest, float(np.abs(expected).max()))
@@ -142,10 +140,10 @@ def largest_difference(model: Any, exported: Logits) -> float:
     return worst
 
 
-def padded_inputs(model: Any, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of any words [B, S], and an attention mask that leaves out the end of every second row."""
-    words = model.get_output_embeddings().weight.shape[0]
-    ids = np.random.default_rng(0).integers(0, words, (rows, length))
+def padded_inputs(model: Any, batch_size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random ids [B, S], and an attention mask without the end of every second sequence."""
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    ids = np.random.default_rng(0).integers(0, vocabulary, (batch_size, length))
     mask = np.ones_like(ids)
     mask[1::2, (length + 1) // 2 :] = 0
     return ids, mask

@@ -1,6 +1,6 @@
-"""What a format of a model costs and keeps: size, latency of one row, and perplexity on a text.
+"""Measures the formats of a model: latency of one sequence, and perplexity on a text.
 
-Shapes: R rows, S positions, V vocabulary.
+Shapes: R sequences, S positions, V vocabulary.
 """
 
 import math
@@ -16,17 +16,17 @@ from torch.nn.functional import cross_entropy
 from distill.commands.export.convert import Logits
 from distill.data import readers
 from distill.data.collate.mlm import IGNORE, masked_lm
-from distill.data.readers import Unreadable
+from distill.data.readers import InvalidFile
 from distill.evaluation.sets import MASKING, SEED
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key
 
 ROUNDS, WARM_UP = 25, 3
-BATCH = 4  # rows at once: a large vocabulary makes 60 MB of each
+BATCH = 4  # sequences at once: the logits of one take 60 MB with a large vocabulary
 
 
 def latencies(formats: dict[str, Logits], vocab: int, length: int) -> dict[str, float]:
-    """Median seconds of one row of `length` tokens; the formats take turns, so that a busy machine is busy for all."""
+    """Median seconds of one sequence of `length` tokens; the formats take turns, so that other load slows all alike."""
     ids = np.random.default_rng(0).integers(0, vocab, (1, length))
     mask = np.ones_like(ids)
     times: dict[str, list[float]] = {name: [] for name in formats}
@@ -35,35 +35,35 @@ def latencies(formats: dict[str, Logits], vocab: int, length: int) -> dict[str, 
             start = time.perf_counter()
             run(ids, mask)
             times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found[WARM_UP:]) for name, found in times.items()}
+    return {name: statistics.median(seconds[WARM_UP:]) for name, seconds in times.items()}
 
 
-def rows_of(path: Path, tokenizer: Any, length: int, most: int) -> np.ndarray:
-    """A text file (.txt or .txt.gz) as rows [R, S] of token ids with their special tokens, at most so many of them.
+def sequences_of(path: Path, tokenizer: Any, length: int, max_sequences: int) -> np.ndarray:
+    """A text file (.txt or .txt.gz) as full sequences [R, S] of token ids with their special tokens.
 
-    Rows are full; more than `most` are thinned out evenly.
+    Of more than `max_sequences` it takes so many, evenly spread.
 
     Raises:
-        SettingError: no such file, or a text that does not fill a row.
+        SettingError: no such file, or a text that does not fill a sequence.
     """
     if not path.is_file():
-        raise SettingError(f"--text {path} is no file: give a plain text")
+        raise SettingError(f"input={path} is not a file: give a plain text")
     try:
         text = "".join(readers.lines(path))
-    except Unreadable as error:
-        raise SettingError(f"--text {path} cannot be read: {error}") from error
-    found = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True, verbose=False)
-    rows = [row for row in found["input_ids"] if len(row) == length]
+    except InvalidFile as error:
+        raise SettingError(f"input={path} cannot be read: {error}") from error
+    encoded = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True, verbose=False)
+    rows = [row for row in encoded["input_ids"] if len(row) == length]
     if not rows:
-        raise SettingError(f"--text {path} has fewer than {length} tokens, which is one row: give a longer text")
-    chosen = np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))
+        raise SettingError(f"input={path} has fewer than {length} tokens, one sequence: give a longer text")
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(max_sequences, len(rows))).round().astype(int))
     return np.array(rows, np.int64)[chosen]
 
 
-def questions(rows: np.ndarray, tokenizer: Any, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """What the model sees [R, S], and what it should say at each position [R, S], IGNORE where nothing.
+def inputs_and_targets(rows: np.ndarray, tokenizer: Any, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs [R, S], and the targets of each position [R, S], IGNORE where there is none.
 
-    A causal model predicts every next token, a masked one for the 15 % that the evaluation of runs masks too.
+    A causal model predicts every next token, a masked one those 15 % that the evaluation of runs masks too.
     """
     if causal:
         ends = np.full((len(rows), 1), IGNORE)

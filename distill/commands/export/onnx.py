@@ -1,4 +1,4 @@
-"""A student as ONNX files, and what each format costs and keeps."""
+"""A student as ONNX files, with the size, latency and perplexity of each format."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 
 FP32, INT8 = "model.onnx", "model_int8.onnx"
-ROW = 128  # tokens, or as many as the model takes
+LENGTH = 128  # tokens, or as many as the model takes
 
 
 def load(path: str) -> tuple[Any, Path, bool]:
@@ -45,19 +45,21 @@ def load(path: str) -> tuple[Any, Path, bool]:
     return model.eval(), folder, use is CAUSAL
 
 
-def write(path: str, text: Path | None, rows: int) -> dict[str, Any]:
+def write(path: str, text: Path | None, max_sequences: int) -> dict[str, Any]:
     """Write FOLDER/onnx/ with both files and report.json, whose content is returned.
 
     Raises:
-        SettingError: a package, a model or a text that is missing or not understood.
+        SettingError: a package, a model or a text that is missing or does not load.
     """
     convert.need_packages()
     model, folder, causal = load(path)
-    length = min(ROW, longest_row(model) or ROW)
-    questions = None
+    length = min(LENGTH, longest_row(model) or LENGTH)
+    scored_text = None
     if text is not None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        questions = measure.questions(measure.rows_of(text, tokenizer, length, rows), tokenizer, causal)
+        scored_text = measure.inputs_and_targets(
+            measure.sequences_of(text, tokenizer, length, max_sequences), tokenizer, causal
+        )
     with atomic(folder / "onnx") as new:
         new.mkdir()
         convert.to_onnx(model, new / FP32)
@@ -68,7 +70,8 @@ def write(path: str, text: Path | None, rows: int) -> dict[str, Any]:
         seconds = measure.latencies(formats, model.get_output_embeddings().weight.shape[0], length)
         bytes_of = [size(model)[1], *((new / name).stat().st_size for name in (FP32, INT8))]
         scores = {
-            name: None if questions is None else measure.perplexity(run, *questions) for name, run in formats.items()
+            name: None if scored_text is None else measure.perplexity(run, *scored_text)
+            for name, run in formats.items()
         }
         content = {
             "model": type(model).__name__,
@@ -79,8 +82,8 @@ def write(path: str, text: Path | None, rows: int) -> dict[str, Any]:
             "row": length,
             "threads": 1,
             "text": None if text is None else text.name,
-            "scored_positions": 0 if questions is None else int((questions[1] != measure.IGNORE).sum()),
-            "task": "next token" if causal else "masked words",
+            "scored_positions": 0 if scored_text is None else int((scored_text[1] != measure.IGNORE).sum()),
+            "task": "next token" if causal else "masked tokens",
             "largest_difference": difference,
             "versions": {module.__name__: module.__version__ for module in (torch, transformers)},
         }
@@ -89,14 +92,16 @@ def write(path: str, text: Path | None, rows: int) -> dict[str, Any]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """The report for people to read."""
-    lines = [f"{'':<12}{'MB':>9}{'ms a row':>11}{'perplexity':>13}{'change':>9}"]
+    """The same as a table of text."""
+    lines = [f"{'':<12}{'MB':>9}{'ms':>11}{'perplexity':>13}{'change':>9}"]
     plain = next(iter(content["formats"].values()))["perplexity"]
-    for name, found in content["formats"].items():
-        score = found["perplexity"]
-        words = "-" if score is None else f"{score:,.2f}"
+    for name, measured in content["formats"].items():
+        score = measured["perplexity"]
+        perplexity = "-" if score is None else f"{score:,.2f}"
         change = "" if score is None else f"{100 * (score / plain - 1):+.2f}%"
-        lines.append(f"{name:<12}{found['megabytes']:>9.2f}{found['milliseconds']:>11.2f}{words:>13}{change:>9}")
+        lines.append(
+            f"{name:<12}{measured['megabytes']:>9.2f}{measured['milliseconds']:>11.2f}{perplexity:>13}{change:>9}"
+        )
     scored = (
         f"{content['task']}, {content['scored_positions']:,} positions of {content['text']}"
         if content["text"]
@@ -106,7 +111,7 @@ def table(content: dict[str, Any]) -> str:
         [
             f"{content['model']} in {content['folder']}",
             *lines,
-            f"A row is {content['row']} tokens, on one thread. Perplexity: {scored}.",
+            f"Latency: one sequence of {content['row']} tokens, on one thread. Perplexity: {scored}.",
             f"The fp32 file's logits differ from torch's by at most {content['largest_difference']:.1g}.",
         ]
     )

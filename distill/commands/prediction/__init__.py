@@ -1,1 +1,1 @@
-"""What a trained model answers: words for masks, continuations, classes and values, and stretches of a context."""
+"""Predictions of a trained model: tokens for masks, continuations, classes and values, and spans of a context."""

@@ -1,6 +1,6 @@
-"""Which rows are computed together: those of alike length, the longest first, so that little of a batch is padding.
+"""Batches of sequences of similar length, the longest first, so that little of a batch is padding.
 
-Shapes: R rows, B of a batch, S positions.
+Shapes: R sequences, B of a batch, S positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,49 +14,49 @@ from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
 
-LONGEST = 512  # tokens of a row, of a model that sets no limit
+LONGEST = 512  # tokens of a sequence, of a model that sets no limit
 
 
 def in_batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """The numbers of the rows with these lengths, in batches."""
+    """The indices of the sequences with these lengths, in batches."""
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     yield from (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
 
-def check_length(found: LoadedModel, what: str, length: int, further: str = "") -> None:
-    """Raises SettingError where a row has more tokens than the model reads; `further` says what counts besides."""
-    if found.longest is not None and length > found.longest:
+def check_length(model: LoadedModel, what: str, length: int, further: str = "") -> None:
+    """Raises SettingError where a sequence is longer than the model reads; `further` names what counts besides."""
+    if model.longest is not None and length > model.longest:
         raise SettingError(
-            f"{what} has {length:,} tokens{further}, and model={found.path} reads {found.longest:,}: shorten it"
+            f"{what} has {length:,} tokens{further}, and model={model.path} reads {model.longest:,}: shorten it"
         )
 
 
-def row_length(found: LoadedModel, settings: PredictConfig) -> int:
-    """Tokens of a row: as set, else as in the run that trained the model, else all that the model reads.
+def sequence_length(model: LoadedModel, settings: PredictConfig) -> int:
+    """Tokens of a sequence: as set, else as in the run that trained the model, else all that the model reads.
 
     Raises:
         SettingError: more than it reads.
     """
-    longest = found.longest or LONGEST
+    longest = model.longest or LONGEST
     wanted = settings.sequence_length
     if wanted is not None and wanted > longest:
-        raise SettingError(f"sequence_length={wanted}: model={found.path} reads {longest:,} tokens; lower it")
-    trained = found.corpus.get("sequence_length")
+        raise SettingError(f"sequence_length={wanted}: model={model.path} reads {longest:,} tokens; lower it")
+    trained = model.corpus.get("sequence_length")
     return wanted or min(trained if isinstance(trained, int) else LONGEST, longest)
 
 
 @torch.inference_mode()
 def head_outputs(
-    found: LoadedModel, rows: np.ndarray, pad_id: int, collator: Any, head: str, batch_size: int
+    model: LoadedModel, rows: np.ndarray, pad_id: int, collator: Any, head: str, batch_size: int
 ) -> Iterator[tuple[list[int], np.ndarray]]:
-    """What a head of a fine-tuned model gives for rows [R, S], computed as in training: numbers of rows, and outputs.
+    """A head's outputs of a fine-tuned model for rows [R, S], computed as in training, with the indices of the rows.
 
     Args:
         collator: of the head's task.
     """
-    model = LanguageModel(found.model)
+    language_model = LanguageModel(model.model)
     for numbers in in_batches((rows != pad_id).sum(1).tolist(), batch_size):
         ids = rows[numbers].astype(np.int64)
-        batch = collator.collate(ids, np.zeros(len(ids), np.uint64), np.array(numbers)).to(found.device)
-        outputs = model(batch.inputs, batch.documents, OutputSpec(extra=(head,))).extra[head]
+        batch = collator.collate(ids, np.zeros(len(ids), np.uint64), np.array(numbers)).to(model.device)
+        outputs = language_model(batch.inputs, batch.documents, OutputSpec(extra=(head,))).extra[head]
         yield numbers, outputs.float().cpu().numpy()

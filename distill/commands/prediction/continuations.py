@@ -1,4 +1,4 @@
-"""How a text goes on, from a causal language model."""
+"""Continuations of a text, from a causal language model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +13,9 @@ MAX_NEW_TOKENS = 30
 
 
 def continue_texts(
-    found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
+    model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
 ) -> list[dict[str, Any]]:
-    """What the model writes behind each record's `text`.
+    """The model's continuation of each record's `text`.
 
     By default the most probable token is taken each time, and the outcome does not depend on batches but for rounding.
     Drawn tokens depend on the seed and on which texts are computed together. torch's own generator is left as it was.
@@ -24,24 +24,24 @@ def continue_texts(
         Of each record `continuation`, and `ended`: whether the model has ended the text before `max_new_tokens`.
 
     Raises:
-        SettingError: text and continuation together are longer than the model's rows.
+        SettingError: text and continuation together are longer than the model reads.
     """
     if not records:
         return []
-    tokenizer, most = found.tokenizer, settings.max_new_tokens or MAX_NEW_TOKENS
+    tokenizer, max_new_tokens = model.tokenizer, settings.max_new_tokens or MAX_NEW_TOKENS
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     prompts = [list(ids) or [first] for ids in tokenizer([record["text"] for record in records])["input_ids"]]
     for number, prompt in enumerate(prompts, 1):
-        check_length(found, f"text {number}", len(prompt) + most, f" with max_new_tokens={most}")
+        check_length(model, f"text {number}", len(prompt) + max_new_tokens, f" with max_new_tokens={max_new_tokens}")
     outcome = list[dict[str, Any]]({} for _ in records)
-    devices = [found.device] if found.device.type == "cuda" else []
+    devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.inference_mode():
         torch.default_generator.manual_seed(settings.seed or 0)
         for device in devices:  # and no other: `torch.manual_seed` would seed every GPU of the process
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(settings.seed or 0)
         for numbers in in_batches([len(prompt) for prompt in prompts], settings.batch_size):
-            written = _write(found, [prompts[number] for number in numbers], most, settings)
+            written = _write(model, [prompts[number] for number in numbers], max_new_tokens, settings)
             for number, tokens in zip(numbers, written, strict=True):
                 end = next((place for place, token in enumerate(tokens) if token == tokenizer.eos_token_id), None)
                 text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
@@ -49,11 +49,13 @@ def continue_texts(
     return outcome
 
 
-def _write(found: LoadedModel, prompts: list[list[int]], most: int, settings: PredictConfig) -> list[list[int]]:
-    """The new tokens of each prompt, up to `most`; prompts end at the same column, with padding before them."""
-    eos = found.tokenizer.eos_token_id
-    width, filler = max(len(prompt) for prompt in prompts), 0 if eos is None else eos
-    ids = torch.tensor([[filler] * (width - len(prompt)) + prompt for prompt in prompts])
+def _write(
+    model: LoadedModel, prompts: list[list[int]], max_new_tokens: int, settings: PredictConfig
+) -> list[list[int]]:
+    """The new tokens of each prompt; prompts end at the same column, with padding before them."""
+    eos = model.tokenizer.eos_token_id
+    width, pad = max(len(prompt) for prompt in prompts), 0 if eos is None else eos
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     drawing: dict[str, Any] = {}
     if settings.sample:
@@ -62,13 +64,13 @@ def _write(found: LoadedModel, prompts: list[list[int]], most: int, settings: Pr
             "top_p": settings.top_p or 1.0,
             "top_k": settings.top_k or 0,
         }
-    written = found.model.generate(
-        ids.to(found.device),
-        attention_mask=mask.to(found.device),
-        max_new_tokens=most,
+    written = model.model.generate(
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        max_new_tokens=max_new_tokens,
         do_sample=bool(settings.sample),
         num_beams=1,
-        pad_token_id=filler,
+        pad_token_id=pad,
         eos_token_id=eos,
         **drawing,
     )

@@ -1,6 +1,6 @@
-"""Words for the masks of a text, from a masked language model.
+"""Tokens for the masks of a text, from a masked language model.
 
-Shapes: B rows, S positions, N masks, E input size of the output embedding, V vocabulary.
+Shapes: B sequences, S positions, N masks, E input size of the output embedding, V vocabulary.
 """
 
 import re
@@ -22,7 +22,7 @@ TOP_K = 5
 MASKS = re.compile(r"\[MASK\]|<mask>")  # as people write them, whatever the model's own mask token is
 
 
-def fill_masks(found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> list[dict[str, Any]]:
+def fill_masks(model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> list[dict[str, Any]]:
     """The most probable tokens for every mask of every record's `text`, each mask by itself, as the model was trained.
 
     Returns:
@@ -30,31 +30,33 @@ def fill_masks(found: LoadedModel, records: Sequence[dict[str, Any]], settings: 
         each mask, with `token` and `probability` of the `top_k` most probable tokens, the first of them first.
 
     Raises:
-        SettingError: a text without a mask, or one that is longer than the model's rows.
+        SettingError: a text without a mask, or one that is longer than the model reads.
     """
-    tokenizer = found.tokenizer
-    mask_id, own = tokenizer.mask_token_id, str(tokenizer.mask_token)
-    texts = [MASKS.sub(lambda _: own, record["text"]) for record in records]
+    tokenizer = model.tokenizer
+    mask_id, mask = tokenizer.mask_token_id, str(tokenizer.mask_token)
+    texts = [MASKS.sub(lambda _: mask, record["text"]) for record in records]
     around = TextEncoder(tokenizer).surroundings(pairs=False)
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    rows = [[*around.before, *ids, *around.after] for ids in encoded]
-    for number, row in enumerate(rows, 1):
-        check_length(found, f"text {number}", len(row))
-        if mask_id not in row:
-            raise SettingError(f"text {number} has no mask to fill: write {own} where a word is wanted")
-    model, outcome = LanguageModel(found.model), list[dict[str, Any]]({} for _ in records)
-    for numbers in in_batches([len(row) for row in rows], settings.batch_size):
-        width = max(len(rows[number]) for number in numbers)
+    sequences = [[*around.before, *ids, *around.after] for ids in encoded]
+    for number, sequence in enumerate(sequences, 1):
+        check_length(model, f"text {number}", len(sequence))
+        if mask_id not in sequence:
+            raise SettingError(f"text {number} has no mask to fill: write {mask} where a token is missing")
+    language_model, outcome = LanguageModel(model.model), list[dict[str, Any]]({} for _ in records)
+    for numbers in in_batches([len(sequence) for sequence in sequences], settings.batch_size):
+        width = max(len(sequences[number]) for number in numbers)
         ids = np.full((len(numbers), width), tokenizer.pad_token_id, np.int64)
         valid = np.zeros(ids.shape, bool)
         for line, number in enumerate(numbers):
-            ids[line, : len(rows[number])], valid[line, : len(rows[number])] = rows[number], True
+            ids[line, : len(sequences[number])], valid[line, : len(sequences[number])] = sequences[number], True
         masks = np.flatnonzero(ids == mask_id)
-        documents = None if valid.all() else torch.from_numpy(np.where(valid, 0, PADDING)).to(found.device)
-        tokens, probabilities = _most_probable(model, ids, documents, masks, settings.top_k or TOP_K, len(tokenizer))
+        documents = None if valid.all() else torch.from_numpy(np.where(valid, 0, PADDING)).to(model.device)
+        tokens, probabilities = _most_probable(
+            language_model, ids, documents, masks, settings.top_k or TOP_K, len(tokenizer)
+        )
         for line, number in enumerate(numbers):
             here = np.flatnonzero(masks // width == line)
-            outcome[number] = _filled(found, texts[number], tokens[here], probabilities[here])
+            outcome[number] = _filled(model, texts[number], tokens[here], probabilities[here])
     return outcome
 
 
@@ -62,27 +64,27 @@ def fill_masks(found: LoadedModel, records: Sequence[dict[str, Any]], settings: 
 def _most_probable(
     model: LanguageModel, ids: np.ndarray, documents: torch.Tensor | None, masks: np.ndarray, count: int, vocab: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows ids [B, S] with masks at the flat positions [N]: the best tokens [N, count], and their probabilities."""
+    """Of ids [B, S] with masks at the flat positions [N]: the best tokens [N, count], and their probabilities."""
     device = next(model.parameters()).device
     spec = OutputSpec(True, torch.from_numpy(masks).to(device))
-    rows = model({"input_ids": torch.from_numpy(ids).to(device)}, documents, spec).head_rows
-    assert rows is not None
-    best = model.logits(rows, vocab).float().softmax(-1).topk(min(count, vocab))
+    head_rows = model({"input_ids": torch.from_numpy(ids).to(device)}, documents, spec).head_rows
+    assert head_rows is not None
+    best = model.logits(head_rows, vocab).float().softmax(-1).topk(min(count, vocab))
     return best.indices.cpu().numpy(), best.values.cpu().numpy()
 
 
-def _filled(found: LoadedModel, text: str, tokens: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
+def _filled(model: LoadedModel, text: str, tokens: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
     """The outcome for a text whose masks have these tokens [masks, count]."""
-    words = [[_word(found, int(token)) for token in row] for row in tokens]
-    # One word after the other, from the left: a mask's word may itself be spelled like a mask.
-    parts = text.split(str(found.tokenizer.mask_token))
-    filled = parts[0] + "".join(row[0] + part for row, part in zip(words, parts[1:], strict=True))
+    tokens_of_masks = [[_token_text(model, int(token)) for token in row] for row in tokens]
+    # One token after the other, from the left: the token of a mask may itself be spelled like a mask.
+    parts = text.split(str(model.tokenizer.mask_token))
+    filled = parts[0] + "".join(row[0] + part for row, part in zip(tokens_of_masks, parts[1:], strict=True))
     masks = [
-        [{"token": word, "probability": float(share)} for word, share in zip(*row, strict=True)]
-        for row in zip(words, probabilities, strict=True)
+        [{"token": token, "probability": float(probability)} for token, probability in zip(*row, strict=True)]
+        for row in zip(tokens_of_masks, probabilities, strict=True)
     ]
     return {"filled": filled, "masks": masks}
 
 
-def _word(found: LoadedModel, token: int) -> str:
-    return str(found.tokenizer.decode([token])).strip() or str(found.tokenizer.convert_ids_to_tokens(token))
+def _token_text(model: LoadedModel, token: int) -> str:
+    return str(model.tokenizer.decode([token])).strip() or str(model.tokenizer.convert_ids_to_tokens(token))

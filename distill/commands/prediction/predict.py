@@ -1,4 +1,4 @@
-"""One function for what a trained model answers, whatever kind of model it is."""
+"""One function for the predictions of all kinds of models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from distill.runtime.errors import SettingError
 
 Input = str | tuple[str, str] | Mapping[str, Any]
 Answering = Callable[[LoadedModel, Sequence[dict[str, Any]], PredictConfig], list[dict[str, Any]]]
-# By the noun of a kind of model: what answers, and which texts it wants of a record.
+# By the noun of a kind of model: the function that predicts, and the texts that it reads of a record.
 ANSWERS: dict[str, tuple[Answering, tuple[str, ...]]] = {
     MASKED.noun: (fill_masks, ("text",)),
     CAUSAL.noun: (continue_texts, ("text",)),
@@ -39,7 +39,7 @@ def predict(
     device: str = "auto",
     **options: Unpack[Options],
 ) -> Any:
-    """What a model answers to an input, or to each of a list of inputs.
+    """The prediction for an input, or for each of a list of inputs.
 
     A masked model fills masks (`[MASK]`, whatever its own mask token is), a causal model continues texts, a fine-tuned
     one gives classes with probabilities or values, or finds the answers to questions in their contexts. Models compute
@@ -49,15 +49,15 @@ def predict(
         model: a run folder, a snapshot, a model folder, a name on the Hub, or what `distill.load_model` gave.
         inputs: a text; for pairs of texts a tuple of both, or a dict with `text` and `second`; for answers a dict with
             `question` and `context`. Further entries of a dict, such as `id`, are kept in its outcome. Or a list.
-        top_k: words for a mask (5), classes (all) or answers (1) that are given, or tokens to draw from (all).
+        top_k: tokens for a mask (5), classes (all) or answers (1) to return, or tokens to draw from (all).
         max_new_tokens: of a continuation (30).
         sample: draw the tokens of a continuation, by `temperature` (1), `top_k`, `top_p` (1) and `seed` (0); else the
             most probable ones are taken.
-        sequence_length: tokens of a row of a fine-tuned model; None: as in the run that trained it, else all it reads.
+        sequence_length: tokens, of a fine-tuned model; None: as in the run that trained it, else all it reads.
         no_answer: whether a question may stay without an answer; None: as in the run that trained the model.
         max_answer_tokens: of an answer (30).
-        batch_size: rows that are computed at once (32).
-        device: as `distill.load_model` takes it, where that is to be done.
+        batch_size: sequences per forward pass (32).
+        device: as `distill.load_model` takes it, where the model is not loaded yet.
 
     Returns:
         A dict for one input, a list of them for a list: the input's own entries, and `filled` and `masks`;
@@ -67,24 +67,26 @@ def predict(
         SettingError: no such model, an input that it does not read, or an option that does not fit.
     """
     settings = PredictConfig(**options)
-    found = loaded(model, device)
-    settings.check(found.kind)
+    loaded_model = loaded(model, device)
+    settings.check(loaded_model.kind)
     several = isinstance(inputs, Sequence) and not isinstance(inputs, str | tuple)
-    given = list(inputs) if several else [inputs]
-    outcome = predict_records(found, [as_record(each, n, found.kind) for n, each in enumerate(given, 1)], settings)
+    items = list(inputs) if several else [inputs]
+    outcome = predict_records(
+        loaded_model, [as_record(item, n, loaded_model.kind) for n, item in enumerate(items, 1)], settings
+    )
     return outcome if several else outcome[0]
 
 
 def predict_records(
-    found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
+    model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
 ) -> list[dict[str, Any]]:
-    """What the model answers to records of `as_record`; each outcome begins with the record's own entries."""
-    with found.evaluating():
-        answers = ANSWERS[found.kind.noun][0](found, records, settings)
+    """The predictions for records of `as_record`; each outcome begins with the record's own entries."""
+    with model.evaluating():
+        answers = ANSWERS[model.kind.noun][0](model, records, settings)
     return [{**record, **answer} for record, answer in zip(records, answers, strict=True)]
 
 
-def as_record(given: Any, number: int, kind: ModelKind, what: str = "input") -> dict[str, Any]:
+def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> dict[str, Any]:
     """An input as a dict with the texts that this kind of model reads.
 
     Args:
@@ -93,19 +95,19 @@ def as_record(given: Any, number: int, kind: ModelKind, what: str = "input") -> 
     Raises:
         SettingError: it lacks one of them, or is something else.
     """
-    wanted = ANSWERS[kind.noun][1]
-    record: Any = given
-    if isinstance(given, str) and wanted == ("text",):
-        record = {"text": given}
-    elif isinstance(given, tuple | list) and len(given) == 2 and kind is CLASSES:
-        record = {"text": given[0], "second": given[1]}
+    needed = ANSWERS[kind.noun][1]
+    record: Any = item
+    if isinstance(item, str) and needed == ("text",):
+        record = {"text": item}
+    elif isinstance(item, tuple | list) and len(item) == 2 and kind is CLASSES:
+        record = {"text": item[0], "second": item[1]}
     if not isinstance(record, Mapping):
-        raise SettingError(f"{what} {number} is no record: a {kind.noun} wants {' and '.join(wanted)}")
-    if kind is not CLASSES and "second" in record and wanted == ("text",):
+        raise SettingError(f"{what} {number} is not a record: a {kind.noun} needs {' and '.join(needed)}")
+    if kind is not CLASSES and "second" in record and needed == ("text",):
         raise SettingError(f"{what} {number} has a second text, which a {kind.noun} does not read: leave it out")
-    for name in (*wanted, *(["second"] if "second" in record else [])):
+    for name in (*needed, *(["second"] if "second" in record else [])):
         if not isinstance(record.get(name), str):
             raise SettingError(
-                f"{what} {number} has no {name} that is text: a {kind.noun} wants {' and '.join(wanted)}"
+                f"{what} {number} has no {name} that is text: a {kind.noun} needs {' and '.join(needed)}"
             )
     return dict(record)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from distill.data import readers
-from distill.data.lines import LONGEST, Unreadable
+from distill.data.lines import LONGEST, InvalidFile
 from distill.data.tables._rows import kind_of, read_files
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
@@ -44,11 +44,9 @@ def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
         elif kind == "txt":
             yield from _of_lines(readers.lines(file, limit=LONGEST, whole=True), file.name, json_lines=False)
         else:
-            raise SettingError(
-                f"input={path}: its name does not say what it is: *.jsonl, *.csv, *.tsv, *.parquet, *.txt"
-            )
-    except Unreadable as error:
-        raise SettingError(f"input={path}: {error}; mend or remove that") from error
+            raise SettingError(f"input={path}: unknown file type; give *.jsonl, *.csv, *.tsv, *.parquet, *.txt")
+    except InvalidFile as error:
+        raise SettingError(f"input={path}: {error}; correct or remove it") from error
 
 
 def read_pipe(stream: IO[str]) -> Iterator[Place]:
@@ -69,7 +67,7 @@ def _of_lines(lines: Iterable[str], name: str, json_lines: bool) -> Iterator[Pla
         try:
             yield place, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SettingError(f"{place} is no JSON ({first_line(error)}); mend that line") from None
+            raise SettingError(f"{place} is not JSON ({first_line(error)}); correct that line") from None
 
 
 def _of_squad(file: Path) -> Iterator[Place]:
@@ -103,7 +101,7 @@ def write_outcomes(outcomes: Iterable[dict[str, Any]], path: str | None) -> int:
         return _write_lines(outcomes, sys.stdout)
     file = Path(path).expanduser()
     if file.is_dir() or not file.absolute().parent.is_dir():
-        raise SettingError(f"output={path}: give a file in a folder that is there")
+        raise SettingError(f"output={path}: give a file in an existing folder")
     try:
         with atomic(file) as new, new.open("w", encoding="utf-8") as stream:
             if kind_of(file) == "json":

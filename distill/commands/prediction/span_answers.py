@@ -1,6 +1,6 @@
-"""Answers to questions as stretches of a context, from a model that was fine-tuned for them.
+"""Answers to questions as spans of a context, from a model that was fine-tuned for them.
 
-Shapes: W windows, S positions of a row, B rows.
+Shapes: W windows, S positions, B sequences.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill.commands.prediction.batches import head_outputs, row_length
+from distill.commands.prediction.batches import head_outputs, sequence_length
 from distill.commands.prediction.settings import PredictConfig
 from distill.data.collate.spans import Spans
-from distill.data.span_rows import SpanConfig, SpanRows, span_rows
+from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
 from distill.models.loaded import LoadedModel
@@ -23,12 +23,11 @@ THRESHOLD = 0.0  # by how much "no answer" has to beat the best answer
 
 
 def answer_questions(
-    found: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
+    model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
 ) -> list[dict[str, Any]]:
     """The answer to each record's `question` in its `context`, by the rule that scores a run on SQuAD.
 
-    Contexts that are longer than a row are read in windows, of the length and stride of the run that trained the model
-    where these are known.
+    Longer contexts are read in windows, of the length and stride of the run that trained the model where there is one.
 
     Returns:
         Of each record `answer` (empty where it has none), `start` and `end` of it as characters of the context, `score`
@@ -38,23 +37,23 @@ def answer_questions(
     if not records:
         return []
     best = settings.top_k or 1
-    allowed = str(found.corpus.get("version")) == "2.0" if settings.no_answer is None else settings.no_answer
+    allowed = str(model.corpus.get("version")) == "2.0" if settings.no_answer is None else settings.no_answer
     questions = Questions(
         "input",
         "2.0" if allowed else "1.1",
         tuple(Question(str(n), record["context"], record["question"], ()) for n, record in enumerate(records)),
     )
-    rows = _windows(found, questions, settings)
-    logits = _logits(found, rows, settings.batch_size)
+    rows = _windows(model, questions, settings)
+    logits = _logits(model, rows, settings.batch_size)
     usual = AnswerConfig()
     limits = AnswerConfig(max(best, usual.n_best), settings.max_answer_tokens or usual.max_tokens)
     answered = find_answers(questions, rows, logits[..., 0], logits[..., 1], limits)
-    return [_outcome(each, best, allowed) for each in answered]
+    return [_outcome(question, best, allowed) for question in answered]
 
 
-def _windows(found: LoadedModel, questions: Questions, settings: PredictConfig) -> SpanRows:
+def _windows(model: LoadedModel, questions: Questions, settings: PredictConfig) -> SpanWindows:
     """The windows of the questions, as in the run that trained the model, else of BERT's sizes where these fit."""
-    corpus, length = found.corpus, row_length(found, settings)
+    corpus, length = model.corpus, sequence_length(model, settings)
     if settings.sequence_length is None and "sequence_length" not in corpus:
         length = min(length, USUAL.sequence_length)
     windows = SpanConfig(
@@ -63,16 +62,16 @@ def _windows(found: LoadedModel, questions: Questions, settings: PredictConfig) 
         int(corpus.get("max_query") or min(USUAL.max_query, max(length // 2 - 4, 1))),
     )
     try:
-        return span_rows(questions, found.tokenizer, windows, "rows", scoring=True)
+        return span_windows(questions, model.tokenizer, windows, "rows", scoring=True)
     except SettingError as error:
         raise SettingError(str(error).replace("rows.", "")) from None
 
 
-def _logits(found: LoadedModel, rows: SpanRows, batch_size: int) -> np.ndarray:
+def _logits(model: LoadedModel, rows: SpanWindows, batch_size: int) -> np.ndarray:
     """Those of an answer's first and last token, float32 [W, S, 2]; 0 at padding, which no answer touches."""
     logits = np.zeros((*rows.rows.shape, 2), np.float32)
     collator = Spans(rows, segments=True)
-    for numbers, values in head_outputs(found, rows.rows, rows.pad_id, collator, "span", batch_size):
+    for numbers, values in head_outputs(model, rows.rows, rows.pad_id, collator, "span", batch_size):
         logits[numbers, : values.shape[1]] = values
     return logits
 
@@ -80,21 +79,27 @@ def _logits(found: LoadedModel, rows: SpanRows, batch_size: int) -> np.ndarray:
 def _outcome(answered: Answered, best: int, may_lack: bool) -> dict[str, Any]:
     candidates = answered.candidates
     first = candidates[0] if candidates else None
-    # A context without a single word has no stretch to answer with, whatever the question may lack.
+    # A context without a token has no span to answer with.
     lacks = first is None or (may_lack and answered.null_odds > THRESHOLD)
-    given = None if lacks else first
-    found: dict[str, Any] = {
-        "answer": "" if given is None else given.text,
-        "start": None if given is None else given.place[0],
-        "end": None if given is None else given.place[1],
+    answer = None if lacks else first
+    outcome: dict[str, Any] = {
+        "answer": "" if answer is None else answer.text,
+        "start": None if answer is None else answer.place[0],
+        "end": None if answer is None else answer.place[1],
         "score": None if first is None else first.score,
         "no_answer_score": None if first is None else float(answered.null_odds),
     }
     if best > 1:
-        scores = torch.tensor([each.score for each in candidates], dtype=torch.float64)
-        shares = scores.softmax(0).tolist() if candidates else []
-        found["answers"] = [
-            {"answer": each.text, "start": each.place[0], "end": each.place[1], "score": each.score, "probability": p}
-            for each, p in list(zip(candidates, shares, strict=True))[:best]
+        scores = torch.tensor([candidate.score for candidate in candidates], dtype=torch.float64)
+        probabilities = scores.softmax(0).tolist() if candidates else []
+        outcome["answers"] = [
+            {
+                "answer": candidate.text,
+                "start": candidate.place[0],
+                "end": candidate.place[1],
+                "score": candidate.score,
+                "probability": p,
+            }
+            for candidate, p in list(zip(candidates, probabilities, strict=True))[:best]
         ]
-    return found
+    return outcome

@@ -1,7 +1,7 @@
-"""The files that GLUE's server takes: the prediction for every row of a test set, by the row's index.
+"""The files that GLUE's server takes: the prediction for every example of a test set, by its index.
 
-The names of the files and the way labels are written are those of the server's instructions: whole words for MNLI, QNLI
-and RTE, numbers of classes for the others, values for STS-B.
+The names of the files and the way labels are written are those of the server's instructions: names of classes for MNLI,
+QNLI and RTE, numbers of classes for the others, values for STS-B.
 """
 
 from collections.abc import Iterator
@@ -21,41 +21,41 @@ from distill.runtime.files import atomic
 from distill.runtime.nearest import choose
 from distill.runtime.storage import storage_failure
 
-IN_WORDS = ("mnli", "qnli", "rte")  # whose labels are written as words
+BY_NAME = ("mnli", "qnli", "rte")  # whose labels are written as names
 LARGEST = 5.0  # value of STS-B; the least is 0
 
 
 def write_submissions(
-    found: LoadedModel, task: str | None, path: str, output: str, settings: PredictConfig
+    model: LoadedModel, task: str | None, path: str, output: str, settings: PredictConfig
 ) -> list[tuple[Path, int]]:
     """Write the predictions for the test set of a task of GLUE.
 
     Args:
         task: one of GLUE's here; None: that of the run that trained the model.
         path: the file of a test set, or the folder of a task or of all tasks, whose files called `test*` are taken.
-        output: a file `*.tsv`, or a folder, in which files are called as the server wants them.
+        output: a file `*.tsv`, or a folder, in which files get the names that the server requires.
 
     Returns:
         The files that were written, and how many predictions each has.
 
     Raises:
-        SettingError: another kind of model, a task that is not known, or a test set that cannot be read.
+        SettingError: another kind of model, an unknown task, or a test set that cannot be read.
     """
-    name = task or (str(found.corpus.get("task")) if found.corpus.get("kind") == "glue" else None)
+    name = task or (str(model.corpus.get("task")) if model.corpus.get("kind") == "glue" else None)
     if name is None:
         raise SettingError("task=null: output=*.tsv is GLUE's form of predictions; name the task, such as task=sst2")
     choose("task", name, TASKS)
-    if found.kind is not CLASSES:
-        raise SettingError(f"model={found.path} is a {found.kind.noun}: a task of GLUE wants a {CLASSES.noun}")
+    if model.kind is not CLASSES:
+        raise SettingError(f"model={model.path} is a {model.kind.noun}: a task of GLUE needs a {CLASSES.noun}")
     folder, files = Path(output).expanduser(), test_files(path, TASKS[name])
     if not folder.is_dir() and len(files) > 1:
         names = ", ".join(file.name for file in files)
-        raise SettingError(f"output={output}: {path} has several test sets ({names}); give a folder that is there")
-    order = class_order(found, name)
+        raise SettingError(f"output={output}: {path} has several test sets ({names}); give an existing folder")
+    order = class_order(model, name)
     written = []
     for file in files:
         target = folder / submission_name(name, file) if folder.is_dir() else folder
-        written.append((target, _write(found, name, file, target, order, settings)))
+        written.append((target, _write(model, name, file, target, order, settings)))
     return written
 
 
@@ -65,15 +65,15 @@ def test_files(path: str, task: GlueTask) -> list[Path]:
     if place.is_file():
         return [place]
     folder = place / task.folder if (place / task.folder).is_dir() else place
-    found = sorted(folder.glob("test*")) if folder.is_dir() else []
-    found = [file for file in found if file.name.lower().endswith(SUFFIXES)]
-    if not found:
-        raise SettingError(f"input={path}: no test set of {task.folder} there (test*.tsv); correct the path")
-    return found
+    files = sorted(folder.glob("test*")) if folder.is_dir() else []
+    files = [file for file in files if file.name.lower().endswith(SUFFIXES)]
+    if not files:
+        raise SettingError(f"input={path}: it has no test set of {task.folder} (test*.tsv); correct the path")
+    return files
 
 
 def submission_name(task: str, file: Path) -> str:
-    """What the server wants the predictions for a test set to be called."""
+    """The file name that the server requires for the predictions of a test set."""
     if task != "mnli":
         return f"{TASKS[task].folder}.tsv"
     if "diagnostic" in file.name.lower() or file.name.lower().startswith("ax"):
@@ -81,31 +81,33 @@ def submission_name(task: str, file: Path) -> str:
     return "MNLI-mm.tsv" if "mismatched" in file.name.lower() else "MNLI-m.tsv"
 
 
-def class_order(found: LoadedModel, task: str) -> list[int]:
+def class_order(model: LoadedModel, task: str) -> list[int]:
     """The task's class for each class of the model, by their names; as they stand where the model's have no names.
 
     Raises:
-        SettingError: the model has other classes, or gives values where classes are wanted.
+        SettingError: the model has other classes, or gives values where the task has classes.
     """
-    names, wanted = [name.lower() for name in class_names(found)], list(TASKS[task].classes)
+    names, wanted = [name.lower() for name in class_names(model)], list(TASKS[task].classes)
     if names and all(name.startswith("label_") for name in names) and len(names) == len(wanted):
         return list(range(len(names)))
     if sorted(names) != sorted(wanted):
-        given, needed = ", ".join(names) or "values", ", ".join(wanted) or "values"
-        raise SettingError(f"model={found.path} gives {given}, and task={task} has {needed}: choose another model")
+        names_shown, needed = ", ".join(names) or "values", ", ".join(wanted) or "values"
+        raise SettingError(
+            f"model={model.path} gives {names_shown}, and task={task} has {needed}: choose another model"
+        )
     return [wanted.index(name) for name in names]
 
 
-def _write(found: LoadedModel, task: str, file: Path, target: Path, order: list[int], settings: PredictConfig) -> int:
+def _write(model: LoadedModel, task: str, file: Path, target: Path, order: list[int], settings: PredictConfig) -> int:
     rows = list(_rows(file, TASKS[task]))
-    outputs = class_outputs(found, [record for _, record in rows], settings)
+    outputs = class_outputs(model, [record for _, record in rows], settings)
     if order:
         numbers = np.array(order)[outputs.argmax(-1)]
-        labels = [TASKS[task].classes[n] if task in IN_WORDS else str(n) for n in numbers.tolist()]
+        labels = [TASKS[task].classes[n] if task in BY_NAME else str(n) for n in numbers.tolist()]
     else:
         labels = [f"{value:.3f}" for value in np.clip(outputs[:, 0], 0.0, LARGEST)]
     if not target.absolute().parent.is_dir():
-        raise SettingError(f"output={target}: there is no folder {target.parent}; make it first")
+        raise SettingError(f"output={target}: the folder {target.parent} does not exist; create it first")
     try:
         with atomic(target) as new, new.open("w", encoding="utf-8") as stream:
             stream.write("index\tprediction\n")
@@ -116,19 +118,21 @@ def _write(found: LoadedModel, task: str, file: Path, target: Path, order: list[
 
 
 def _rows(file: Path, task: GlueTask) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Index and texts of every row of a test set.
+    """Index and texts of every example of a test set.
 
     Raises:
-        SettingError: a row without them, since the server wants a prediction for each.
+        SettingError: an example without them, since the server requires a prediction for each.
     """
     plain = kind_of(file) in ("tsv", "txt")
     texts = (task.tsv_texts or task.texts) if plain else task.texts
     fields = {f"input={file}: {name}": name for name in texts}
     for number, row in enumerate(read_files([file], "input", fields)):
         if row.values is None:
-            raise SettingError(f"input={file}: {row.place} has another number of fields than the header; mend it")
+            raise SettingError(f"input={file}: {row.place} has another number of fields than the header; correct it")
         values = [row.values[name] for name in texts]
         if not all(isinstance(value, str) for value in values):
-            raise SettingError(f"input={file}: {row.place} has no text; the server wants a prediction for every row")
+            raise SettingError(
+                f"input={file}: {row.place} has no text; the server requires a prediction for every example"
+            )
         index = next((row.values[name] for name in ("index", "id", "idx") if name in row.values), number)
         yield index, dict(zip(("text", "second"), values, strict=False))

@@ -18,7 +18,6 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import ModelLosses, compare_models
-from distill.models.kind import ORDERED
 from distill.models.load import size
 from distill.report.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
 from distill.runs import facts
@@ -30,6 +29,7 @@ from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redact
 from distill.runtime.signals import handled
 from distill.tasks import Task, find_task
+from distill.tasks.mlm_sop import MlmSop
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
     Args:
         models: run folders, students, snapshots or other model folders, names on the Hub, `bundled` or
             `bundled_deep`.
-        settings: as on the command line of a run, of the groups corpus, evaluate, precision, teacher and backend. What
+        settings: as on the command line of a run, of corpus, data, evaluate, precision, teacher and backend. What
             is not given is as in the run that made the first model; of a model from elsewhere the books, WikiText-2 and
             IMDB under $DISTILL_DATA are scored, or, with a corpus, what is held out of it.
         output: folder that gets scores.json and scores.md; None: nothing is written.
@@ -93,11 +93,8 @@ def evaluate_models(
 
 
 def _task(name: str, models: Sequence[Located], config: Config) -> Task:
-    task = find_task(name)
-    if name == "mlm_sop" and all(model.has_order for model in models):
-        task.kind = ORDERED
-    task.read(config, training=False)
-    return task
+    ordered = name == "mlm_sop" and all(model.has_order for model in models)
+    return (MlmSop(order=True) if ordered else find_task(name)).read(config, training=False)
 
 
 def _score(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) -> Scores:
@@ -132,7 +129,7 @@ def _score_group(config: Config, task: Task, group: Group, number: int, ranks: R
     for name, model in load_models(config, task.kind, group, ranks):
         check_memory(evaluator, [model], sets)
         is_teacher = model is group.teacher
-        scores, losses[name] = evaluator.score_by_row(model, name, sets, "teacher" if is_teacher else "student")
+        scores, losses[name] = evaluator.score_by_sequence(model, name, sets, "teacher" if is_teacher else "student")
         agreement = None
         if group.teacher is not None and not is_teacher and task.kind.vocabulary:
             agreement = evaluator.agree(model, group.teacher, sets)

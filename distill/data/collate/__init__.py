@@ -1,1 +1,1 @@
-"""One file for each task: rows of token ids become micro-batches."""
+"""One file for each task: sequences of token ids become micro-batches."""

@@ -1,6 +1,6 @@
-"""Classes and values: rows of one text or two, each with what is to be predicted for it.
+"""Classes and values: sequences of one text or two, each with what is to be predicted for it.
 
-Shapes: B rows, S positions.
+Shapes: B sequences, S positions.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from distill.data.batch import PADDING, Batch, Labels
-from distill.data.class_rows import ClassRows
+from distill.data.class_sequences import ClassSequences
 
 WIDTHS = 32  # batches are cut to a multiple of this, so that compiled graphs meet few shapes
 
@@ -18,12 +18,12 @@ WIDTHS = 32  # batches are cut to a multiple of this, so that compiled graphs me
 class Classes:
     """The batches of a set of texts.
 
-    `class` has a target for each row with a label, L of them: `positions` are these rows [L] of the batch, `targets`
-    [L] the numbers of the classes as int64, or values as float32.
+    `class` has a target for each sequence with a label, L of them: `positions` are these sequences [L] of the batch,
+    `targets` [L] the numbers of the classes as int64, or values as float32.
     """
 
-    texts: ClassRows
-    segments: bool  # whether the model tells the texts of a pair apart by token_type_ids
+    texts: ClassSequences
+    segments: bool  # whether the model separates the texts of a pair by token_type_ids
 
     @property
     def pad_id(self) -> int:
@@ -45,7 +45,7 @@ class Classes:
 def text_batch(
     ids: np.ndarray, segments: np.ndarray | None, pad_id: int, labels: dict[str, Labels], row_ids: np.ndarray
 ) -> Batch:
-    """A batch of rows [B, S], cut to the longest of them: most texts are far shorter than a row.
+    """A batch of sequences [B, S], cut to the longest of them: most texts are far shorter than a sequence.
 
     Args:
         segments: [B, S or more] token_type_ids; None: the model has none.

@@ -1,6 +1,6 @@
 """Causal language modelling: every position predicts the next token of its own document.
 
-Shapes: B rows, S positions.
+Shapes: B sequences, S positions.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ import numpy as np
 import torch
 
 from distill.data.batch import PADDING, Batch, Labels
-from distill.data.row_format import IDS, PROMPT, RowFormat
+from distill.data.sequence_format import IDS, PROMPT, SequenceFormat
 
 
 @dataclass(frozen=True)
 class CausalLM:
-    """Shifted targets, and positions that start anew with every document of a row.
+    """Shifted targets, and positions that start anew with every document of a sequence.
 
-    A row may hold several documents. None of them sees another: position ids that start anew tell transformers' causal
-    models where a document begins. Padding is taken for a document of its own. Tokens of prompts are seen like others
-    and are no targets.
+    A sequence may hold several documents. None of them sees another: position ids that start anew mark for
+    transformers' causal models where a document begins. Padding is taken for a document of its own. Tokens of prompts
+    are seen like others and are no targets.
     """
 
-    format: RowFormat
-    packed: bool  # whether rows may hold several documents
+    format: SequenceFormat
+    packed: bool  # whether sequences may hold several documents
 
     @property
     def pad_id(self) -> int:
@@ -30,11 +30,11 @@ class CausalLM:
 
     @property
     def identity(self) -> str:
-        """Everything that decides the targets of a row."""
+        """Everything that decides the targets of a sequence."""
         return repr(self)
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """A micro-batch of the rows ids [B, S] int64, flagged or not; nothing in it is random."""
+        """A micro-batch of the sequences ids [B, S] int64, flagged or not; nothing in it is random."""
         counts, ids = ids & PROMPT == 0, ids & ~PROMPT
         valid = ids != self.pad_id
         documents = self.documents(ids)
@@ -55,7 +55,7 @@ class CausalLM:
         )
 
     def documents(self, ids: np.ndarray) -> np.ndarray:
-        """[B, S] -> [B, S], the number of each position's document in its row; padding has one of its own."""
+        """[B, S] -> [B, S], the number of each position's document in its sequence; padding has one of its own."""
         begins = np.zeros(ids.shape, np.int64)
         if self.packed:
             begins[:, 1:] = ids[:, :-1] == self.format.document_end
@@ -64,7 +64,7 @@ class CausalLM:
 
 
 def _restarting(documents: np.ndarray) -> np.ndarray:
-    """[B, S] numbers that grow along a row -> [B, S], each position counted from where its document begins."""
+    """[B, S] numbers that grow along a sequence -> [B, S], each position counted from where its document begins."""
     columns = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
     begins = np.zeros(documents.shape, bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]

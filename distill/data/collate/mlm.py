@@ -1,6 +1,6 @@
-"""Masked language modelling: which positions of a row are to be predicted, and what the models see there instead.
+"""Masked language modelling: which positions of a sequence are to be predicted, and what the models see there instead.
 
-Shapes: B rows, S positions, V vocabulary.
+Shapes: B sequences, S positions, V vocabulary.
 """
 
 import hashlib
@@ -17,25 +17,25 @@ from distill.runtime.seed import key, uniform
 
 IGNORE = -100  # target of a position that is not predicted
 
-# The names under which a digest has these settings: with others the caches of earlier releases, and what is drawn for
-# them, would be other ones.
+# The names of these settings in a digest: with others the caches of earlier releases, and what is drawn for them, would
+# be other ones.
 DIGESTED_AS = {"mlm_probability": "share", "max_predictions": "most"}
 
 
 @dataclass(frozen=True)
 class MaskedLM:
-    """Masks rows of token ids, each from its own key, so that any row's mask can be recomputed."""
+    """Masks sequences of token ids, each from its own key, so that any sequence's mask can be recomputed."""
 
     settings: MaskingConfig
     mask_id: int
     pad_id: int
     maskable: np.ndarray  # [V] bool: may be chosen; never a special token
     weights: np.ndarray  # [V] relative chance of a token to be chosen
-    is_continuation: np.ndarray  # [V] bool: the token goes on the word of the token before it
+    is_continuation: np.ndarray  # [V] bool: the token continues the word of the token before it
 
     @property
     def identity(self) -> str:
-        """sha256 of everything that decides the masks of a row besides its key."""
+        """sha256 of everything that decides the masks of a sequence besides its key."""
         settings = sorted((DIGESTED_AS.get(name, name), value) for name, value in self.settings)
         digest = hashlib.sha256(repr((settings, self.mask_id)).encode())
         for values in (self.maskable, self.weights, self.is_continuation):
@@ -43,7 +43,7 @@ class MaskedLM:
         return digest.hexdigest()
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """A micro-batch of the rows ids [B, S] int64, each masked by its own key [B]."""
+        """A micro-batch of the sequences ids [B, S] int64, each masked by its own key [B]."""
         inputs, targets = self.mask(ids, row_keys)
         valid = ids != self.pad_id
         positions, masked = np.flatnonzero(valid), np.flatnonzero(targets != IGNORE)
@@ -69,7 +69,7 @@ class MaskedLM:
         return inputs, np.where(chosen, ids, IGNORE)
 
     def _choose(self, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Draw `share` of a row's maskable positions without replacement, each with its token's weight.
+        """Draw `mlm_probability` of a sequence's maskable positions without replacement, each with its token's weight.
 
         Weighted sampling by exponential races (Efraimidis, Spirakis 2006): the smallest values of -log(u) / weight win.
         """
@@ -106,9 +106,9 @@ class MaskedLM:
             order = np.argsort(race[row, starts], kind="stable")
             taken = np.cumsum(lengths[order]) <= wanted[row]
             taken[:1] = True
-            words = np.zeros(len(starts), bool)
-            words[order[taken]] = True
-            chosen[row] = candidates[row] & words[word] if len(starts) else False
+            is_chosen = np.zeros(len(starts), bool)
+            is_chosen[order[taken]] = True
+            chosen[row] = candidates[row] & is_chosen[word] if len(starts) else False
         return chosen
 
     def _begins(self, ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ class MaskedLM:
     def _choose_ngrams(
         self, ids: np.ndarray, candidates: np.ndarray, race: np.ndarray, lengths: np.ndarray, wanted: int
     ) -> np.ndarray:
-        """The race between words of one row, each argument [S]: the words of an n-gram are chosen together.
+        """The race between words of one sequence, each argument [S]: the words of an n-gram are chosen together.
 
         As in the code published with Lan et al., "ALBERT" (2020), section 4.1: an n-gram that does not fit into what is
         left of `wanted` is shortened word by word, and passed over if none is left or a word of it is chosen already.
@@ -136,14 +136,14 @@ class MaskedLM:
         stops = np.minimum(np.append(begins[1:], len(ids)), barriers[np.searchsorted(barriers, begins)])
         # Lists: the draw goes word by word, for which arrays are several times slower.
         order = np.argsort(race[begins], kind="stable").tolist()
-        starts, ends, words = begins.tolist(), stops.tolist(), lengths[begins].tolist()
+        starts, ends, num_words = begins.tolist(), stops.tolist(), lengths[begins].tolist()
         taken = [False] * len(starts)
         left = int(wanted)
         for first in order:
             if not left:
                 break
             last = first  # the last of as many words as stand side by side and fit
-            while last - first + 1 < words[first] and last + 1 < len(starts) and ends[last] == starts[last + 1]:
+            while last - first + 1 < num_words[first] and last + 1 < len(starts) and ends[last] == starts[last + 1]:
                 last += 1
             while last >= first and ends[last] - starts[first] > left:
                 last -= 1
@@ -160,9 +160,9 @@ class MaskedLM:
 
 
 def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> MaskedLM:
-    """The masking of a tokenizer's rows.
+    """The masking of a tokenizer's sequences.
 
-    `counts` [V]: how often each token occurs in the training rows, for the smoothing of the choice.
+    `counts` [V]: how often each token occurs in the training sequences, for the smoothing of the choice.
     """
     vocab = len(counts)
     maskable = np.ones(vocab, bool)
@@ -170,15 +170,16 @@ def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, count
     maskable[len(tokenizer) :] = False  # rows that only pad the embedding matrix
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     is_continuation = np.zeros(vocab, bool)
-    # WordPiece marks what goes on a word, byte-level BPE and SentencePiece mark what begins one.
+    # WordPiece marks what continues a word, byte-level BPE and SentencePiece mark what begins one.
     if any(t and t.startswith("##") for t in tokens):
         is_continuation[: len(tokens)] = [bool(t) and t.startswith("##") for t in tokens]
     else:
         is_continuation[: len(tokens)] = [bool(t) and not t.startswith(("\u0120", "\u2581")) for t in tokens]
     if (settings.whole_words or settings.ngrams > 1) and not (~is_continuation[maskable]).any():
-        given = "whole_words=true" if settings.whole_words else f"ngrams={settings.ngrams}"
+        override = "whole_words=true" if settings.whole_words else f"ngrams={settings.ngrams}"
         raise SettingError(
-            f"objective.masking.{given}: this tokenizer does not mark where words begin; set whole_words=false ngrams=1"
+            f"objective.masking.{override}: this tokenizer does not mark where words begin; set "
+            "whole_words=false ngrams=1"
         )
     weights = np.maximum(counts, 1).astype(np.float64) ** -settings.smoothing
     assert tokenizer.mask_token_id is not None and tokenizer.pad_token_id is not None

@@ -1,6 +1,6 @@
-"""Answers in a context: rows of a question and a window, with the positions where the answer begins and ends.
+"""Answers in a context: sequences of a question and a window, with the positions where the answer begins and ends.
 
-Shapes: B rows, S positions.
+Shapes: B sequences, S positions.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,20 @@ import torch
 
 from distill.data.batch import Batch, Labels
 from distill.data.collate.classes import text_batch
-from distill.data.span_rows import SpanRows
+from distill.data.span_windows import SpanWindows
 
 
 @dataclass(frozen=True)
 class Spans:
     """The batches of a set of windows.
 
-    `span_start` and `span_end` have a target for each row whose answer is known, L of them: `positions` are these rows
-    [L] of the batch, `targets` [L] the positions in the row, that of [CLS] where the window has no answer.
+    `span_start` and `span_end` have a target for each sequence whose answer is given, L of them: `positions` are these
+    sequences [L] of the batch, `targets` [L] the positions in the sequence, that of [CLS] where the window has no
+    answer.
     """
 
-    windows: SpanRows
-    segments: bool  # whether the model tells question and context apart by token_type_ids
+    windows: SpanWindows
+    segments: bool  # whether the model separates question and context by token_type_ids
 
     @property
     def pad_id(self) -> int:
@@ -35,9 +36,9 @@ class Spans:
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
         """A micro-batch of the windows of these numbers, ids [B, S] int64; nothing in it is random."""
         labelled = np.flatnonzero(row_ids < len(self.windows.starts))
-        rows, numbers = torch.from_numpy(labelled), row_ids[labelled]
+        positions, numbers = torch.from_numpy(labelled), row_ids[labelled]
         labels = {
-            "span_start": Labels(rows, torch.from_numpy(self.windows.starts[numbers])),
-            "span_end": Labels(rows, torch.from_numpy(self.windows.ends[numbers])),
+            "span_start": Labels(positions, torch.from_numpy(self.windows.starts[numbers])),
+            "span_end": Labels(positions, torch.from_numpy(self.windows.ends[numbers])),
         }
         return text_batch(ids, self.windows.segments[row_ids] if self.segments else None, self.pad_id, labels, row_ids)

@@ -1,1 +1,1 @@
-"""Rows of token ids in files of a bounded size, on disks and in object storage."""
+"""Sequences of token ids in files of a bounded size, on disks and in object storage."""

@@ -1,8 +1,8 @@
-"""Blocks of rows on the disk of a node: fetched once for all its processes, bounded, checked, evicted.
+"""Blocks of sequences on the disk of a node: fetched once for all its processes, bounded, checked, evicted.
 
-A block is a file of its plain rows, with their sha256 after them, under the name of the digest that the index gives it.
-So runs and corpora share a cache. Processes map the files; what is evicted while it is mapped stays readable until the
-last of them lets it go, as is so with any file on Linux.
+A block is a file of its plain sequences, with their sha256 after them, under the digest that the index
+assigns. So runs and corpora share a cache. Processes map the files; a file that is evicted while it is mapped stays
+readable until the last process unmaps it, as any file does on Linux.
 """
 
 import fcntl
@@ -38,17 +38,17 @@ class _File(NamedTuple):
 class BlockCache:
     """The folder `<cache>/blocks` and what may be in it."""
 
-    def __init__(self, cache: str, most_bytes: int, setting: str = "data.cache") -> None:
+    def __init__(self, cache: str, max_bytes: int, setting: str = "data.cache") -> None:
         """
         Args:
-            most_bytes: of all its files together.
+            max_bytes: of all its files together.
             setting: what error lines call `cache`.
 
         Raises:
             SettingError: the folder cannot be written.
         """
         self.folder = folder_of(cache, "blocks", "files", setting)
-        self.most_bytes, self.setting = most_bytes, f"{setting}={cache}"
+        self.max_bytes, self.setting = max_bytes, f"{setting}={cache}"
         self._in_flight = InFlight()
         self.folder.mkdir(exist_ok=True)
         (self.folder.parent / "locks").mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ class BlockCache:
     def get(
         self, block: Block, layout: Layout, fetch: Callable[[Block], memoryview], ahead: bool = False
     ) -> memoryview:
-        """The plain bytes of a block, mapped; fetched unless they are here, while others of this node wait for that.
+        """The plain bytes of a block, mapped; fetched unless they are here, while other processes of the node wait.
 
         Args:
             fetch: gives the plain bytes of a block.
@@ -82,7 +82,7 @@ class BlockCache:
         """The plain bytes of a block, mapped; None where they are not here, or not as they were written."""
         try:
             with open(path := self._path(block), "rb") as file:
-                if check and not _is_whole(file, block.rows * layout.row_bytes):
+                if check and not _is_whole(file, block.sequences * layout.sequence_bytes):
                     logger.warning(f"{path} is damaged; it is fetched again")
                     path.unlink(missing_ok=True)
                     return None
@@ -91,7 +91,7 @@ class BlockCache:
             return None
         with suppress(FileNotFoundError):
             os.utime(path)
-        return memoryview(content)[: block.rows * layout.row_bytes]
+        return memoryview(content)[: block.sequences * layout.sequence_bytes]
 
     def _add(self, block: Block, plain: memoryview) -> None:
         """Write a block; one process of the node at a time, so that the bound holds."""
@@ -106,27 +106,27 @@ class BlockCache:
         files = sorted(self._files())
         total, free = sum(file.size for file in files), shutil.disk_usage(self.folder).free
         for file in files:
-            if total + num_bytes <= self.most_bytes and num_bytes + RESERVE <= free:
+            if total + num_bytes <= self.max_bytes and num_bytes + RESERVE <= free:
                 return
-            with suppress(FileNotFoundError):  # found damaged just now
+            with suppress(FileNotFoundError):  # another process found it damaged just now
                 os.unlink(file.path)
             total, free = total - file.size, free + file.size
-        if total + num_bytes > self.most_bytes or num_bytes + RESERVE > free:
+        if total + num_bytes > self.max_bytes or num_bytes + RESERVE > free:
             raise StorageFailed(
                 f"{self.setting}: no room for a block of {size(num_bytes)}, with {size(free)} free and "
-                f"data.local_bytes={self.most_bytes}: make room, or give data.local=FOLDER on another disk; the "
-                "same command then goes on"
+                f"data.local_bytes={self.max_bytes}: make room, or give data.local=FOLDER on another disk; the "
+                "same command then continues"
             )
 
     def _files(self) -> Iterator[_File]:
-        """The files of the cache; what a killed process has left half-written is removed."""
+        """The files of the cache; removes what a killed process has left half-written."""
         for entry in os.scandir(self.folder):
             if not entry.name.endswith(SUFFIX):
                 os.unlink(entry.path)
                 continue
-            with suppress(FileNotFoundError):  # found damaged just now
-                found = entry.stat()
-                yield _File(found.st_mtime_ns, found.st_size, entry.path)
+            with suppress(FileNotFoundError):  # another process found it damaged just now
+                status = entry.stat()
+                yield _File(status.st_mtime_ns, status.st_size, entry.path)
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:

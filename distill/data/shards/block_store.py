@@ -1,4 +1,4 @@
-"""Rows by number from blocks that are fetched when they are needed, or ahead of that."""
+"""Sequences by number from blocks that are fetched when they are needed, or ahead of need."""
 
 import logging
 import time
@@ -8,24 +8,24 @@ from threading import Lock
 import numpy as np
 
 from distill.data.remote import ATTEMPTS, NAP
-from distill.data.row_store import gather
+from distill.data.sequence_store import gather
 from distill.data.shards.block_cache import BlockCache
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block, ShardIndex
-from distill.data.shards.rows import ShardRows
+from distill.data.shards.store import ShardStore
 from distill.runtime.errors import StorageFailed
 from distill.runtime.signals import Signals, in_force
 
 FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
 AHEAD = 4  # and that are fetched ahead
 ATTEMPTS_AHEAD = 2  # to fetch such a block; whoever needs it tries more often
-SAY_EVERY = 10.0  # seconds between two lines about a block that somebody waits for
+LOG_EVERY = 10.0  # seconds between two lines about a block that somebody waits for
 
 logger = logging.getLogger(__name__)
 
 
-class BlockStore(ShardRows):
-    """The rows of shards in object storage, or of compressed ones, through the cache of the node.
+class BlockStore(ShardStore):
+    """The sequences of shards in object storage, or of compressed ones, through the cache of the node.
 
     Any thread may read.
     """
@@ -36,8 +36,8 @@ class BlockStore(ShardRows):
         self._open: dict[int, memoryview] = {}  # mapped blocks
         self._waited: dict[int, Future[memoryview]] = {}  # that somebody waits for
         self._expected: dict[int, Future[memoryview]] = {}  # that are fetched ahead
-        self._last_expected: np.ndarray | None = None  # what `expect` was last asked for, until a part of it fails
-        self._failures = 0  # how often reading was given up: what was asked for before that concerns nobody any more
+        self._last_expected: np.ndarray | None = None  # the argument of the last `expect`, until a part of it fails
+        self._failures = 0  # how often reading was given up; requests from before that are void
         self._lock = Lock()  # of all these
         self._now = ThreadPoolExecutor(FETCHING, thread_name_prefix="blocks")
         self._ahead = ThreadPoolExecutor(AHEAD, thread_name_prefix="blocks-ahead")
@@ -53,16 +53,16 @@ class BlockStore(ShardRows):
             return gather(self._views(np.unique(blocks).tolist()), blocks, within, self)
 
     def expect(self, numbers: np.ndarray) -> None:
-        """Fetch the blocks of these rows in the background, in this order; those of earlier calls are forgotten."""
+        """Fetch the blocks of these sequences in the background, in this order; earlier calls are forgotten."""
         if numbers is self._last_expected:
             return
         self._last_expected = numbers
         wanted = dict.fromkeys(self.index.block_of(np.asarray(numbers)).tolist())
         with self._lock:
             for block in self._expected.keys() - wanted.keys():
-                if self._expected[block].cancel():  # it waits for its turn; what is under way goes on
+                if self._expected[block].cancel():  # it waits for its turn; what is under way continues
                     del self._expected[block]
-            missing = [block for block in wanted if not self._known(block)]
+            missing = [block for block in wanted if not self._is_coming(block)]
             for block in missing:
                 self._expected[block] = self._submit(self._ahead, block, self._expected)
 
@@ -71,15 +71,15 @@ class BlockStore(ShardRows):
         for pool in (self._now, self._ahead):
             pool.shutdown(cancel_futures=True)
 
-    def _known(self, block: int) -> bool:
+    def _is_coming(self, block: int) -> bool:
         return block in self._open or block in self._waited or block in self._expected
 
     def _views(self, blocks: list[int]) -> dict[int, memoryview]:
-        """The rows of these blocks, once all are there."""
+        """The sequences of these blocks, once all are there."""
         with self._lock:
-            found = {block: self._open[block] for block in blocks if block in self._open}
-            waited = {block: self._need(block) for block in blocks if block not in found}
-        return found | {block: self._wait(block, future) for block, future in waited.items()}
+            views = {block: self._open[block] for block in blocks if block in self._open}
+            waited = {block: self._need(block) for block in blocks if block not in views}
+        return views | {block: self._wait(block, future) for block, future in waited.items()}
 
     def _need(self, block: int) -> "Future[memoryview]":
         """Fetch a block before all that are fetched ahead. The lock is held."""
@@ -91,17 +91,17 @@ class BlockStore(ShardRows):
 
     def _wait(self, block: int, future: "Future[memoryview]") -> memoryview:
         name, begun, signals = self.blocks.name(self.index.block(block)), time.monotonic(), in_force()
-        said = begun
+        logged = begun
         while not wait([future], NAP).done:
             signals.end_waiting()
-            if (now := time.monotonic()) - said >= SAY_EVERY:
-                said = now
+            if (now := time.monotonic()) - logged >= LOG_EVERY:
+                logged = now
                 logger.info(f"waiting for storage since {now - begun:.0f} s: {name}")
         try:
             return future.result()
         except CancelledError as error:
             signals.end_waiting()
-            raise self.blocks.given_up or StorageFailed(f"{name}: not read, as another block could not be") from error
+            raise self.blocks.last_error or StorageFailed(f"{name}: not read, as another block could not be") from error
 
     def _submit(
         self, pool: ThreadPoolExecutor, block: int, coming: dict[int, "Future[memoryview]"]
@@ -115,7 +115,7 @@ class BlockStore(ShardRows):
 
         Args:
             coming: which of the two holds its future.
-            failures: how many there were when it was asked for.
+            failures: how many there were when it was requested.
             signals: in force at that time; the process may end before this block's turn comes.
         """
         ahead = coming is self._expected
@@ -135,7 +135,7 @@ class BlockStore(ShardRows):
             self._open[block] = view
             coming.pop(block, None)
             # The disk gets the room of evicted blocks back when no process has them mapped any more.
-            for gone in [each for each in before if self._digest(each) not in kept]:
+            for gone in [other for other in before if self._digest(other) not in kept]:
                 self._open.pop(gone, None)
         return view
 
@@ -144,14 +144,14 @@ class BlockStore(ShardRows):
     ) -> None:
         """A block cannot be had. That ends the run if somebody waits for it, and then nobody needs the others."""
         with self._lock:
-            if failures != self._failures:  # whoever waited knows already, and may be asking anew
+            if failures != self._failures:  # the waiting thread has the error already, and may have begun anew
                 return
             coming.pop(block, None)
             self._last_expected = None
             if coming is self._waited:
                 self._failures += 1
                 if isinstance(error, StorageFailed):
-                    self.blocks.given_up = error
+                    self.blocks.give_up(error)
                 for future in [*self._waited.values(), *self._expected.values()]:
                     future.cancel()
                 self._waited.clear()

@@ -29,7 +29,7 @@ class Claims:
     """The claims of this host; a context in which they are renewed, and after which they are given back."""
 
     def __init__(self, folder: Destination, owner: str) -> None:
-        """`owner`: the same for a process that goes on with the work of one that was killed."""
+        """`owner`: the same for a process that resumes the work of one that was killed."""
         self.folder, self.owner = folder, owner
         self.held: set[int] = set()
         self._beats = 0
@@ -41,10 +41,10 @@ class Claims:
         """Whether the group of this number is now this host's to work on."""
         if not self.folder.create(_name(number), self._content()):
             try:
-                found = self.folder.read(_name(number))
+                content = self.folder.read(_name(number))
             except FileNotFoundError:  # it was given back in this moment
                 return False
-            if not self._is_own(found) and not self._is_stale(number, found):
+            if not self._is_ours(content) and not self._is_stale(number, content):
                 return False
             self.folder.write(_name(number), self._content())
         with self._lock:
@@ -57,17 +57,17 @@ class Claims:
             self.held.discard(number)
             self.folder.remove(_name(number))
 
-    def _is_own(self, found: bytes) -> bool:
+    def _is_ours(self, content: bytes) -> bool:
         try:
-            return bool(json.loads(found)["owner"] == self.owner)
+            return bool(json.loads(content)["owner"] == self.owner)
         except (ValueError, KeyError, TypeError):
             return False
 
-    def _is_stale(self, number: int, found: bytes) -> bool:
+    def _is_stale(self, number: int, content: bytes) -> bool:
         now = time.monotonic()
-        content, since = self._seen.get(number, (b"", now))
-        if content != found:
-            self._seen[number] = (found, now)
+        before, since = self._seen.get(number, (b"", now))
+        if before != content:
+            self._seen[number] = (content, now)
             return False
         if now - since < STALE:
             return False
@@ -82,7 +82,7 @@ class Claims:
     def _renew(self) -> None:
         """Renews the claims until the work has ended, and then gives back those that are left."""
         while not self._ended.wait(STALE / RENEWALS):
-            # Where storage fails for good, whoever does the work says so.
+            # Where storage fails for good, the process that does the work reports it.
             with self._lock, suppress(Exception, Interrupted):
                 for number in self.held:
                     self.folder.write(_name(number), self._content())

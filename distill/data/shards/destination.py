@@ -1,4 +1,4 @@
-"""The folder that prepared rows go to, on a disk or at a URL: every file in it appears whole or not at all.
+"""The folder that prepared sequences go to, on a disk or at a URL: every file in it appears whole or not at all.
 
 Any number of hosts may write to it at the same time. Two that write the same file write the same bytes.
 """
@@ -37,7 +37,7 @@ class Destination(ABC):
     def create(self, name: str, content: bytes) -> bool:
         """Makes a file unless there is one; whether it did.
 
-        Of several hosts at once one does, but on storage that knows no such promise several may.
+        Of several hosts at once one does, but on storage without such a promise several may.
         """
 
     @abstractmethod
@@ -172,10 +172,10 @@ class RemoteFolder(Destination):
         system = self._system
         system.invalidate_cache()  # fsspec keeps listings, and other hosts write
         try:
-            found = self._retried(lambda: system.ls(self._path(folder), detail=False), folder)
+            paths = self._retried(lambda: system.ls(self._path(folder), detail=False), folder)
         except FileNotFoundError:
             return set()
-        return {name for path in found if (name := path.rstrip("/").rpartition("/")[2])}
+        return {name for path in paths if (name := path.rstrip("/").rpartition("/")[2])}
 
     def remove(self, name: str) -> None:
         system = self._system

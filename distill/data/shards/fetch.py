@@ -16,8 +16,8 @@ from distill.runtime.errors import SettingError, StorageFailed, first_line
 from distill.runtime.signals import in_force
 
 SECONDS = 60.0  # that one request may take, where the library can be stopped
-PIECE = 4 << 20  # bytes of a block that one request asks for: libraries hold what they have received twice
-SAY_EVERY = 10.0  # seconds between two lines about storage that fails
+PIECE = 4 << 20  # bytes of a block in one request: libraries hold what they have received twice
+LOG_EVERY = 10.0  # seconds between two lines about storage that fails
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +29,26 @@ class Blocks:
 
     Attributes:
         failures: attempts that have failed so far.
-        given_up: why the last block could not be had; None: it came.
+        last_error: why the last block could not be had; None: it came.
     """
 
     def __init__(self, place: str, layout: Layout) -> None:
         self.place, self.layout = place.rstrip("/"), layout
         self.failures = 0
-        self.given_up: StorageFailed | None = None
-        self._said = 0.0  # when the last line about failures was written
+        self.last_error: StorageFailed | None = None
+        self._logged = 0.0  # when the last line about failures was written
         self._lock = Lock()
+
+    def give_up(self, error: StorageFailed) -> None:
+        """The last block could not be had."""
+        self.last_error = error
 
     def name(self, block: Block) -> str:
         """The file that holds it."""
         return f"{self.place}/{self.layout.shard_name(block.shard)}"
 
     def plain(self, block: Block, attempts: int = ATTEMPTS) -> memoryview:
-        """The rows of a block, decompressed.
+        """The sequences of a block, decompressed.
 
         Raises:
             StorageFailed: it cannot be read, or is damaged whenever it is read again.
@@ -54,7 +58,7 @@ class Blocks:
             return stored
         import pyarrow
 
-        size = block.rows * self.layout.row_bytes
+        size = block.sequences * self.layout.sequence_bytes
         return memoryview(pyarrow.decompress(stored, size, codec=self.layout.compression))
 
     def _stored(self, block: Block, attempts: int) -> memoryview:
@@ -74,7 +78,7 @@ class Blocks:
             if sha256(data).digest() != block.digest:
                 arrived = 0
                 raise OSError(f"the {block.size:,} bytes from {block.offset:,} are not those that were written")
-            self.given_up = None
+            self.last_error = None
             return data
 
         try:
@@ -85,20 +89,20 @@ class Blocks:
             raise _failed(name, error) from error
 
     def _note(self, name: str, reason: str) -> None:
-        """Count a failure, and say so now and then. Raises StorageFailed where the run ends anyway."""
+        """Count a failure, and log it now and then. Raises StorageFailed where the run ends anyway."""
         with self._lock:
             self.failures += 1
-            if self.given_up is not None:
-                raise self.given_up
-            if time.monotonic() - self._said < SAY_EVERY:
+            if self.last_error is not None:
+                raise self.last_error
+            if time.monotonic() - self._logged < LOG_EVERY:
                 return
-            self._said = time.monotonic()
+            self._logged = time.monotonic()
         logger.warning(f"{name}: {reason}; trying again ({self.failures} such failures so far)")
 
 
 def _failed(name: str, error: Exception) -> StorageFailed:
     reason = f"{type(error).__name__}: {first_line(error)}"
-    return StorageFailed(f"{name} cannot be read ({reason}): see to it; the same command then goes on")
+    return StorageFailed(f"{name} cannot be read ({reason}): restore access; the same command then continues")
 
 
 def read_range(name: str, start: int, stop: int) -> bytes:
@@ -119,7 +123,7 @@ def _within(seconds: float, system: Any, path: str, start: int, stop: int) -> by
 
     Raises:
         TimeoutError: they are over.
-        Interrupted: a signal has asked the process to stop.
+        Interrupted: a signal stops the process.
     """
     if not system.async_impl:
         data: bytes = system.cat_file(path, start=start, end=stop)

@@ -1,6 +1,6 @@
 """Puts the records of all groups together: the index of the shards, the counts of each token, and meta.json.
 
-Any host that finds all records may do it, and two that do write the same. No text and no rows are read.
+Any host that finds all records may do it, and two that do write the same. No text and no sequences are read.
 """
 
 import io
@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from distill.data.invalid import Invalid
 from distill.data.packing import COUNTS, PARTS, Packing
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.publish import header, layout_of, record_name
 from distill.data.shards.token_counts import total_counts
-from distill.data.unread import Unread
 
 META = "meta.json"
 THREADS = 16  # that read records
@@ -34,7 +34,7 @@ def finish(
 
     Args:
         plan: the settings by which the groups were made, which meta.json repeats.
-        duplicates: counts of duplicate documents, where anybody has counted them.
+        duplicates: counts of duplicate documents, where they were counted.
 
     Raises:
         SettingError: a setting names a field that no record of a source has.
@@ -44,7 +44,7 @@ def finish(
         records = list(pool.map(lambda number: json.loads(folder.read(record_name(number))), range(num_groups)))
     counts = total_counts(folder, num_groups)
     units = [unit for record in records for unit in record["units"]]
-    meta: dict[str, Any] = {**_unread(units).as_dict(), **plan, "duplicates": duplicates}
+    meta: dict[str, Any] = {**_invalid(units).as_dict(), **plan, "duplicates": duplicates}
     meta["seconds"] = sum(record["seconds"] for record in records)
     for part in PARTS:
         index = ShardIndex.of_shards(
@@ -60,39 +60,39 @@ def finish(
     return meta
 
 
-def _unread(units: Sequence[dict[str, Any]]) -> Unread:
+def _invalid(units: Sequence[dict[str, Any]]) -> Invalid:
     """What could not be read of the whole text, once every source has shown that its fields are there."""
-    by_source: dict[int, list[Unread]] = {}
+    by_source: dict[int, list[Invalid]] = {}
     for unit in units:
-        by_source.setdefault(unit["source"], []).append(Unread.of(unit))
+        by_source.setdefault(unit["source"], []).append(Invalid.of(unit))
     for parts in by_source.values():
-        Unread.together(parts).require_fields()
-    return Unread.together(each for parts in by_source.values() for each in parts)
+        Invalid.together(parts).require_fields()
+    return Invalid.together(part for parts in by_source.values() for part in parts)
 
 
 def _blocks(listed: Sequence[Sequence[Any]]) -> list[Block]:
-    return [Block(0, 0, rows, offset, size, bytes.fromhex(digest)) for rows, offset, size, digest in listed]
+    return [Block(0, 0, count, offset, size, bytes.fromhex(digest)) for count, offset, size, digest in listed]
 
 
 def _summary(shards: Sequence[dict[str, Any]], index: ShardIndex) -> dict[str, Any]:
-    """What meta.json says of a part."""
-    summary: dict[str, Any] = {name: sum(each[name] for each in shards) for name in COUNTS}
-    assert summary["rows"] == index.num_rows
+    """The entry of a part in meta.json."""
+    summary: dict[str, Any] = {name: sum(shard[name] for shard in shards) for name in COUNTS}
+    assert summary["rows"] == index.num_sequences
     return summary | {
         "digest": _digest(shards, index),
-        "shards": sum(bool(each["blocks"]) for each in shards),
+        "shards": sum(bool(shard["blocks"]) for shard in shards),
         "bytes": int(index.size.sum()),
-        "plain_bytes": index.num_rows * index.layout.row_bytes,
-        "compress_seconds": sum(each["compress_seconds"] for each in shards),
+        "plain_bytes": index.num_sequences * index.layout.sequence_bytes,
+        "compress_seconds": sum(shard["compress_seconds"] for shard in shards),
     }
 
 
 def _digest(shards: Sequence[dict[str, Any]], index: ShardIndex) -> str:
-    """That of the rows of a single shard; of several, that of their digests in their order.
+    """That of the sequences of a single shard; of several, that of their digests in their order.
 
-    So a text of one shard has the digest that it had before there were shards, which checkpoints and teacher caches
-    know; and of a text of many no process has to read all rows.
+    So a text of one shard has the digest that it had before there were shards, which stands in checkpoints and teacher
+    caches; and of a text of many no process has to read all sequences.
     """
     if len(shards) == 1:
         return str(shards[0]["digest"])
-    return sha256(header(index.layout) + "".join(each["digest"] for each in shards).encode()).hexdigest()
+    return sha256(header(index.layout) + "".join(shard["digest"] for shard in shards).encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Divides the work on a text into groups, each of which becomes one shard of every part.
 
-Every host divides alike, without reading any text: the size of the rows is estimated from that of the files.
+Every host divides alike, without reading any text: the size of the sequences is estimated from that of the files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,18 +16,18 @@ BYTES_PER_TOKEN = 4.3
 UNPACKED = 2.7
 PACKED = (".gz", ".zip", ".parquet")
 BYTES_PER_ROW = 2000  # of text, of a row of a Hub data set
-UNKNOWN = 64 << 20  # bytes of text that a unit of a user's own source is taken to have where it does not say
+UNKNOWN = 64 << 20  # bytes of text that a unit of a user's own source is taken to have where its size is unknown
 
 
 class Work(NamedTuple):
-    """A unit of work: a shard of a source, which one process packs into rows."""
+    """A unit of work: a shard of a source, which one process packs into sequences."""
 
     shard: Shard
     source: Source
 
 
 class Group(NamedTuple):
-    """Consecutive units of work, whose rows become the shards of this number."""
+    """Consecutive units of work, whose sequences become the shards of this number."""
 
     number: int
     first: int  # the number of its first unit
@@ -36,7 +36,7 @@ class Group(NamedTuple):
     @property
     def size(self) -> int:
         """As its shards count it: stored bytes, or rows of a Hub data set."""
-        return sum(each.shard.size for each in self.work)
+        return sum(unit.shard.size for unit in self.work)
 
 
 def unit_stem(scratch: Path, group: Group, unit: int) -> str:
@@ -50,10 +50,10 @@ def work_of(sources: Sequence[Source]) -> list[Work]:
 
 
 def divide(work: Sequence[Work], dtype: np.dtype, shard_bytes: int) -> list[Group]:
-    """Groups whose rows take about `shard_bytes`; a unit that takes more is one of its own. At least one, maybe empty.
+    """Groups whose sequences take about `shard_bytes`; a unit that takes more is a group. At least one, maybe empty.
 
     Args:
-        dtype: of the ids in a row.
+        dtype: of the ids in a sequence.
     """
     groups: list[Group] = []
     first = 0
@@ -66,18 +66,18 @@ def divide(work: Sequence[Work], dtype: np.dtype, shard_bytes: int) -> list[Grou
 def _consecutive(work: Sequence[Work], dtype: np.dtype, shard_bytes: int) -> Iterator[list[Work]]:
     group: list[Work] = []
     size = 0.0
-    for each in work:
-        expected = expected_bytes(each.shard, dtype)
+    for unit in work:
+        expected = expected_bytes(unit.shard, dtype)
         if group and size + expected > shard_bytes:
             yield group
             group, size = [], 0.0
-        group.append(each)
+        group.append(unit)
         size += expected
     yield group
 
 
 def expected_bytes(shard: Shard, dtype: np.dtype) -> float:
-    """About how many bytes the rows of a unit of work take."""
+    """About how many bytes the sequences of a unit of work take."""
     return expected_tokens(shard) * dtype.itemsize
 
 

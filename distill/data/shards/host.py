@@ -22,7 +22,7 @@ from distill.runtime.progress import Progress
 
 FEW_BYTES = 4 << 20  # stored bytes up to which starting other processes costs more than it gains
 POLL = 2.0  # seconds between two looks at what other hosts have done
-LOOKING = 0.1  # share of its time that a host looks, where a look takes long
+LOOKING = 0.1  # fraction of its time that a host looks, where a look takes long
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Host:
         self.folder, self.packing, self.compression = folder, packing, compression
         self.scratch, self.claims, self.data = scratch, claims, data
         self.groups = {group.number: group for group in groups}
-        sources = dict.fromkeys(id(each.source) for group in groups for each in group.work)
+        sources = dict.fromkeys(id(unit.source) for group in groups for unit in group.work)
         self._sources = {source: number for number, source in enumerate(sources)}
         self._done: set[int] = set()  # groups that are published, by whichever host
         self._candidates: deque[int] = deque()  # groups that were free, or another's, at the last look
@@ -66,7 +66,7 @@ class Host:
         """
         self._look()
         todo = [group for group in self.groups.values() if group.number not in self._done]
-        of_files = all(each.shard.paths for group in self.groups.values() for each in group.work)
+        of_files = all(work.shard.paths for group in self.groups.values() for work in group.work)
         scale, unit = (1e6, "MB") if of_files else (1, "rows")
         parallel = workers(self.data, only_if=sum(group.size for group in todo) > FEW_BYTES or not of_files)
         size = sum(group.size for group in self.groups.values())
@@ -76,13 +76,13 @@ class Host:
                 self._step(pool or _InThisProcess(), 2 * num_processes(self.data) if pool else 1)
                 progress.update(self._size_done() / scale, f"{self._tokens:,} tokens")
 
-    def _step(self, pool: Executor, most: int) -> None:
+    def _step(self, pool: Executor, max_units: int) -> None:
         """Gives work to processes, up to so many units at once, and takes what one of them has done."""
         self._look()
         self._fold_counts()
-        while len(self._waiting) + len(self._running) < most and self._take_group(pool):
+        while len(self._waiting) + len(self._running) < max_units and self._take_group(pool):
             pass
-        while self._waiting and len(self._running) < most:
+        while self._waiting and len(self._running) < max_units:
             number, unit = self._waiting.popleft()
             work = self.groups[number].work[unit]
             future = pool.submit(pack, self._stem(number, unit), work.shard, work.source, self.packing)
@@ -159,7 +159,7 @@ class Host:
         publication = Publication(
             number,
             tuple(self._stem(number, unit) for unit in range(len(group.work))),
-            tuple(self._sources[id(each.source)] for each in group.work),
+            tuple(self._sources[id(unit.source)] for unit in group.work),
             now - self._timed + self._spent[number],
             self.folder,
             self.scratch,
@@ -178,7 +178,7 @@ class Host:
 
     def _fold_counts(self) -> None:
         """Folds the counts of groups that are all published, in which this host had a part."""
-        for fold in [each for each in self._unfolded if self._done.issuperset(groups_of(each))]:
+        for fold in [fold for fold in self._unfolded if self._done.issuperset(groups_of(fold))]:
             fold_counts(self.folder, fold)
             self._unfolded.remove(fold)
 
@@ -193,13 +193,15 @@ class Host:
         return published + sum(self._packed[number] for number in self._packed if number not in self._done)
 
     def _note_what_is_there(self) -> None:
-        """Says how much of the work is done already, by others or by an earlier process."""
+        """Logs how much of the work is done already, by others or by an earlier process."""
         units = {number: len(group.work) for number, group in self.groups.items()}
-        found = sum(units[number] for number in self._done)
-        found += sum(1 for number in units if number not in self._done for _ in self._folder_of(number).glob("*.json"))
-        if found:
+        num_done = sum(units[number] for number in self._done)
+        num_done += sum(
+            1 for number in units if number not in self._done for _ in self._folder_of(number).glob("*.json")
+        )
+        if num_done:
             total = sum(units.values())
-            logger.info(f"going on with a preparation that was begun: {found:,} of {total:,} parts are there")
+            logger.info(f"resuming a preparation: {num_done:,} of {total:,} parts are done")
 
 
 class _InThisProcess(Executor):

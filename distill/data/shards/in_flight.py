@@ -8,14 +8,14 @@ from distill.data.shards.fetch import PIECE
 from distill.data.shards.index import Block, Layout
 
 BYTES = 96 << 20  # of all blocks on their way: four of 16 MiB that are not compressed, or more smaller ones
-AHEAD = 0.75  # share of that which blocks may take that nobody waits for yet
+AHEAD = 0.75  # fraction of it for blocks that nobody waits for yet
 
 
 class InFlight:
     """The bytes of the blocks that are on their way; whoever would add too many waits until others have arrived."""
 
-    def __init__(self, most_bytes: int = BYTES) -> None:
-        self.most_bytes, self.taken = most_bytes, 0
+    def __init__(self, max_bytes: int = BYTES) -> None:
+        self.max_bytes, self.taken = max_bytes, 0
         self._changed = Condition()
 
     @contextmanager
@@ -25,9 +25,9 @@ class InFlight:
         Args:
             ahead: nobody waits for these yet, so that they leave a part of the room to what somebody waits for.
         """
-        most = self.most_bytes * (AHEAD if ahead else 1)
+        limit = self.max_bytes * (AHEAD if ahead else 1)
         with self._changed:
-            self._changed.wait_for(lambda: not self.taken or self.taken + num_bytes <= most)
+            self._changed.wait_for(lambda: not self.taken or self.taken + num_bytes <= limit)
             self.taken += num_bytes
         try:
             yield
@@ -38,6 +38,6 @@ class InFlight:
 
 
 def bytes_in_flight(block: Block, layout: Layout) -> int:
-    """The most that a block takes of memory: itself, and a piece of it twice while that comes, or its plain rows."""
-    plain = 0 if layout.compression is None else block.rows * layout.row_bytes
+    """The most that a block takes of memory: itself, and a piece of it twice in transit, or its plain sequences."""
+    plain = 0 if layout.compression is None else block.sequences * layout.sequence_bytes
     return block.size + max(2 * min(block.size, PIECE), plain)

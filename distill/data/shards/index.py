@@ -1,9 +1,9 @@
-"""Which rows lie where: the index of the shards of one part of a text.
+"""Which sequences lie where: the index of the shards of one part of a text.
 
-A shard is a file of rows. It consists of blocks, each of which can be read, verified and decompressed by itself, so
-that a reader asks an object store for the bytes of a block and not for a whole shard.
+A shard is a file of sequences. It consists of blocks, each of which can be read, verified and decompressed by itself,
+so that a reader fetches the bytes of a block from an object store and not a whole shard.
 
-Lengths: K shards, B blocks. Rows are numbered through all shards.
+Lengths: K shards, B blocks. Sequences are numbered through all shards.
 """
 
 import io
@@ -21,11 +21,11 @@ DIGEST_BYTES = 32  # of sha256
 
 
 class Block(NamedTuple):
-    """Consecutive rows of one shard."""
+    """Consecutive sequences of one shard."""
 
     shard: int
-    first: int  # number of its first row, through all shards
-    rows: int
+    first: int  # number of its first sequence, through all shards
+    sequences: int
     offset: int  # where its bytes begin in the shard's file
     size: int  # stored bytes, compressed where the shards are
     digest: bytes  # sha256 of the stored bytes
@@ -45,25 +45,25 @@ class Layout:
         return f"{self.part}-{number:05d}.rows" + (".zst" if self.compression else "")
 
     @property
-    def row_bytes(self) -> int:
-        """Of a row that is not compressed."""
+    def sequence_bytes(self) -> int:
+        """Of a sequence that is not compressed."""
         return self.sequence_length * np.dtype(self.dtype).itemsize
 
 
 class ShardIndex:
-    """The blocks of all shards in their order, in arrays: 10 TB of rows in blocks of 16 MiB take 40 MB.
+    """The blocks of all shards in their order, in arrays: 10 TB of sequences in blocks of 16 MiB take 40 MB.
 
     Attributes:
-        shard, rows, offset, size: [B], as in `Block`.
+        shard, sequences, offset, size: [B], as in `Block`.
         digests: [B, 32] uint8.
     """
 
     def __init__(
-        self, layout: Layout, shard: np.ndarray, rows: np.ndarray, offset: np.ndarray, size: np.ndarray,
+        self, layout: Layout, shard: np.ndarray, sequences: np.ndarray, offset: np.ndarray, size: np.ndarray,
         digests: np.ndarray,
     ) -> None:  # fmt: skip
         self.layout = layout
-        self.shard, self.rows, self.offset, self.size, self.digests = shard, rows, offset, size, digests
+        self.shard, self.sequences, self.offset, self.size, self.digests = shard, sequences, offset, size, digests
 
     @classmethod
     def of_shards(cls, layout: Layout, shards: Iterable[Sequence[Block]]) -> "ShardIndex":
@@ -73,7 +73,7 @@ class ShardIndex:
         return cls(
             layout,
             np.array([number for number, _ in blocks], np.int32),
-            np.array([block.rows for _, block in blocks], np.int32),
+            np.array([block.sequences for _, block in blocks], np.int32),
             np.array([block.offset for _, block in blocks], np.int64),
             np.array([block.size for _, block in blocks], np.int32),
             digests.reshape(-1, DIGEST_BYTES),
@@ -81,11 +81,11 @@ class ShardIndex:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """[B + 1] int64: the number of each block's first row, then of all rows."""
-        return np.concatenate([[0], np.cumsum(self.rows, dtype=np.int64)])
+        """[B + 1] int64: the number of each block's first sequence, then of all sequences."""
+        return np.concatenate([[0], np.cumsum(self.sequences, dtype=np.int64)])
 
     @property
-    def num_rows(self) -> int:
+    def num_sequences(self) -> int:
         return int(self.first[-1])
 
     @property
@@ -94,30 +94,30 @@ class ShardIndex:
 
     def __len__(self) -> int:
         """B."""
-        return len(self.rows)
+        return len(self.sequences)
 
     def block(self, number: int) -> Block:
         return Block(
-            int(self.shard[number]), int(self.first[number]), int(self.rows[number]), int(self.offset[number]),
+            int(self.shard[number]), int(self.first[number]), int(self.sequences[number]), int(self.offset[number]),
             int(self.size[number]), self.digests[number].tobytes(),
         )  # fmt: skip
 
     def block_of(self, numbers: np.ndarray) -> np.ndarray:
-        """The block of each row number, [n]."""
+        """The block of each sequence number, [n]."""
         return np.searchsorted(self.first, numbers, side="right") - 1
 
     @cached_property
     def digest(self) -> str:
-        """The same for the same rows in the same blocks, stored the same way."""
+        """The same for the same sequences in the same blocks, stored the same way."""
         head = f"{self.layout.dtype} {self.layout.sequence_length}\n".encode()
-        return sha256(head + self.rows.astype("<i4").tobytes() + self.digests.tobytes()).hexdigest()
+        return sha256(head + self.sequences.astype("<i4").tobytes() + self.digests.tobytes()).hexdigest()
 
     def as_bytes(self) -> bytes:
         """What is stored as the file of the index."""
         file = io.BytesIO()
         layout = np.frombuffer(json.dumps(vars(self.layout)).encode(), np.uint8)
         np.savez(
-            file, layout=layout, shard=self.shard, rows=self.rows, offset=self.offset, size=self.size,
+            file, layout=layout, shard=self.shard, rows=self.sequences, offset=self.offset, size=self.size,
             digests=self.digests,
         )  # fmt: skip
         return file.getvalue()

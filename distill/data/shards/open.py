@@ -1,10 +1,10 @@
-"""The rows of one part of a text, wherever its shards lie: mapped where that is possible, else through a cache."""
+"""The sequences of one part of a text, wherever its shards lie: mapped where that is possible, else through a cache."""
 
 from pathlib import Path
 
 from distill.config.settings import DataConfig
 from distill.data.remote import is_url
-from distill.data.row_store import RowStore
+from distill.data.sequence_store import SequenceStore
 from distill.data.shards.block_cache import BlockCache
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks, read_whole
@@ -33,15 +33,15 @@ def read_index(place: str, part: str) -> ShardIndex:
         raise Damaged(Path(name), str(error)) from error
 
 
-def open_rows(place: str, part: str, data: DataConfig) -> RowStore:
-    """The rows of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
+def open_sequences(place: str, part: str, data: DataConfig) -> SequenceStore:
+    """The sequences of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
 
     Raises as `read_index` does, and SettingError where the folder of the node's cache cannot be written.
     """
     place = place if is_url(place) else str(Path(place).expanduser())
     index = read_index(place, part)
     if not is_url(place) and index.layout.compression is None and not _far(Path(place), data):
-        small = index.num_rows * index.layout.row_bytes <= data.shuffle_bytes  # its order needs no blocks
+        small = index.num_sequences * index.layout.sequence_bytes <= data.shuffle_bytes  # its order needs no blocks
         one = index.num_shards == 1 and small
         return map_shard(Path(place), index, 0) if one else MappedShards(Path(place), index)
     setting = "data.cache" if data.local is None else "data.local"

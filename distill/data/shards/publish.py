@@ -1,6 +1,6 @@
-"""Publishes a group: its rows become one shard of every part, and its record says that they are there.
+"""Publishes a group: its sequences become one shard of every part, and its record lists them.
 
-The record is written last, so whoever finds it finds the shards. N rows, S positions, V = length of the tokenizer.
+The record is written last, so whoever reads it finds the shards. N sequences, S positions, V = length of the tokenizer.
 """
 
 import json
@@ -16,12 +16,12 @@ import numpy as np
 from distill.config.corpus import Duplicates
 from distill.data.duplicates import merged, publish_array, records_name
 from distill.data.packing import COUNTS, PARTS, Packing
-from distill.data.row_format import IDS
+from distill.data.sequence_format import IDS
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, Layout
 from distill.data.shards.token_counts import write_counts
 
-BLOCK_BYTES = 16 << 20  # of rows that are not compressed
+BLOCK_BYTES = 16 << 20  # of sequences that are not compressed
 LEVEL = 3  # of zstd
 
 
@@ -39,11 +39,11 @@ class Publication:
 
 
 class WrittenShard(NamedTuple):
-    """What became of the rows of one part of a group."""
+    """What became of the sequences of one part of a group."""
 
     blocks: list[Block]
     counts: np.ndarray  # [V] int64
-    digest: str  # sha256 of the rows, after a line that says what they are (`header`)
+    digest: str  # sha256 of the sequences, after a line about their form (`header`)
     compress_seconds: float
 
 
@@ -60,13 +60,15 @@ def publish(publication: Publication, packing: Packing) -> dict[str, Any]:
         files = [Path(f"{stem}.{part}") for stem in publication.stems]
         shard = _write_shard(publication, files, layout_of(part, packing, publication.compression), packing)
         write_counts(publication.folder, publication.number, part, shard.counts)
-        record[part] = {name: sum(each[part][name] for each in done) for name in COUNTS}
+        record[part] = {name: sum(unit[part][name] for unit in done) for name in COUNTS}
         record[part] |= {"digest": shard.digest, "compress_seconds": shard.compress_seconds}
-        record[part]["blocks"] = [[each.rows, each.offset, each.size, each.digest.hex()] for each in shard.blocks]
+        record[part]["blocks"] = [
+            [block.sequences, block.offset, block.size, block.digest.hex()] for block in shard.blocks
+        ]
     if packing.duplicates is Duplicates.count:
         first = int(Path(publication.stems[0]).name) if publication.stems else 0
         publish_array(publication.folder, records_name(publication.number), merged(publication.stems, first))
-    record["units"] = [_unit(each, source) for each, source in zip(done, publication.sources, strict=True)]
+    record["units"] = [_unit(unit, source) for unit, source in zip(done, publication.sources, strict=True)]
     record["seconds"] = publication.seconds + time.perf_counter() - begun
     publication.folder.write(record_name(publication.number), json.dumps(record).encode())
     return record
@@ -82,7 +84,7 @@ def _unit(done: dict[str, Any], source: int) -> dict[str, Any]:
 
 
 def _write_shard(publication: Publication, files: list[Path], layout: Layout, packing: Packing) -> WrittenShard:
-    """Writes the rows in these files as one shard; a part without rows has none."""
+    """Writes the sequences in these files as one shard; a part without sequences has none."""
     if not sum(file.stat().st_size for file in files):
         return _write(files, None, layout, packing)
     with (
@@ -97,22 +99,22 @@ def _write(files: Sequence[Path], out: IO[bytes] | None, layout: Layout, packing
     whole = sha256(header(layout))
     blocks: list[Block] = []
     offset, seconds = 0, 0.0
-    for rows in _blocks(files, max(1, BLOCK_BYTES // layout.row_bytes) * layout.row_bytes):
+    for block in _blocks(files, max(1, BLOCK_BYTES // layout.sequence_bytes) * layout.sequence_bytes):
         assert out is not None
-        whole.update(rows)
-        ids = np.frombuffer(rows, layout.dtype)
+        whole.update(block)
+        ids = np.frombuffer(block, layout.dtype)
         counts += np.bincount(ids & IDS if packing.prompts else ids, minlength=len(counts))
         begun = time.perf_counter()
-        stored = compressed(rows, layout.compression)
+        stored = compressed(block, layout.compression)
         seconds += time.perf_counter() - begun
         out.write(stored)
-        blocks.append(Block(0, 0, len(rows) // layout.row_bytes, offset, len(stored), sha256(stored).digest()))
+        blocks.append(Block(0, 0, len(block) // layout.sequence_bytes, offset, len(stored), sha256(stored).digest()))
         offset += len(stored)
     return WrittenShard(blocks, counts[: packing.vocabulary], whole.hexdigest(), seconds)
 
 
 def header(layout: Layout) -> bytes:
-    """What stands before the rows in a digest, so that rows of another form have another one."""
+    """What stands before the sequences in a digest, so that sequences of another form have another one."""
     return f"{layout.dtype} {layout.sequence_length}\n".encode()
 
 
@@ -121,8 +123,8 @@ def _blocks(files: Sequence[Path], size: int) -> Iterator[memoryview]:
     buffer = memoryview(bytearray(size))
     filled = 0
     for file in files:
-        with file.open("rb", buffering=0) as rows:
-            while count := rows.readinto(buffer[filled:]):
+        with file.open("rb", buffering=0) as content:
+            while count := content.readinto(buffer[filled:]):
                 filled += count
                 if filled == size:
                     yield buffer
@@ -131,12 +133,12 @@ def _blocks(files: Sequence[Path], size: int) -> Iterator[memoryview]:
         yield buffer[:filled]
 
 
-def compressed(rows: memoryview, compression: str | None) -> bytes | memoryview:
+def compressed(block: memoryview, compression: str | None) -> bytes | memoryview:
     """The bytes of a block as they are stored."""
     if compression is None:
-        return rows
+        return block
     import pyarrow
 
     # Arrow's own buffer would be longer than what is in it.
-    stored: bytes = pyarrow.Codec(compression, LEVEL).compress(pyarrow.py_buffer(rows), asbytes=True)
+    stored: bytes = pyarrow.Codec(compression, LEVEL).compress(pyarrow.py_buffer(block), asbytes=True)
     return stored

@@ -1,8 +1,8 @@
-"""How often each token stands in the rows: counted by group, and folded as groups are finished.
+"""How often each token occurs in the sequences: counted by group, and folded as groups are finished.
 
 A group's counts are a file for each part. Of 10,000 groups these would be gigabytes until the end of a preparation, so
-that whoever finds `FOLD` consecutive groups published sums them up into one file and removes the others. Several hosts
-that do so at the same time write the same sums.
+that a host that sees `FOLD` consecutive groups published sums them up into one file and removes the others. Several
+hosts that do so at the same time write the same sums.
 
 V = length of the tokenizer, P parts.
 """
@@ -55,8 +55,8 @@ def total_counts(folder: Destination, num_groups: int) -> dict[str, np.ndarray]:
     with ThreadPoolExecutor(THREADS) as pool:
         folds = [_of_fold(pool, folder, fold) for fold in range(num_groups // FOLD)]
         rest = range(num_groups // FOLD * FOLD, num_groups)
-        found = sum([*folds, *([_of_groups(pool, folder, rest)] if rest else [])])
-    return dict(zip(PARTS, np.asarray(found), strict=True))
+        counts = sum([*folds, *([_of_groups(pool, folder, rest)] if rest else [])])
+    return dict(zip(PARTS, np.asarray(counts), strict=True))
 
 
 def _of_fold(pool: Executor, folder: Destination, fold: int) -> np.ndarray:
@@ -95,5 +95,5 @@ def _content(counts: np.ndarray) -> bytes:
 
 
 def _array(content: bytes) -> np.ndarray:
-    found: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-    return found
+    counts: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    return counts

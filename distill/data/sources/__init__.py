@@ -1,21 +1,22 @@
 """Sources of text: one file for each kind, found by its name, and the base class of a user's own."""
 
+import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from distill.config.component import Component, class_name
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data.document import Document as Document
 from distill.data.document import Part as Part
 from distill.data.heldout import fraction
-from distill.data.lines import BadRecord as BadRecord
-from distill.data.lines import Unreadable as Unreadable
+from distill.data.lines import InvalidFile as InvalidFile
+from distill.data.lines import InvalidRecord as InvalidRecord
 from distill.data.remote import file_state, path_of
 from distill.runtime.errors import SettingError
 
-# Settings that only some kinds read, as they say in `takes`.
+# Settings that only some kinds read: those in their `takes`.
 OPTIONAL = ("prompt", "template", "target_role", "document", "encoding")
 
 
@@ -40,21 +41,29 @@ class Shard(NamedTuple):
 class Source(ABC):
     """Where documents come from. It is sent to the processes that prepare tokens, so it must pickle."""
 
-    share: float = 1.0  # seeded share of the documents that is used
+    fraction: float = 1.0  # seeded fraction of the documents that is used
     prompts: bool = False  # whether its documents may have parts that do not count (`Document.of_parts`)
     by_lines: bool = False  # whether what is left out as bad is lines of documents, not whole documents
-    made_from: Any = None  # the import path and settings of a user's own source; built-in ones say all in `identity`
+    made_from: Any = None  # the import path and settings of a user's own source; built-in ones have all in `identity`
+
+    def made_by(self, settings: Component) -> Self:
+        """A user's own source with what the settings say of it that its constructor need not know."""
+        made = copy.copy(self)
+        made.made_from = (settings.path, sorted(settings.arguments.items()))
+        if (value := settings.arguments.get("fraction")) is not None:
+            made.fraction = value
+        return made
 
     @abstractmethod
     def shards(self) -> list[Shard]:
         """The units of work that the source falls into, in the order of its documents."""
 
     @abstractmethod
-    def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
+    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord]:
         """The documents of a shard, in order and in bounded memory; in place of one that is damaged, what is wrong.
 
         Raises:
-            Unreadable: the file cannot be used; what came before stays.
+            InvalidFile: the file cannot be used; what came before stays.
         """
 
     def describe(self) -> str:
@@ -63,36 +72,36 @@ class Source(ABC):
 
     @property
     def identity(self) -> Any:
-        """What changes when the text changes; tokens in the cache are known by it. Any value with a `repr`."""
+        """What changes when the text changes; tokens in the cache are identified by it. Any value with a `repr`."""
         paths = [path_of(path) for shard in self.shards() for path in shard.paths]
         return type(self).__qualname__, [file_state(path) for path in paths if path.is_file()]
 
 
 def read(
-    source: Source, shard: Shard, unread: Callable[[Unreadable | BadRecord], None] = lambda error: None
+    source: Source, shard: Shard, invalid: Callable[[InvalidFile | InvalidRecord], None] = lambda error: None
 ) -> Iterator[Document]:
-    """The documents of a shard, of them the seeded share `source.share`.
+    """The documents of a shard, of them the seeded fraction `source.fraction`.
 
-    A file that cannot be read goes to `unread`, and the next one is read; so does a bad record, and a text with half a
-    surrogate pair, which has no UTF-8. Of bad records, too, only the share counts.
+    A file that cannot be read goes to `invalid`, and the next one is read; so does an invalid record, and a text with
+    half a surrogate pair, which has no UTF-8. Of invalid records, too, only that fraction counts.
     """
 
     def counts(text: str) -> bool:
-        return source.share >= 1 or fraction(text, "share") < source.share
+        return source.fraction >= 1 or fraction(text, "share") < source.fraction
 
     for part in shard.parts():
         try:
             for document in source.documents(part):
-                if isinstance(document, BadRecord):
+                if isinstance(document, InvalidRecord):
                     if counts(str(document)):
-                        unread(document)
+                        invalid(document)
                 elif counts(document.text):
                     if _has_utf8(document.text):
                         yield document
                     else:
-                        unread(BadRecord(document.name, "half a surrogate pair in it"))
-        except Unreadable as error:
-            unread(error)
+                        invalid(InvalidRecord(document.name, "half a surrogate pair in it"))
+        except InvalidFile as error:
+            invalid(error)
 
 
 def _has_utf8(text: str) -> bool:
@@ -110,7 +119,7 @@ def find_source(settings: SourceConfig | Component, setting: str, data: DataConf
         setting: what error lines call the settings, such as `corpus` or `evaluate.sources.imdb`.
 
     Raises:
-        SettingError: a path that was given does not exist, or holds no file of the kind.
+        SettingError: a path does not exist, or holds no file of the kind.
     """
     if isinstance(settings, Component):
         source = settings()
@@ -118,10 +127,7 @@ def find_source(settings: SourceConfig | Component, setting: str, data: DataConf
             raise SettingError(
                 f"{setting}._target_={settings.path} gives no distill.data.sources.Source: inherit from it"
             )
-        source.made_from = (settings.path, sorted(settings.arguments.items()))
-        if (share := settings.arguments.get("share")) is not None:
-            source.share = share
-        return source
+        return source.made_by(settings)
     module = importlib.import_module(f"{__name__}.{settings.kind}")
     kind = getattr(module, class_name(settings.kind))
     for name in OPTIONAL:
@@ -130,6 +136,6 @@ def find_source(settings: SourceConfig | Component, setting: str, data: DataConf
                 f"{setting}.{name}={getattr(value, 'value', value)!r}: {setting}.kind={settings.kind} has no such "
                 "setting; leave it out"
             )
-    found = kind.find(settings, setting, data)
-    assert found is None or isinstance(found, Source)
-    return found
+    source = kind.find(settings, setting, data)
+    assert source is None or isinstance(source, Source)
+    return source

@@ -1,4 +1,4 @@
-"""What the sources of files and Hub data sets share: where they lie, their shards, and reading one of them."""
+"""What the sources of files and Hub data sets have in common: where they lie, their shards, and reading one of them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, find_files
-from distill.data.lines import BadRecord, Unreadable
+from distill.data.lines import InvalidFile, InvalidRecord
 from distill.data.remote import file_state, for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
@@ -19,19 +19,19 @@ from distill.runtime.errors import SettingError
 
 SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
 RANGE_BYTES = 64 << 20  # larger plain files are read in ranges of this size, so that several processes can share one
-HUB_ROWS = 20_000  # rows of a Hub data set in one shard
+SHARD_ROWS = 20_000  # rows of a Hub data set in one shard
 
-MOST_WRONG = 1000  # records without a field, before the first that has it
+MAX_WRONG = 1000  # records without a field, before the first that has it
 
 Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
-Record = dict[str, Any] | BadRecord
+Record = dict[str, Any] | InvalidRecord
 
 
 @dataclass(frozen=True)
 class FileSource(Source):
     """Files of one kind at `settings.path`, or a data set of the Hub.
 
-    A kind says which files are its own, where they usually lie under $DISTILL_DATA, and how one is read.
+    A kind defines which files are its own, where they usually lie under $DISTILL_DATA, and how one is read.
     """
 
     settings: SourceConfig
@@ -70,7 +70,7 @@ class FileSource(Source):
         """The files of a folder that belong to the source."""
         return [path for path in root.rglob("*") if path.name.lower().endswith(self.suffixes) and path.is_file()]
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """The texts of a file, or of the lines that begin in its bytes [start, stop)."""
         raise NotImplementedError
 
@@ -79,20 +79,20 @@ class FileSource(Source):
         return text
 
     def content(self, record: dict[str, Any], name: str) -> Content:
-        """What a record of a file or data set of this name says, after its prompt where it has one; empty: nothing."""
+        """The text of a record of a file or data set of this name, after its prompt where it has one; may be empty."""
         text = self.clean(readers.value_of(record, self.field, name, f"{self.setting}.field", str))
         if self.settings.prompt is None:
             return text
         prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
         return (Part(prompt, counts=False), Part(text)) if text else ()
 
-    def from_rows(self, rows: Iterable[Record]) -> Iterable[Content | BadRecord]:
+    def from_rows(self, rows: Iterable[Record]) -> Iterable[Content | InvalidRecord]:
         """The documents in the rows of a Hub data set."""
         assert self.settings.hub is not None
         for content in self.contents(rows, f"{self.settings.hub}, row"):
             yield content.strip() if isinstance(content, str) else content
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | BadRecord]]:
+    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | InvalidRecord]]:
         """Name and content of everything in a file or a range of it."""
         for number, content in enumerate(self._from_file(path, start, stop)):
             yield f"{path.name}#{number}", content
@@ -126,44 +126,44 @@ class FileSource(Source):
             columns[f"{self.setting}.prompt"] = self.settings.prompt
         return columns
 
-    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         return self.contents(readers.records(path, start, stop, self.settings.encoding), f"{path.name}, record")
 
-    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         return self.contents(readers.columns(path, self.columns, start, stop, not self.several), f"{path.name}, row")
 
-    def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """The rows of a CSV or TSV file, which is always read as a whole."""
         needed = {} if self.several else self.columns
         return self.contents(separated_rows(path, needed, self.settings.encoding), f"{path.name}, row")
 
-    def contents(self, records: Iterable[Record], place: str) -> Iterator[Content | BadRecord]:
-        """What records say, and in their places those that are bad: damaged, without the field, or of another type.
+    def contents(self, records: Iterable[Record], place: str) -> Iterator[Content | InvalidRecord]:
+        """The texts of records, and in their places the invalid ones: damaged, without the field, or of another type.
 
         Args:
             place: what stands before the number of a record in messages.
 
         Raises:
             SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame. Of
-                one file among several this is not sure: `Unread.require_fields` looks at all of them.
+                one file among several this is not sure: `Invalid.require_fields` looks at all of them.
         """
         wrong: SettingError | None = None
         # Until the first fine record shows that the setting is right.
-        waiting: list[BadRecord] | None = None if self.several else []
+        waiting: list[InvalidRecord] | None = None if self.several else []
         for number, record in enumerate(records, 1):
-            if isinstance(record, BadRecord):
+            if isinstance(record, InvalidRecord):
                 yield record
                 continue
             try:
                 content = self.content(record, place.partition(",")[0])
             except SettingError as error:
                 wrong = wrong or error
-                bad = BadRecord(f"{place} {number:,}", str(error), True)
+                bad = InvalidRecord(f"{place} {number:,}", str(error), True)
                 if waiting is None:
                     yield bad
                     continue
                 waiting.append(bad)
-                if len(waiting) == MOST_WRONG:
+                if len(waiting) == MAX_WRONG:
                     raise wrong from None
                 continue
             yield from waiting or ()
@@ -173,7 +173,7 @@ class FileSource(Source):
             raise wrong
 
     @property
-    def share(self) -> float:  # type: ignore[override]
+    def fraction(self) -> float:  # type: ignore[override]
         return self.settings.fraction
 
     @classmethod
@@ -184,7 +184,7 @@ class FileSource(Source):
 
     @cached_property
     def several(self) -> bool:
-        """Whether it has several files, so that one without the field says nothing about the others."""
+        """Whether it has several files, so that one without the field proves nothing about the others."""
         return len(self.files) > 1
 
     @cached_property
@@ -196,13 +196,13 @@ class FileSource(Source):
         """
         if self.settings.path is None:
             return []
-        if not (found := find_files(self.settings.path, f"{self.setting}.path", self.below)):
+        if not (files := find_files(self.settings.path, f"{self.setting}.path", self.below)):
             names = ", ".join(f"*{suffix}" for suffix in self.suffixes)
             raise SettingError(
                 f"{self.setting}.path={self.settings.path}: no file of kind {self.settings.kind} in this folder "
                 f"({names}); give another folder or {self.setting}.kind"
             )
-        return found
+        return files
 
     def __getstate__(self) -> dict[str, Any]:
         """Other processes get the shards they are to read, not the list of all files."""
@@ -223,7 +223,7 @@ class FileSource(Source):
     def identity(self) -> Any:
         """Names, sizes and times of the files, and the settings that decide which text they give.
 
-        A streamed Hub data set is known by its revision, or by its name alone where the Hub cannot be reached.
+        A streamed Hub data set is identified by its revision, or by its name alone where the Hub cannot be reached.
         """
         settings = self.settings
         how = [settings.kind, self.field, settings.hub, settings.subset, settings.split, settings.fraction]
@@ -242,7 +242,7 @@ class FileSource(Source):
     def shards(self) -> list[Shard]:
         if self.settings.path is None:
             return self._hub_shards()
-        found: list[Shard] = []
+        shards: list[Shard] = []
         group: list[str] = []
         size = 0
         sizes = [size_of(path) for path in self.files]
@@ -250,14 +250,14 @@ class FileSource(Source):
         ranges_of = dict(zip(large, for_each(lambda path: self._ranges(path, size_of(path)), large), strict=True))
         for path, bytes_ in zip(self.files, sizes, strict=True):
             if size and size + bytes_ > SHARD_BYTES:
-                found.append(Shard(tuple(group), size=size))
+                shards.append(Shard(tuple(group), size=size))
                 group, size = [], 0
             if ranges := ranges_of.get(path):
-                found += ranges
+                shards += ranges
             else:
                 group.append(str(path))
                 size += bytes_
-        return [*found, Shard(tuple(group), size=size)] if group else found
+        return [*shards, Shard(tuple(group), size=size)] if group else shards
 
     def _ranges(self, path: Path, size: int) -> list[Shard]:
         """Ranges of about RANGE_BYTES of a file that can be entered in the middle; none where it cannot."""
@@ -275,13 +275,13 @@ class FileSource(Source):
         if self.settings.streaming:
             return [Shard(())]
         rows = len(self._hub_rows())
-        cuts = [*range(0, rows, HUB_ROWS), rows]
+        cuts = [*range(0, rows, SHARD_ROWS), rows]
         return [Shard((), a, b, b - a) for a, b in pairwise(cuts)]
 
-    def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
+    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord]:
         if not shard.paths:
             contents = enumerate(self._from_hub(shard))
-            yield from (_document(f"{self.settings.hub}#{number}", each) for number, each in contents if each)
+            yield from (_document(f"{self.settings.hub}#{number}", text) for number, text in contents if text)
             return
         for name in shard.paths:
             path, empty = path_of(name, f"{self.setting}.path"), True
@@ -290,9 +290,9 @@ class FileSource(Source):
                     empty = False
                     yield _document(named, content)
             if empty and shard.stop is None:
-                raise Unreadable(path.name, self.nothing)
+                raise InvalidFile(path.name, self.nothing)
 
-    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content | BadRecord]:
+    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """Parquet, JSONL, CSV and TSV files are read as such, whatever the kind."""
         if path.suffix == ".parquet":
             return self.from_parquet(path, start, stop)
@@ -302,7 +302,7 @@ class FileSource(Source):
             return self.from_table(path, start, stop)
         return self.read(path, start, stop)
 
-    def _from_hub(self, shard: Shard) -> Iterable[Content | BadRecord]:
+    def _from_hub(self, shard: Shard) -> Iterable[Content | InvalidRecord]:
         rows = self._hub_rows()
         if not self.settings.streaming:
             rows = readers.sound_rows(rows, shard.start, len(rows) if shard.stop is None else shard.stop)
@@ -314,7 +314,7 @@ class FileSource(Source):
         return readers.load_hub(settings.hub, settings.subset, settings.split, settings.streaming, self.setting)
 
 
-def _document(name: str, content: Content | BadRecord) -> Document | BadRecord:
-    if isinstance(content, BadRecord):
+def _document(name: str, content: Content | InvalidRecord) -> Document | InvalidRecord:
+    if isinstance(content, InvalidRecord):
         return content
     return Document(name, content) if isinstance(content, str) else Document.of_parts(name, content)

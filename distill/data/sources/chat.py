@@ -17,7 +17,7 @@ CONTENT = "\0"  # stands for a content while its template is filled in
 class Chat(FileSource):
     """Each message is written by `template`; what it puts before a content is read only, and so are other roles.
 
-    What the template puts behind the content of a message that counts, counts too: it is how a model says that it has
+    What the template puts behind the content of a message that counts, counts too: by it a model marks that it has
     finished. The names of special tokens stand for these tokens in the template, and for nothing but text in a content.
     """
 
@@ -39,14 +39,14 @@ class Chat(FileSource):
 
     @property
     def counted(self) -> str:
-        return f", of which what {self.target_role} says counts"
+        return f", of which the messages of {self.target_role} count"
 
     @property
     def nothing(self) -> str:
         return f"no message in it is of {self.setting}.target_role={self.target_role}"
 
     def content(self, record: dict[str, Any], name: str) -> Content:
-        """The parts of a conversation; none where nobody of the role speaks."""
+        """The parts of a conversation; none where no message is of the role."""
         messages = readers.value_of(record, self.field, name, f"{self.setting}.field", list)
         template = template_of(self.settings, self.setting)
         parts: list[Part] = []
@@ -69,7 +69,7 @@ class Chat(FileSource):
 
 
 def template_of(settings: SourceConfig, setting: str) -> str:
-    """How a message is written, with {role} and {content}. Raises SettingError where the settings do not say that."""
+    """How a message is written, with {role} and {content}. Raises SettingError where the settings lack that."""
     # A command line has no good way to write the end of a line.
     text = (TEMPLATE if settings.template is None else settings.template).replace("\\n", "\n")
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from distill.data.encodings import guess
-from distill.data.lines import LONGEST, SAMPLE, Unreadable, open_bytes
+from distill.data.lines import LONGEST, SAMPLE, InvalidFile, open_bytes
 from distill.data.sources._files import FileSource
 from distill.runtime.errors import StorageFailed
 
@@ -62,18 +62,18 @@ def books(path: Path) -> Iterator[tuple[str, str]]:
     """Name and text of the book in a `.txt` or `.txt.gz` file, or of every `.txt` member of a `.zip`.
 
     Raises:
-        Unreadable: the file is damaged, holds no `.txt`, is not text, or has no text left without header and licence.
+        InvalidFile: the file is damaged, holds no `.txt`, is not text, or has no text left without header and licence.
     """
     try:
         for name, data in _contents(path):
             text = clean(decode(data, name))
             if not text:
-                raise Unreadable(name, "no text between header and licence")
+                raise InvalidFile(name, "no text between header and licence")
             yield name, text
     except StorageFailed:
         raise
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise Unreadable(path.name, f"{type(error).__name__}: {error}") from error
+        raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -82,7 +82,7 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
         with path.open("rb") as packed, zipfile.ZipFile(packed) as archive:
             members = sorted(member for member in archive.namelist() if member.lower().endswith(".txt"))
             if not members:
-                raise Unreadable(path.name, "no .txt inside")
+                raise InvalidFile(path.name, "no .txt inside")
             for member in members:
                 with archive.open(member) as file:
                     yield f"{path.name}/{member}", _book(file, path.name)
@@ -95,7 +95,7 @@ def _book(file: IO[bytes], name: str) -> bytes:
     """A book is held in memory as a whole, so one that is larger than books are is refused, packed or not."""
     data = file.read(LONGEST + 1)
     if len(data) > LONGEST:
-        raise Unreadable(name, f"more than {LONGEST >> 20} MiB, which is no book; read it as kind=text")
+        raise InvalidFile(name, f"more than {LONGEST >> 20} MiB, which is no book; read it as kind=text")
     return data
 
 
@@ -103,12 +103,12 @@ def decode(data: bytes, name: str) -> str:
     """UTF-8 (a byte order mark is dropped), else the encoding that the header declares, else Windows Latin-1.
 
     Raises:
-        Unreadable: the bytes are no text, or read like another encoding that no header declares.
+        InvalidFile: the bytes are no text, or read like another encoding that no header declares.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")
     if b"\0" in data:
-        raise Unreadable(name, "not text (it has zero bytes)")
+        raise InvalidFile(name, "not text (it has zero bytes)")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -116,7 +116,7 @@ def decode(data: bytes, name: str) -> str:
     declared = _DECLARED.search(data[:4096])
     encodings = [declared[1].decode()] if declared and declared[1].lower() not in (b"utf-8", b"ascii") else []
     if not encodings and (likely := guess(data[:SAMPLE])) and "cp1252" not in likely:
-        raise Unreadable(
+        raise InvalidFile(
             name, f"not UTF-8; it reads like {' or '.join(likely)}, which corpus=text corpus.encoding={likely[0]} reads"
         )
     for encoding in [*encodings, "cp1252"]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.data.lines import BadRecord
+from distill.data.lines import InvalidRecord
 from distill.data.readers import whole
 from distill.data.sources._files import FileSource
 
@@ -31,10 +31,10 @@ class Imdb(FileSource):
         of_split = [path for path in root.glob("*.jsonl*") if path.name.startswith(f"{split}.")]
         return of_split or list(root.glob("*.jsonl*"))
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | BadRecord]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
         """The one review of a file of the original folders."""
-        for each in whole(path, self.settings.encoding):
-            yield each if isinstance(each, BadRecord) else review(each)
+        for text in whole(path, self.settings.encoding):
+            yield text if isinstance(text, InvalidRecord) else review(text)
 
     def clean(self, text: str) -> str:
         return review(text)

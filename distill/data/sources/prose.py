@@ -21,7 +21,7 @@ from typing import Any, Self
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data.disk_cache import folder_of, once, workers
 from distill.data.readers import blocks
-from distill.data.sources import BadRecord, Document, Shard, Source
+from distill.data.sources import Document, InvalidRecord, Shard, Source
 from distill.data.sources.jsonl import Jsonl
 from distill.runtime.files import atomic
 
@@ -53,7 +53,7 @@ _WORDS = re.compile(r"[A-Za-z][a-z']*")
 
 def installed() -> dict[str, tuple[Path, str]]:
     """Folder and version of every package of the fixed list that is installed, the standard library first."""
-    found = {"python": (Path(sysconfig.get_paths()["stdlib"]), platform.python_version())}
+    packages = {"python": (Path(sysconfig.get_paths()["stdlib"]), platform.python_version())}
     for name in sorted(PACKAGES):
         spec = importlib.machinery.PathFinder.find_spec(name)  # finds a top-level package without running it
         if spec and spec.submodule_search_locations:
@@ -61,16 +61,16 @@ def installed() -> dict[str, tuple[Path, str]]:
                 version = importlib.metadata.version(_DISTRIBUTION.get(name, name))
             except importlib.metadata.PackageNotFoundError:
                 version = ""
-            found[name] = (Path(next(iter(spec.submodule_search_locations))), version)
-    return found
+            packages[name] = (Path(next(iter(spec.submodule_search_locations))), version)
+    return packages
 
 
 @dataclass(frozen=True)
 class Prose(Source):
-    """A document is up to 16 KiB or so of the prose of one folder of modules, so that few rows end early."""
+    """A document is up to 16 KiB or so of the prose of one folder of modules, so that few sequences end early."""
 
     data: DataConfig
-    share: float = 1.0
+    fraction: float = 1.0
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, data: DataConfig) -> Self:
@@ -82,13 +82,13 @@ class Prose(Source):
 
     @property
     def identity(self) -> Any:
-        return FORMAT, [(name, version) for name, (_, version) in installed().items()], self.share
+        return FORMAT, [(name, version) for name, (_, version) in installed().items()], self.fraction
 
     def shards(self) -> list[Shard]:
         """Those of a JSONL file in the cache, which is made first where there is none for these packages."""
         return _lines_of(build(self.data)).shards()
 
-    def documents(self, shard: Shard) -> Iterator[Document | BadRecord]:
+    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord]:
         return _lines_of(Path(shard.paths[0])).documents(shard)
 
 
@@ -121,9 +121,9 @@ def _write(packages: dict[str, tuple[Path, str]], path: Path, pool: Executor | N
     texts = pool.map(_read, files, chunksize=64) if pool else map(_read, files)
     seen: set[int] = set()
     folders: dict[str, list[str]] = {}
-    for (name, root, file), found in zip(modules, texts, strict=True):
+    for (name, root, file), texts_of_module in zip(modules, texts, strict=True):
         folder = ".".join((name, *file.parent.relative_to(root).parts))
-        folders.setdefault(folder, []).extend(_unseen(found, seen))
+        folders.setdefault(folder, []).extend(_unseen(texts_of_module, seen))
     with atomic(path) as new, new.open("w", encoding="utf-8") as out:
         for folder, kept in folders.items():
             for number, text in enumerate(blocks("\n\n".join(kept), DOCUMENT)):
@@ -176,8 +176,8 @@ def _definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.Func
 def paragraphs(docstring: str) -> Iterator[str]:
     """The paragraphs of prose in a docstring, each on one line and without markup; lines of one depth make one.
 
-    Doctests, code, tables, lists, headings, directives and the names and types of parameters do not pass; what is
-    said about a parameter in full sentences does.
+    Doctests, code, tables, lists, headings, directives and the names and types of parameters do not pass; full
+    sentences about a parameter do.
     """
     for block in re.split(r"\n\s*\n", _HEADING.sub("\n\n", docstring)):
         for _, lines in groupby(block.splitlines(), key=lambda line: len(line) - len(line.lstrip())):

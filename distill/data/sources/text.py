@@ -5,25 +5,25 @@ from pathlib import Path
 
 from distill.config.settings import DocumentUnit
 from distill.data import readers
-from distill.data.lines import BadRecord, sound_lines
+from distill.data.lines import InvalidRecord, sound_lines
 from distill.data.sources import Shard
 from distill.data.sources._files import FileSource
 
 
 class Text(FileSource):
-    """What one document is can be said as `document`; else a file is read in texts of about 1 MiB."""
+    """`document` defines what one document is; else a file is read in texts of about 1 MiB."""
 
     word = "text"
     suffixes = (".txt", ".txt.gz")
     takes = ("document", "encoding")
     by_lines = True
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | BadRecord]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
         encoding = self.settings.encoding
         match self.settings.document:
             case DocumentUnit.line:
-                found = sound_lines(path, start, stop, encoding=encoding)
-                return (line if isinstance(line, BadRecord) else line.strip() for line in found)
+                lines = sound_lines(path, start, stop, encoding=encoding)
+                return (line if isinstance(line, InvalidRecord) else line.strip() for line in lines)
             case DocumentUnit.blank:
                 return readers.paragraphs(path, start, stop, encoding)
             case DocumentUnit.file:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from distill.data.lines import BadRecord, sound_lines
+from distill.data.lines import InvalidRecord, sound_lines
 from distill.data.readers import PIECE, value_of
 from distill.data.sources._files import FileSource, Record
 
@@ -24,25 +24,25 @@ class Wikitext(FileSource):
     def usual_paths(cls, data: Path, split: str) -> list[Path]:
         return [data / "wikitext-2-raw" / _FILES.get(split, split)]
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | BadRecord]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
         """The articles; one that crosses `stop` is cut there."""
         return _sound_articles(sound_lines(path, start, stop, encoding=self.settings.encoding))
 
-    def from_rows(self, rows: Iterable[Record]) -> Iterable[str | BadRecord]:
+    def from_rows(self, rows: Iterable[Record]) -> Iterable[str | InvalidRecord]:
         name = str(self.settings.hub)  # every line is a row there
         return _sound_articles(
-            row if isinstance(row, BadRecord) else value_of(row, self.field, name, f"{self.setting}.field", str)
+            row if isinstance(row, InvalidRecord) else value_of(row, self.field, name, f"{self.setting}.field", str)
             for row in rows
         )
 
 
-def _sound_articles(lines: Iterable[str | BadRecord]) -> Iterator[str | BadRecord]:
+def _sound_articles(lines: Iterable[str | InvalidRecord]) -> Iterator[str | InvalidRecord]:
     """The articles in those lines that are sound; the others stand before the article that ends after them."""
-    bad: list[BadRecord] = []
+    bad: list[InvalidRecord] = []
 
     def sound() -> Iterator[str]:
         for line in lines:
-            if isinstance(line, BadRecord):
+            if isinstance(line, InvalidRecord):
                 bad.append(line)
             else:
                 yield line

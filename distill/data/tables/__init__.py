@@ -42,7 +42,7 @@ class LabelledTexts:
     second: list[str] | None  # the other texts of pairs
     labels: np.ndarray  # [N] int64 numbers of classes, or float64 values; [0] of texts without labels
     classes: tuple[str, ...]  # the name of each class by its number; none where values are predicted
-    left_out: Counter[str] = field(default_factory=Counter)  # rows that training does without, by reason
+    left_out: Counter[str] = field(default_factory=Counter)  # rows that are left out of training, by reason
 
     def __len__(self) -> int:
         return len(self.first)
@@ -54,7 +54,7 @@ class LabelledTexts:
 
     @property
     def texts(self) -> list[tuple[str, ...]]:
-        """What a model reads of each."""
+        """The texts that a model reads, by example."""
         return [*zip(self.first, self.second, strict=True)] if self.second is not None else [*zip(self.first)]
 
     def take(self, numbers: np.ndarray) -> Self:
@@ -110,8 +110,8 @@ def counted(reasons: Counter[str], what: str) -> str:
     """For example `; 3 left out: no label (2), no text (1)`; nothing where there are none."""
     if not reasons:
         return ""
-    each = ", ".join(reason if len(reasons) == 1 else f"{reason} ({count:,})" for reason, count in reasons.items())
-    return f"; {reasons.total():,} {what}: {each}"
+    parts = ", ".join(reason if len(reasons) == 1 else f"{reason} ({count:,})" for reason, count in reasons.items())
+    return f"; {reasons.total():,} {what}: {parts}"
 
 
 def find_split(where: TableConfig, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = ()) -> list[Path]:
@@ -126,22 +126,22 @@ def find_split(where: TableConfig, setting: str, suffixes: tuple[str, ...], usua
         SettingError: there are none.
     """
     if where.path is not None:
-        found = find_files(where.path, f"{setting}.path", lambda folder: _of_split(folder, where.split, suffixes))
-        if not found:
+        files = find_files(where.path, f"{setting}.path", lambda folder: _of_split(folder, where.split, suffixes))
+        if not files:
             names = ", ".join(f"{name}*{suffix}" for name in _names(where.split)[:1] for suffix in suffixes)
             raise SettingError(
                 f"{setting}.path={where.path}: no file of the split {where.split} in this folder ({names}); give "
                 f"another folder, a file, or {setting}.split"
             )
-        return found
+        return files
     data = data_folder()
     for folder in [data / name for name in usual] if data is not None else []:
-        if folder.is_dir() and (found := _of_split(folder, where.split, suffixes)):
-            return found
+        if folder.is_dir() and (files := _of_split(folder, where.split, suffixes)):
+            return files
     if where.hub is None:
-        known = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
+        cure = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
         raise SettingError(
-            f"{setting}.path=null: no examples are known; give {setting}.path{known}, or name a data set as "
+            f"{setting}.path=null: no examples were found; give {setting}.path{cure}, or name a data set as "
             f"{setting}.hub"
         )
     return []
@@ -158,11 +158,11 @@ def find_unlabelled(path: str, setting: str, suffixes: tuple[str, ...]) -> list[
     Raises:
         SettingError: there are none.
     """
-    found = find_files(path, setting, lambda folder: _of_split(folder, "unlabelled", suffixes))
-    if not found:
+    files = find_files(path, setting, lambda folder: _of_split(folder, "unlabelled", suffixes))
+    if not files:
         names = ", ".join(f"unlabelled*{suffix}" for suffix in suffixes)
         raise SettingError(f"{setting}={path}: no file of unlabelled examples in this folder ({names}); name a file")
-    return found
+    return files
 
 
 def describe(where: TableConfig, files: Sequence[Path]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.data import readers
-from distill.data.lines import LONGEST, BadRecord, Unreadable
+from distill.data.lines import LONGEST, InvalidFile, InvalidRecord
 from distill.data.tables import TableConfig
 from distill.runtime.errors import SettingError
 
@@ -94,8 +94,8 @@ def read_files(
             elif kind in ("csv", "tsv", "txt"):
                 yield from _separated(path, fields, header, kind, quotes)
             else:
-                raise Unreadable(path.name, "its name does not say what it is: *.csv, *.tsv, *.jsonl or *.parquet")
-        except Unreadable as error:
+                raise InvalidFile(path.name, "its name has none of the endings *.csv, *.tsv, *.jsonl or *.parquet")
+        except InvalidFile as error:
             raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
 
 
@@ -157,16 +157,16 @@ def _parsed(row: Row, columns: Columns, parse: Callable[[Any], Any], training: b
     return text, other, None if columns.label is None else parse(row.values[columns.label])
 
 
-def _numbered(path: Path, records: Iterable[dict[str, Any] | BadRecord]) -> Iterator[Row]:
+def _numbered(path: Path, records: Iterable[dict[str, Any] | InvalidRecord]) -> Iterator[Row]:
     for number, record in enumerate(records, 1):
-        if isinstance(record, BadRecord):
-            raise Unreadable(record.name, record.reason)
+        if isinstance(record, InvalidRecord):
+            raise InvalidFile(record.name, record.reason)
         yield Row(f"{path.name}, row {number}", record)
 
 
-def _with_fields(path: Path, fields: dict[str, str]) -> Iterator[dict[str, Any] | BadRecord]:
+def _with_fields(path: Path, fields: dict[str, str]) -> Iterator[dict[str, Any] | InvalidRecord]:
     for record in readers.records(path):
-        if not isinstance(record, BadRecord):
+        if not isinstance(record, InvalidRecord):
             _check_fields(fields, list(record), path.name)
         yield record
 
@@ -193,7 +193,7 @@ def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     try:
         yield from ((table.line_num, values) for values in table if values)
     except csv.Error as error:
-        raise Unreadable(path.name, f"line {table.line_num}: {error}") from error
+        raise InvalidFile(path.name, f"line {table.line_num}: {error}") from error
 
 
 def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from distill.data import readers
-from distill.data.lines import LONGEST, Unreadable
+from distill.data.lines import LONGEST, InvalidFile
 from distill.data.tables import LabelledTexts, TableConfig, describe
 from distill.data.tables._rows import SUFFIXES, Columns, Row, collect, kind_of, read_files
 from distill.runtime.errors import SettingError
@@ -27,9 +27,9 @@ def unlabelled_texts(
     Raises:
         SettingError: there are none, or a file cannot be read, lacks a column or holds lines where pairs are wanted.
     """
-    found = collect(_rows(files, setting, columns, header, quotes), columns, str, training=True, setting=setting)
+    collected = collect(_rows(files, setting, columns, header, quotes), columns, str, training=True, setting=setting)
     name = describe(TableConfig(), files)
-    return LabelledTexts(name, found.first, found.second, np.empty(0), (), found.left_out)
+    return LabelledTexts(name, collected.first, collected.second, np.empty(0), (), collected.left_out)
 
 
 def _rows(
@@ -53,5 +53,5 @@ def _lines(path: Path, setting: str, column: str) -> Iterator[Row]:
         for number, line in enumerate(readers.lines(path, limit=LONGEST, whole=True), 1):
             if line.strip():
                 yield Row(f"{path.name}, line {number}", {column: line.strip()})
-    except Unreadable as error:
+    except InvalidFile as error:
         raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error

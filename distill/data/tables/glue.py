@@ -142,12 +142,12 @@ def read(task: GlueTask, where: TableConfig, setting: str, training: bool) -> La
     files = find_split(where, setting, SUFFIXES, usual)
     columns, header = _columns(task, files, setting)
     rows = read_rows(where, setting, files, columns.fields, header)
-    found = collect(rows, columns, task_label(task), training)
-    labels = np.array(found.labels, np.int64 if task.classes else np.float64)
+    collected = collect(rows, columns, task_label(task), training)
+    labels = np.array(collected.labels, np.int64 if task.classes else np.float64)
     name = f"{task.folder} ({where.split})"
     if where.path is not None:
         name = f"{task.folder} ({describe(where, files)})"
-    return LabelledTexts(name, found.first, found.second, labels, task.classes, found.left_out)
+    return LabelledTexts(name, collected.first, collected.second, labels, task.classes, collected.left_out)
 
 
 def _columns(task: GlueTask, files: Sequence[Path], setting: str) -> tuple[Columns, tuple[str, ...]]:
@@ -182,11 +182,11 @@ def _with_defaults(task: GlueTask, where: TableConfig, setting: str) -> TableCon
         raise SettingError(
             f"{setting}.split=validation: {task.folder} has several; set it to {' or '.join(task.validation)}"
         )
-    subset = next(name for name, each in TASKS.items() if each is task)
+    subset = next(name for name, other in TASKS.items() if other is task)
     path = where.path
     if path is not None:
-        own = (Path(path).expanduser() / name for name in (task.folder, subset))
-        path = next((str(folder) for folder in own if folder.is_dir()), path)
+        folders = (Path(path).expanduser() / name for name in (task.folder, subset))
+        path = next((str(folder) for folder in folders if folder.is_dir()), path)
     if where.hub is not None:
         return replace(where, path=path)
     return replace(where, path=path, hub=HUB, subset=subset)

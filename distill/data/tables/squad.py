@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from distill.data import readers
-from distill.data.readers import Unreadable
+from distill.data.readers import InvalidFile
 from distill.data.tables import Split, TableConfig, counted, describe, find_split, find_unlabelled
 from distill.data.tables._rows import Row, kind_of, read_files, read_rows
 from distill.runtime.errors import SettingError
@@ -55,7 +55,7 @@ class Questions:
     name: str  # as they describe themselves
     version: str  # 1.1 or 2.0: whether some of them may have no answer, and by which script they are scored
     questions: tuple[Question, ...]
-    moved: int = 0  # answers that stand elsewhere in their context than the data say
+    moved: int = 0  # answers that stand elsewhere in their context than in the data
     left_out: Counter[str] = field(default_factory=Counter)  # questions that training does without, by reason
     lost: int = (
         0  # questions of an evaluation set of whose answers none is in its context; they are scored all the same
@@ -66,7 +66,7 @@ class Questions:
 
     @property
     def texts(self) -> list[tuple[str, ...]]:
-        """What a model reads of each."""
+        """The texts that a model reads, by question."""
         return [(question.context, question.question) for question in self.questions]
 
     def take(self, numbers: np.ndarray) -> Self:
@@ -118,7 +118,9 @@ def read(where: TableConfig, version: str, setting: str, training: bool) -> Ques
     where = TableConfig(where.path, where.hub or HUB[version], where.subset, where.split)
     files = [path for path in find_split(where, setting, SUFFIXES, usual) if _fits(path, version)]
     if where.path is not None and not files:
-        raise SettingError(f"{setting}.path={where.path}: only files of another version than {version} are there")
+        raise SettingError(
+            f"{setting}.path={where.path}: only files of another version than {version} are there; give files of it"
+        )
     questions: list[Question] = []
     left_out: Counter[str] = Counter()
     moved = lost = 0
@@ -153,7 +155,9 @@ def read_unlabelled(path: str, version: str, setting: str) -> Questions:
     """
     files = find_unlabelled(path, setting, SUFFIXES)
     if others := [file for file in files if not file.name.lower().endswith(SUFFIXES)]:
-        raise SettingError(f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files")
+        raise SettingError(
+            f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files; give one"
+        )
     questions: list[Question] = []
     left_out: Counter[str] = Counter()
     for file in files:
@@ -204,58 +208,58 @@ def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The questions of one JSON document; `setting` names it."""
     try:
         content = json.loads("".join(readers.lines(path)))
-    except Unreadable as error:
+    except InvalidFile as error:
         raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
     except (ValueError, RecursionError) as error:
         raise SettingError(
             f"{setting}={path}: not JSON ({error}); mend it, or call a file of one object a line *.jsonl"
         ) from error
     try:
-        for number, each in enumerate(content["data"], 1):
-            if "paragraphs" not in each:
-                yield _of_row(Row(f"{path.name}, question {number}", dict.fromkeys(COLUMNS) | each))
+        for number, article in enumerate(content["data"], 1):
+            if "paragraphs" not in article:
+                yield _of_row(Row(f"{path.name}, question {number}", dict.fromkeys(COLUMNS) | article))
                 continue
-            for paragraph in each["paragraphs"]:
+            for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
                     place = f"{path.name}, question {question.get('id')}"
                     yield place, dict.fromkeys(COLUMNS) | question | {"context": paragraph["context"]}
     except (KeyError, TypeError, AttributeError) as error:
         raise SettingError(
-            f"{setting}={path}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error})"
+            f"{setting}={path}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error}); mend it"
         ) from error
 
 
 def _question(record: dict[str, Any], training: bool) -> tuple[Question, int]:
-    """A question, and how many of its answers stand elsewhere than it says.
+    """A question, and how many of its answers stand elsewhere than its record has them.
 
     Raises:
         ValueError: it cannot be used; with the reason.
     """
-    context, question, given = record["context"], record["question"], record["answers"]
+    context, question, records = record["context"], record["question"], record["answers"]
     if record["id"] is None:
         raise ValueError("no id")
     for name, text in (("context", context), ("question", question)):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"no {name}")
-    if not isinstance(given, list) or not all(isinstance(answer, dict) for answer in given):
+    if not isinstance(records, list) or not all(isinstance(answer, dict) for answer in records):
         raise ValueError("its answers are no list of texts with their places")
-    if not all(isinstance(answer.get("text"), str) for answer in given):
+    if not all(isinstance(answer.get("text"), str) for answer in records):
         raise ValueError("an answer without text")
     impossible = record.get("is_impossible")
-    if training and impossible is not None and bool(impossible) == bool(given):
+    if training and impossible is not None and bool(impossible) == bool(records):
         raise ValueError("is_impossible contradicts its answers")
-    answers = tuple(Answer(each["text"], find(each["text"], context, each.get("answer_start"))) for each in given)
+    answers = tuple(Answer(entry["text"], find(entry["text"], context, entry.get("answer_start"))) for entry in records)
     if training and answers and all(answer.place is None for answer in answers):
         raise ValueError("no answer in its context")
     elsewhere = sum(
-        answer.place is not None and answer.place[0] != each.get("answer_start")
-        for answer, each in zip(answers, given, strict=True)
+        answer.place is not None and answer.place[0] != entry.get("answer_start")
+        for answer, entry in zip(answers, records, strict=True)
     )
     return Question(str(record["id"]), context, question, answers), elsewhere
 
 
 def find(text: str, context: str, start: Any) -> tuple[int, int] | None:
-    """The characters of the context that say the text: at `start`, else the nearest place where it stands.
+    """The characters of the context that are the text: at `start`, else the nearest place where it stands.
 
     White space, and after that the case of letters, may differ where it stands nowhere as it is. None: nowhere.
     """
@@ -266,6 +270,6 @@ def find(text: str, context: str, start: Any) -> tuple[int, int] | None:
         return start, start + len(text)
     pattern = r"\s+".join(map(re.escape, text.split()))
     for flags in (re.NOFLAG, re.IGNORECASE):
-        if found := [match.span() for match in re.finditer(pattern, context, flags)]:
-            return min(found, key=lambda span: abs(span[0] - start))
+        if spans := [match.span() for match in re.finditer(pattern, context, flags)]:
+            return min(spans, key=lambda span: abs(span[0] - start))
     return None

@@ -62,24 +62,24 @@ def read(
     files = find_split(where, setting, SUFFIXES)
     names = Columns(columns.text, columns.second, columns.label, columns_setting)
     rows = read_rows(where, setting, files, names.fields, quotes=columns.quotes)
-    known = None if classes is None else set(classes)
+    allowed = None if classes is None else set(classes)
 
     def parse(value: Any) -> float | str:
         if columns.regression:
             return number(value)
         name = class_of(value)
-        if known is not None and name not in known:
+        if allowed is not None and name not in allowed:
             raise ValueError(f"its class {name} is none of training's ({', '.join(classes or ())})")
         return name
 
-    found = collect(rows, names, parse, training)
+    collected = collect(rows, names, parse, training)
     if columns.regression:
-        labels, classes = np.array(found.labels, np.float64), ()
+        labels, classes = np.array(collected.labels, np.float64), ()
     else:
-        classes = classes or _sorted(found.labels, columns, columns_setting)
+        classes = classes or _sorted(collected.labels, columns, columns_setting)
         numbers = {name: number for number, name in enumerate(classes)}
-        labels = np.array([numbers[name] for name in found.labels], np.int64)
-    return LabelledTexts(describe(where, files), found.first, found.second, labels, classes, found.left_out)
+        labels = np.array([numbers[name] for name in collected.labels], np.int64)
+    return LabelledTexts(describe(where, files), collected.first, collected.second, labels, classes, collected.left_out)
 
 
 def number(value: Any) -> float:
@@ -87,16 +87,16 @@ def number(value: Any) -> float:
     if value is None or value == "":
         raise ValueError("no label")
     try:
-        found = float(value)
+        parsed = float(value)
     except (TypeError, ValueError):
         raise ValueError("its label is no number") from None
-    if not math.isfinite(found):
+    if not math.isfinite(parsed):
         raise ValueError("its label is not finite")
-    return found
+    return parsed
 
 
 def class_of(value: Any) -> str:
-    """The name of the class that a field says, the same for 1, 1.0 and "1". Raises ValueError where it says none."""
+    """The name of the class in a field, the same for 1, 1.0 and "1". Raises ValueError where there is none."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     name = "" if value is None or value != value else str(value).strip()
@@ -107,14 +107,16 @@ def class_of(value: Any) -> str:
 
 def _sorted(names: list[str], columns: ColumnsConfig, setting: str) -> tuple[str, ...]:
     """The classes that occur: by their value where all are whole numbers, else by name."""
-    found = set(names)
-    if len(found) < 2:
-        raise SettingError(f"{setting}.label={columns.label}: its only class is {found.pop()}; two are needed to learn")
-    if all(re.fullmatch(r"-?\d+", name) for name in found):
-        return tuple(sorted(found, key=lambda name: (int(name), name)))
-    if all(re.fullmatch(r"-?\d*\.?\d+([eE][-+]?\d+)?", name) for name in found):
+    classes = set(names)
+    if len(classes) < 2:
         raise SettingError(
-            f"{setting}.label={columns.label}: it holds numbers such as {min(found)}, not classes; set "
+            f"{setting}.label={columns.label}: its only class is {classes.pop()}; two are needed to learn"
+        )
+    if all(re.fullmatch(r"-?\d+", name) for name in classes):
+        return tuple(sorted(classes, key=lambda name: (int(name), name)))
+    if all(re.fullmatch(r"-?\d*\.?\d+([eE][-+]?\d+)?", name) for name in classes):
+        raise SettingError(
+            f"{setting}.label={columns.label}: it holds numbers such as {min(classes)}, not classes; set "
             f"{setting}.regression=true"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(classes))

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 LOGITS_BYTES = 128 << 20  # in float64, that exist at once
 KEPT_BYTES = 256 << 20  # of head rows that are kept of a model
 
-ProgressCallback = Callable[[int], None]  # gets the number of rows or positions that were scored since the last call
+# Called with the number of sequences or positions that were scored since the last call.
+ProgressCallback = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class KeptRows:
     by_set: dict[str, list[Tensor]] = field(default_factory=dict)  # each [N, E]
 
     def add(self, name: str, rows: Tensor) -> None:
-        """Keep the rows of one more batch of a set; a set that does not fit is forgotten."""
+        """Keep the rows of one more batch of a set; a set that does not fit is dropped."""
         self.room -= rows.nbytes
         if self.room >= 0:
             self.by_set.setdefault(name, []).append(rows)
@@ -64,9 +65,9 @@ class KeptRows:
 
 @dataclass(frozen=True)
 class Byproducts:
-    """What a pass hands over besides its values, where somebody wants it."""
+    """What a pass hands over besides its values, where requested."""
 
-    row_losses: "Metric | None" = None  # a `RowLossSums`, which gets the loss of every token
+    sequence_losses: "Metric | None" = None  # a `SequenceLossSums`, which gets the loss of every token
     head_rows: KeptRows | None = None  # gets what the head is given
 
 
@@ -75,7 +76,7 @@ NO_BYPRODUCTS = Byproducts()
 
 @dataclass(frozen=True)
 class Scoring:
-    """What all passes share: how rows become batches, and the ranks that share the work."""
+    """What all passes have in common: how sequences become batches, and the ranks that share the work."""
 
     collator: Collator
     tokenizer: PreTrainedTokenizerBase
@@ -92,7 +93,7 @@ class Scoring:
         return data.collator or self.collator
 
     def batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
-        """This rank's rows, masked as evaluation always does, longest first and cut to the longest of their batch."""
+        """This rank's sequences, masked as evaluation always does, longest first, cut to the longest of a batch."""
         collator, size = self.collator_of(data), self.settings.batch_size
         lengths = (data.rows != collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.ranks.rank :: self.ranks.size]
@@ -132,14 +133,14 @@ class Pass(ABC):
         measures: what it gives a value of; none where no set has such a value.
         user_measures: those of `evaluate.measures` that read it too.
         unit: of what `size` counts.
-        by_row: whether each row has losses of its own in its first measure.
+        by_sequence: whether each sequence has losses of its own in its first measure.
         keeps: whether its head rows are those that agreement reads.
     """
 
     measures: tuple[Measure, ...]
     user_measures: tuple[Measure, ...] = ()
-    unit = "rows"
-    by_row = False
+    unit = "sequences"
+    by_sequence = False
     keeps = False
 
     def size(self, data: EvaluationSet) -> int:
@@ -151,15 +152,15 @@ class Pass(ABC):
         return data.num_rows
 
     def scores(self, data: EvaluationSet) -> bool:
-        """Whether the settings want a value for this set."""
+        """Whether the settings select a value for this set."""
         return True
 
     def scores_any(self, data: EvaluationSet) -> bool:
-        """Whether a set has any position to score; every rank finds the same by itself."""
+        """Whether a set has any position to score; every rank gets the same by itself."""
         return True
 
     def trial(self, data: EvaluationSet) -> Trial | None:
-        """Its largest batch, where that is another one than the largest of rows; all ranks get one, or none does."""
+        """Its largest batch, unless that is the largest of sequences; all ranks get one, or none does."""
         return None
 
     @abstractmethod
@@ -172,7 +173,7 @@ class Pass(ABC):
 
         Args:
             done: gets how much of the set was scored since its last call, in `unit`.
-            more: `row_losses` of a pass that is `by_row`, `head_rows` of one that `keeps` them.
+            more: `sequence_losses` of a pass that is `by_sequence`, `head_rows` of one that `keeps` them.
         """
 
 
@@ -180,7 +181,7 @@ def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> 
     """Refuse sets that a pass would score at no position at all: their scores would be no numbers.
 
     Raises:
-        SettingError: a set has none, such as rows of unknown tokens alone or a share that draws none of a few.
+        SettingError: a set has none, such as sequences of unknown tokens alone or a fraction that draws none of a few.
     """
     for data in sets:
         for run in passes:
@@ -190,9 +191,9 @@ def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> 
             if measure.name == "pseudo_perplexity" and run is not passes[0]:
                 cure = f"raise evaluate.by_set.{data.name}.pseudo_perplexity.fraction, or set it to 0 for no such score"
             else:
-                cure = "take a longer text, or models whose vocabulary knows this language"
+                cure = "take a longer text, or models with a vocabulary of this language"
             raise SettingError(
-                f"evaluate.sets: {data.name} has {data.num_rows:,} rows and not one position that "
+                f"evaluate.sets: {data.name} has {data.num_rows:,} sequences and not one position that "
                 f"{measure.title.lower()} scores: {cure}"
             )
 

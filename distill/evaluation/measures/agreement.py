@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 
 class Agreement(Metric):
-    """At positions with a target: share of equal first choices, and mean KL(teacher || student) in nats."""
+    """At positions with a target: fraction of equal first choices, and mean KL(teacher || student) in nats."""
 
     is_differentiable, higher_is_better, full_state_update = False, None, False
     sums: Tensor  # [3] float64: equal choices, divergences, and the number of positions

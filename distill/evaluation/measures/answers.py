@@ -1,7 +1,7 @@
 """From the logits of windows to answers: the best stretches of text of every question, and how little it has one.
 
 The rule is that of the published code of BERT (Devlin et al. 2019), which ALBERT's follows. Shapes: W windows, S
-positions of a row, K best starts or ends of a window.
+positions of a sequence, K best starts or ends of a window.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distill.data.span_rows import NO_ANSWER, SpanRows
+from distill.data.span_windows import NO_ANSWER, SpanWindows
 from distill.data.tables.squad import Questions
 
 AT_ONCE = 512  # windows whose pairs of positions exist at once
@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Answered:
-    """What a model says to one question."""
+    """The answers of a model to one question."""
 
     candidates: tuple[Candidate, ...]  # different texts, the best first
     null: float  # logits of [CLS] as start plus as end, the least of all windows: "no answer" in each of them
@@ -62,7 +62,7 @@ class _Pairs(NamedTuple):
 
 
 def find_answers(
-    questions: Questions, windows: SpanRows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig
+    questions: Questions, windows: SpanWindows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig
 ) -> list[Answered]:
     """The answers of every question, over all of its windows, in the order of the questions.
 
@@ -85,7 +85,7 @@ def find_answers(
     return answers
 
 
-def _pairs(windows: SpanRows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> Iterator[_Pairs]:
+def _pairs(windows: SpanWindows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> Iterator[_Pairs]:
     """Of each window, in order."""
     context = windows.context
     assert context is not None

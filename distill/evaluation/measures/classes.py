@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from distill.data.class_rows import ClassRows
+from distill.data.class_sequences import ClassSequences
 from distill.data.tables import LabelledTexts
 from distill.evaluation.sets import EvaluationSet
 
@@ -34,13 +34,13 @@ class ClassSet(EvaluationSet):
             raise ValueError("the model's outputs are not finite: nothing can be read from them")
         if len(outputs) != len(self.labels) or (self.classes and outputs.shape[1:] != (len(self.classes),)):
             raise ValueError(
-                f"outputs of shape {outputs.shape} for {len(self.labels)} rows of {len(self.classes)} classes"
+                f"outputs of shape {outputs.shape} for {len(self.labels)} texts of {len(self.classes)} classes"
             )
         predicted = outputs.argmax(1) if self.classes else outputs.reshape(len(self.labels)).astype(np.float64)
         return {name: measure(name, predicted, self.labels) for name in self.measures}
 
 
-def class_set(name: str, texts: LabelledTexts, rows: ClassRows, measures: Sequence[str] = ()) -> ClassSet:
+def class_set(name: str, texts: LabelledTexts, rows: ClassSequences, measures: Sequence[str] = ()) -> ClassSet:
     """The evaluation set of these texts; without `measures` those for tables of the user's."""
     chosen = tuple(measures) or OF_TABLES[bool(texts.classes)]
     return ClassSet(
@@ -58,7 +58,7 @@ def measure(name: str, predicted: np.ndarray, right: np.ndarray) -> float:
 
 
 def accuracy(predicted: np.ndarray, right: np.ndarray) -> float:
-    """The share of rows whose class was predicted."""
+    """The fraction of sequences whose class was predicted."""
     return float((predicted == right).mean())
 
 

@@ -1,10 +1,11 @@
-"""The head's input at the masked position of many masked copies, without what the copies share or nobody reads.
+"""The head's input at the masked position of many masked copies, without what the copies share or nothing reads.
 
-Pseudo-perplexity runs copies of a row that differ from it at one position, and reads the result at that position only.
-So the first layer's projections are made once per row and put right at the masked position, and the last layer is
-computed at that position alone. Both are exact but for rounding. Families that are not known here run in full.
+Pseudo-perplexity runs copies of a sequence that differ from it at one position, and reads the result at that position
+only. So the first layer's projections are made once per sequence and put right at the masked position, and the last
+layer is computed at that position alone. Both are exact but for rounding. Other families than those here run in full.
 
-Shapes: R rows, S positions, B copies, H hidden size, E input size of the output embedding, A heads, D size of a head.
+Shapes: R sequences, S positions, B copies, H hidden size, E input size of the output embedding, A heads, D size of a
+head.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from distill.models.kernels.packed_linear import PackedLinear
 from distill.models.known_layers import Layer, attend, known_layers
 from distill.models.language_model import LanguageModel, OutputSpec
 
-# Of the models that are known to the letter: what they do between the last hidden state [N, H] and the output embedding
+# Of the models with exact formulas here: what they do between the last hidden state [N, H] and the output embedding
 # [N, E].
 PREDICTION_HEADS: dict[type, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     BertForMaskedLM: lambda m, x: m.cls.predictions.transform(x),
@@ -33,17 +34,17 @@ PREDICTION_HEADS: dict[type, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of rows with one position masked each. The same row may stand behind many copies."""
+    """Copies of sequences with one position masked each. The same sequence may stand behind many copies."""
 
     rows: torch.Tensor  # [R, S]
     valid: torch.Tensor | None  # [R, S], False at padding; None: no padding
-    row: torch.Tensor  # [B] which row a copy is of
+    row: torch.Tensor  # [B] which sequence a copy is of
     column: torch.Tensor  # [B] its masked position
     mask_id: int
-    segments: torch.Tensor | None = None  # [R, S] number of the segment at each position; None: rows have one
+    segments: torch.Tensor | None = None  # [R, S] number of the segment at each position; None: sequences have one
 
     def embedded(self, encoder: Any, masked: bool) -> torch.Tensor:
-        """What an encoder known here makes of the copies [B, S, H], or of their rows without masks [R, S, H]."""
+        """What an encoder of these makes of the copies [B, S, H], or of their sequences without masks [R, S, H]."""
         ids = self.ids() if masked else self.rows
         if self.segments is None or isinstance(encoder, DistilBertModel):
             embedded: torch.Tensor = encoder.embeddings(ids)

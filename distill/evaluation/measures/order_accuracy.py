@@ -1,4 +1,4 @@
-"""Accuracy of the order of two segments: the share of pairs for which a model finds out whether they are swapped."""
+"""Accuracy of the order of two segments: the fraction of pairs for which a model detects whether they are swapped."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from distill.models.language_model import LanguageModel, OutputSpec, has_head
 
 
 class OrderAccuracy(Metric):
-    """The share of right answers."""
+    """The fraction of right answers."""
 
     is_differentiable, higher_is_better, full_state_update = False, True, False
     sums: Tensor  # [2] float64: right answers, and all of them
@@ -41,7 +41,7 @@ class OrderPass(Pass):
         Measure(
             "order_accuracy",
             "Order accuracy",
-            "share of pairs of segments whose order is found; chance finds half",
+            "fraction of pairs of segments whose order is right; chance gives half",
             lower_is_better=False,
         ),
     )
@@ -58,8 +58,8 @@ class OrderPass(Pass):
             return {}
         self.metric.reset()
         for batch in self.scoring.batches(data, done):
-            rows, swapped = batch.labels["sop"]
-            logits = model(batch.inputs, batch.documents, OutputSpec(extra=("sop",))).extra["sop"][rows]
+            sequences, swapped = batch.labels["sop"]
+            logits = model(batch.inputs, batch.documents, OutputSpec(extra=("sop",))).extra["sop"][sequences]
             self.metric.update(logits, swapped)
         values: dict[str, float] = computed(self.metric)
         return values

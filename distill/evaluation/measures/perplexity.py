@@ -1,6 +1,6 @@
-"""Perplexity: of masked models at the positions of a fixed mask; and what all measures of token losses share.
+"""Perplexity: of masked models at the positions of a fixed mask; and what all measures of token losses have in common.
 
-Shapes: R rows of a set, N scored tokens, E input size of the output embedding, V vocabulary.
+Shapes: R sequences of a set, N scored tokens, E input size of the output embedding, V vocabulary.
 """
 
 from abc import abstractmethod
@@ -27,7 +27,7 @@ from distill.evaluation.measures import (
 from distill.evaluation.measures.over_ranks import computed, summed
 from distill.evaluation.measures.users import UserMeasures
 from distill.evaluation.sets import SEED, EvaluationSet
-from distill.evaluation.significance import RowLosses
+from distill.evaluation.significance import SequenceLosses
 from distill.models.language_model import LanguageModel
 from distill.runtime.seed import key
 
@@ -59,28 +59,28 @@ class Perplexity(Metric):
         return {self.name: exp(total / count) if count else float("nan")}
 
 
-class RowLossSums(Metric):
-    """The losses of tokens added up by the row that they stand in."""
+class SequenceLossSums(Metric):
+    """The losses of tokens added up by the sequence that they stand in."""
 
     is_differentiable, higher_is_better, full_state_update = False, False, False
     sums: Tensor  # [2, R] float64: losses, and how many they are
 
-    def __init__(self, num_rows: int, **exchange: Any) -> None:
+    def __init__(self, num_sequences: int, **exchange: Any) -> None:
         super().__init__(**exchange)
-        self.add_state("sums", torch.zeros(2, num_rows, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(2, num_sequences, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, losses: Tensor, rows: Tensor) -> None:
-        """losses [N] float64, and the number in the set of the row of each token, rows [N] int64"""
-        self.sums[0].index_add_(0, rows, losses)
-        self.sums[1].index_add_(0, rows, torch.ones_like(losses))
+    def update(self, losses: Tensor, sequences: Tensor) -> None:
+        """losses [N] float64, and the number in the set of the sequence of each token, sequences [N] int64"""
+        self.sums[0].index_add_(0, sequences, losses)
+        self.sums[1].index_add_(0, sequences, torch.ones_like(losses))
 
     def compute(self) -> Tensor:
         return self.sums
 
-    def result(self) -> RowLosses:
+    def result(self) -> SequenceLosses:
         """The sums over all ranks, which all call this."""
         losses, counts = self.compute().cpu().numpy()
-        return RowLosses(losses, counts)
+        return SequenceLosses(losses, counts)
 
 
 class Part(NamedTuple):
@@ -88,13 +88,13 @@ class Part(NamedTuple):
 
     head_rows: Tensor  # [N, E]
     targets: Tensor  # [N] int64
-    rows: Tensor  # [N] int64, the row of the set that each stands in
+    rows: Tensor  # [N] int64, the sequence of the set that each stands in
 
 
 class TokenPass(Pass):
     """A pass whose measures read the losses of tokens; those of the user's get their logits."""
 
-    by_row = True
+    by_sequence = True
     chunked = False  # whether the logits of a part may be too large to exist at once
 
     def __init__(
@@ -118,8 +118,8 @@ class TokenPass(Pass):
         for part in self.parts(model, data, done):
             losses = self._losses(model, part)
             self.metric.update(losses, part.targets)
-            if more.row_losses is not None:
-                more.row_losses.update(losses, part.rows)
+            if more.sequence_losses is not None:
+                more.sequence_losses.update(losses, part.rows)
             if more.head_rows is not None:
                 more.head_rows.add(data.name, part.head_rows)
         return {**computed(self.metric), **self.users.compute()}
@@ -138,8 +138,8 @@ class TokenPass(Pass):
 class MaskPass(TokenPass):
     """The masked positions of a fixed mask.
 
-    15 % of the maskable positions of each row, all alike; 80 % of them masked, 10 % random, 10 % kept (BERT's training
-    task).
+    15 % of the maskable positions of each sequence, all alike; 80 % of them masked, 10 % random, 10 % kept (BERT's
+    training task).
     """
 
     keeps = True

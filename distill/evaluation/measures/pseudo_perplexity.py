@@ -1,6 +1,6 @@
 """Pseudo-perplexity: every scored token masked by itself (Salazar et al. 2020, "Masked Language Model Scoring").
 
-Shapes: R rows, S positions, B copies of them with one position masked each.
+Shapes: R sequences, S positions, B copies of them with one position masked each.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one fo
 class SinglePass(TokenPass):
     """Tokens that are masked one at a time.
 
-    A seeded share of all maskable positions is scored, drawn position by position.
+    A seeded fraction of all maskable positions is scored, drawn position by position.
     """
 
     unit = "positions"
@@ -40,9 +40,9 @@ class SinglePass(TokenPass):
         super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,), {})
         self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
         self.fraction_of: Callable[[str], float] = scoring.settings.fraction_of
-        words = self.pairs.words if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
-        assert isinstance(words, MaskedLM)
-        self.collator = words
+        masking = self.pairs.masking if isinstance(self.pairs, MaskedLMAndOrder) else self.pairs
+        assert isinstance(masking, MaskedLM)
+        self.collator = masking
 
     def size(self, data: EvaluationSet) -> int:
         return len(self.positions(data))
@@ -70,12 +70,12 @@ class SinglePass(TokenPass):
             return super().score(model, data, done, more)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
-        for copies, targets, rows in self._copies(data, done):
+        for copies, targets, sequences in self._copies(data, done):
             # Only the masked position reaches the vocabulary-sized head.
-            yield Part(head_rows_at_masks(model, copies), targets, self.scoring.tensor(rows))
+            yield Part(head_rows_at_masks(model, copies), targets, self.scoring.tensor(sequences))
 
     def trial(self, data: EvaluationSet) -> Trial:
-        """The first batch of this rank, which is of the longest rows; a rank may have none."""
+        """The first batch of this rank, which is of the longest sequences; a rank may have none."""
         copies = next((copies for copies, _, _ in self._copies(data, lambda _: None)), None)
         setting, value = "evaluate.pseudo_perplexity.batch_size", self.settings.batch_size
         if copies is None:
@@ -88,17 +88,17 @@ class SinglePass(TokenPass):
             return model.logits(head_rows_at_masks(model, copies), self.scoring.vocab)
 
     def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor, np.ndarray]]:
-        """This rank's batches of copies, of alike length, longest first; each with tokens [B] and rows of the set [B].
+        """This rank's batches of copies, of alike length, longest first; each with the tokens [B] and sequences [B].
 
         The tokens are those that the masks hide.
 
-        A batch holds `batch_size` copies, fewer of rows longer than 128: the memory is bounded.
+        A batch holds `batch_size` copies, fewer of sequences longer than 128: the memory is bounded.
         """
         collator, ranks, tensor = self.collator, self.scoring.ranks, self.scoring.tensor
         width = data.rows.shape[1]
         lengths = (data.rows != collator.pad_id).sum(1)
         positions = self.positions(data)
-        # Copies of one row stay side by side, and so share what can be computed once per row.
+        # Copies of one sequence stay side by side, and so share what can be computed once per sequence.
         positions = positions[np.argsort(-lengths[positions // width], kind="stable")]
         sizes = self.settings.batch_size * COPY // np.maximum(lengths[positions // width], COPY)
         starts = [0]
@@ -107,9 +107,9 @@ class SinglePass(TokenPass):
         for start, end in list(pairwise(starts))[ranks.rank :: ranks.size]:
             numbers, row = np.unique(positions[start:end] // width, return_inverse=True)
             column = positions[start:end] % width
-            rows = data.rows[numbers, : lengths[numbers].max()].astype(np.int64)
-            valid = None if (rows != collator.pad_id).all() else tensor(rows != collator.pad_id)
-            segments = tensor(self.pairs.segments(rows)) if isinstance(self.pairs, MaskedLMAndOrder) else None
-            copies = Copies(tensor(rows), valid, tensor(row), tensor(column), collator.mask_id, segments)
-            yield copies, tensor(rows[row, column]), numbers[row]
+            ids = data.rows[numbers, : lengths[numbers].max()].astype(np.int64)
+            valid = None if (ids != collator.pad_id).all() else tensor(ids != collator.pad_id)
+            segments = tensor(self.pairs.segments(ids)) if isinstance(self.pairs, MaskedLMAndOrder) else None
+            copies = Copies(tensor(ids), valid, tensor(row), tensor(column), collator.mask_id, segments)
+            yield copies, tensor(ids[row, column]), numbers[row]
             done(len(row))

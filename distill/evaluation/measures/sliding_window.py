@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
-from distill.data.row_format import PROMPT
+from distill.data.sequence_format import PROMPT
 from distill.evaluation.measures import Measure, ProgressCallback, Scoring, exp
 from distill.evaluation.measures.over_ranks import summed
 from distill.evaluation.measures.perplexity import Part, TokenPass
@@ -69,9 +69,9 @@ class WindowPass(TokenPass):
     """The tokens of a text, each with a stretch of it before.
 
     Every token is scored once, except those of prompts and the first one of a document where no token marks its
-    beginning. A window is as long as a row; it moves on by `evaluate.stride` tokens (half a row by default), and only
-    those that it has not scored before count. So each of them has at least a window less a stride of its document
-    before it, as far as the document goes back.
+    beginning. A window is as long as a sequence; it moves on by `evaluate.stride` tokens (half a sequence by default),
+    and only those that it has not scored before count. So each of them has at least a window less a stride of its
+    document before it, as far as the document goes back.
     """
 
     chunked = True
@@ -112,15 +112,15 @@ class WindowPass(TokenPass):
             yield Part(rows, targets, numbers[positions // batch.ids.shape[1]])
 
     def _explanation(self, prompts: bool) -> str:
-        moves = "half a row" if self.stride is None else f"{self.stride} tokens"
+        moves = "half a sequence" if self.stride is None else f"{self.stride} tokens"
         return (
-            "the exponential of the mean cross-entropy of the next token, by a window of a row that moves on by "
+            "the exponential of the mean cross-entropy of the next token, by a window of sequence length that moves by "
             + moves
             + (", over what counts: prompts are read and not scored" if prompts else "")
         )
 
     def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:
-        """The windows of a row of the set, each with the text before it that belongs to the same document."""
+        """The windows of a sequence of the set, each with the text before it that belongs to the same document."""
         pad, width = self.collator.pad_id, data.rows.shape[1]
         tokens, before = data.rows[row], data.before(row)
         tokens = tokens[tokens != pad]
@@ -134,13 +134,13 @@ class WindowPass(TokenPass):
             yield Window(text[begin:end], start - begin, row)
 
     def _batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[list[Window]]:
-        """This rank's windows, longest rows first, as many at once as `evaluate.batch_size` says."""
+        """This rank's windows, longest sequences first, as many at once as `evaluate.batch_size`."""
         lengths = (data.rows != self.collator.pad_id).sum(1)
-        rows = np.argsort(-lengths, kind="stable")[self.scoring.ranks.rank :: self.scoring.ranks.size]
+        order = np.argsort(-lengths, kind="stable")[self.scoring.ranks.rank :: self.scoring.ranks.size]
         waiting: list[Window] = []
-        for number, row in enumerate(rows):
+        for number, row in enumerate(order):
             waiting += self.windows(data, row)
-            while len(waiting) >= self.scoring.settings.batch_size or (waiting and number == len(rows) - 1):
+            while len(waiting) >= self.scoring.settings.batch_size or (waiting and number == len(order) - 1):
                 yield waiting[: self.scoring.settings.batch_size]
                 waiting = waiting[self.scoring.settings.batch_size :]
             done(1)
@@ -157,7 +157,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """How many UTF-8 bytes of text each token stands for, [V] int64; 0 for special tokens.
 
     Exact for byte-level BPE and for SentencePiece, where \u2581 is a space; for WordPiece, which drops spaces, a space
-    before every token that does not go on a word.
+    before every token that does not continue a word.
     """
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     special = set(tokenizer.all_special_ids)

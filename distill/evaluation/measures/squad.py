@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distill.data.span_rows import SpanRows
+from distill.data.span_windows import SpanWindows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
 from distill.evaluation.sets import EvaluationSet
@@ -58,7 +58,7 @@ class SquadSet(EvaluationSet):
     """An evaluation set of questions: its `rows` are windows, and the rest is what their scores need."""
 
     questions: Questions
-    windows: SpanRows
+    windows: SpanWindows
     settings: AnswerConfig = field(default_factory=AnswerConfig)
 
     @property
@@ -73,7 +73,7 @@ class SquadSet(EvaluationSet):
         return self.score(outputs[..., 0], outputs[..., 1], self.settings).by_name()
 
     def answers(self, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> list[Answered]:
-        """What a model with these logits [W, S] says to each question."""
+        """The answers of a model with these logits [W, S] to each question."""
         return find_answers(self.questions, self.windows, starts, ends, settings)
 
     def score(
@@ -87,7 +87,7 @@ class SquadSet(EvaluationSet):
         return score(self.questions, self.answers(starts, ends, settings), null_threshold)
 
 
-def squad_set(name: str, questions: Questions, windows: SpanRows) -> SquadSet:
+def squad_set(name: str, questions: Questions, windows: SpanWindows) -> SquadSet:
     """The evaluation set of these questions; `windows` were made of them for scoring."""
     assert windows.context is not None
     contexts = len({question.context for question in questions.questions})
@@ -95,7 +95,7 @@ def squad_set(name: str, questions: Questions, windows: SpanRows) -> SquadSet:
 
 
 def score(questions: Questions, answered: Sequence[Answered], null_threshold: float = 0.0) -> SquadScores:
-    """The scores of what a model says to each of the questions, in their order.
+    """The scores of a model's answers to each of the questions, in their order.
 
     Of v1.1 the best answer counts. Of v2.0 a question whose `null_odds` are above the threshold stays unanswered, and
     the best thresholds for exact match and for F1 are reported too.
@@ -111,7 +111,7 @@ def score(questions: Questions, answered: Sequence[Answered], null_threshold: fl
 
 
 def score_texts(questions: Questions, texts: Sequence[str]) -> SquadScores:
-    """The scores of one text for each question, in their order; of v2.0 an empty one says that it has no answer."""
+    """The scores of one text for each question, in their order; of v2.0 an empty one means that it has no answer."""
     scores = 100.0 * raw_scores(questions, texts)
     exact, f1 = scores.mean(0).tolist()
     if questions.version == "1.1":

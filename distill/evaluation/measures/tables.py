@@ -1,6 +1,6 @@
-"""Measures of labelled examples: each set says what its scores are, from the outputs of a model for all of its rows.
+"""Measures of labelled examples: each set defines its scores, from the outputs of a model for all of its sequences.
 
-Shapes: N rows of a set, S positions.
+Shapes: N sequences of a set, S positions.
 """
 
 from typing import Any
@@ -18,13 +18,13 @@ from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 
 TITLES = {
-    "f1": ("F1", "words shared with the best of the right answers, or of the class that is looked for, in percent"),
+    "f1": ("F1", "words shared with the best of the right answers, or of the class that is to be detected, in percent"),
     "exact": ("Exact match", "answers that are right word for word, in percent"),
     "best_f1": ("F1, best threshold", "with the threshold for no answer that is best on this very set"),
     "best_exact": ("Exact match, best threshold", "likewise"),
     "has_answer_f1": ("F1 where there is an answer", "of these questions alone"),
-    "no_answer_exact": ("No answer found as such", "share of the questions without an answer, in percent"),
-    "accuracy": ("Accuracy", "share of the rows whose class is found, in percent"),
+    "no_answer_exact": ("No answer recognised", "fraction of the questions without an answer, in percent"),
+    "accuracy": ("Accuracy", "fraction of the examples whose class is right, in percent"),
     "macro_f1": ("F1, mean of the classes", "in percent"),
     "matthews": ("Matthews correlation", "in percent; 0 is chance"),
     "pearson": ("Pearson correlation", "in percent"),
@@ -33,10 +33,10 @@ TITLES = {
 
 
 class TableScores(Metric):
-    """The scores of one set by name, from the outputs for all of its rows, of which each rank computes a part."""
+    """The scores of one set by name, from the outputs for all of its sequences, of which each rank computes a part."""
 
     is_differentiable, higher_is_better, full_state_update = False, True, False
-    outputs: Tensor  # [N, C] float32, or [N, S, 2] of answers; zeros in the rows of other ranks
+    outputs: Tensor  # [N, C] float32, or [N, S, 2] of answers; zeros for the sequences of other ranks
 
     def __init__(self, data: ClassSet | SquadSet, **exchange: Any) -> None:
         super().__init__(**exchange)
@@ -44,14 +44,14 @@ class TableScores(Metric):
         width = (max(len(data.classes), 1),) if isinstance(data, ClassSet) else (data.rows.shape[1], 2)
         self.add_state("outputs", torch.zeros(data.num_rows, *width), dist_reduce_fx="sum")
 
-    def update(self, logits: Tensor, rows: Tensor) -> None:
-        """logits [B, C], or [B, S, 2] of answers, and the numbers of their rows [B]"""
+    def update(self, logits: Tensor, numbers: Tensor) -> None:
+        """logits [B, C], or [B, S, 2] of answers, and the numbers [B] of their sequences"""
         if logits.dim() == 2:
             if logits.shape[1:] != self.outputs.shape[1:]:
                 raise ValueError(f"outputs of shape {tuple(logits.shape)} for {self.outputs.shape[1]} classes")
-            self.outputs[rows] = logits.float()
+            self.outputs[numbers] = logits.float()
         else:
-            self.outputs[rows, : logits.shape[1]] = logits.float()  # batches are cut to the longest of their rows
+            self.outputs[numbers, : logits.shape[1]] = logits.float()  # batches are cut to the longest sequence
 
     def compute(self) -> dict[str, float]:
         scores = self.data.scores(self.outputs.cpu().numpy())
@@ -59,7 +59,7 @@ class TableScores(Metric):
 
 
 class TablePass(Pass):
-    """The outputs of a head for every row, computed once for all measures; a set need not have all of these."""
+    """The outputs of a head for every sequence, computed once for all measures; a set need not have all of these."""
 
     def __init__(self, scoring: Scoring) -> None:
         self.scoring = scoring

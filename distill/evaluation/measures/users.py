@@ -68,7 +68,7 @@ class UserMeasures:
 
         Raises:
             SettingError: one that is no Metric, takes no logits [N, width] and targets [N], gives no single number, or
-                does not say whether a higher one is better.
+                does not declare whether a higher one is better.
         """
         self._metrics = {name: _Fitted(component, width, ranks) for name, component in components.items()}
         self.measures = tuple(
@@ -138,7 +138,7 @@ def _made(component: Component) -> "Metric":
         raise SettingError(f"{component.setting}._target_={component.path} gives no Metric: {CURE}")
     if metric.higher_is_better is None:
         raise SettingError(
-            f"{component.setting}._target_={component.path} does not say which of two values is better: set "
+            f"{component.setting}._target_={component.path} does not declare which of two values is better: set "
             "higher_is_better in a subclass"
         )
     return metric

@@ -31,6 +31,12 @@ class PackedLinear(nn.Module):
         self.bias = None if layer.bias is None else layer.bias.detach().to(dtype)
         self.then = ("none", "")  # what is done to the product: ("gelu", "tanh") is GPT-2's activation
 
+    def with_gelu(self) -> "PackedLinear":
+        """The same layer, followed by GPT-2's activation."""
+        followed = copy.copy(self)
+        followed.then = ("gelu", "tanh")
+        return followed
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] -> [..., out]"""
         # The operator that torch.compile makes of frozen linear layers; it is the same in torch 2.11 to 2.15.
@@ -43,13 +49,13 @@ def pack_teacher(
 ) -> Any:
     """A copy of `teacher`, which is in evaluation mode, for training's forward passes under `precision.teacher`.
 
-    Families that are not known are given back as they are; int8 takes any family. Error lines call the format
-    `setting`.
+    A sharded model and families that are not known are given back as they are; int8 takes any family. Error lines call
+    the format `setting`.
     """
     dtype = dtype_of(precision.teacher)
     # Inductor lays out what it compiles itself.
     packs = device.type == "cpu" and not precision.compile and precision.kernels != "plain" and can_pack(dtype)
-    if precision.teacher != "int8" and family_of(teacher) not in FAMILIES:
+    if is_sharded(teacher) or (precision.teacher != "int8" and family_of(teacher) not in FAMILIES):
         return teacher
     frozen = int8.quantize(teacher, setting) if precision.teacher == "int8" else _share(teacher)
     if precision.kernels != "plain" and not precision.compile:
@@ -61,7 +67,7 @@ def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.de
     """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
 
     It is the latter on a GPU, which lays out nothing, in fp16, where torch.compile has laid out what it wants, with
-    `precision.kernels=plain`, for families that are not known, and where it is divided between ranks.
+    `precision.kernels=plain`, for families that are not known, and where it is sharded over ranks.
     """
     dtype = dtype_of(precision.evaluate)
     if device.type != "cpu" or precision.kernels == "plain" or precision.compile or is_sharded(model):
@@ -89,7 +95,8 @@ def _pack(model: Any, dtype: torch.dtype, packs: bool) -> Any:
         setattr(parent, name, new)
     for module in model.modules():
         if type(module).__name__ == "GPT2MLP" and isinstance(module.c_fc, PackedLinear) and is_tanh_gelu(module.act):
-            module.c_fc.then, module.act = ("gelu", "tanh"), nn.Identity()  # torch's takes half as long as the product
+            # torch's own activation takes half as long as the product.
+            module.c_fc, module.act = module.c_fc.with_gelu(), nn.Identity()
     return model
 
 
@@ -105,9 +112,8 @@ def can_pack(dtype: torch.dtype) -> bool:
             layer, x = nn.Linear(48, 32), torch.randn(5, 48)
             close, packed = 1e-5 if dtype == torch.float32 else 0.05, PackedLinear(layer, dtype)
             plain = torch.allclose(packed(x).float(), layer(x), rtol=close, atol=close)
-            packed.then = ("gelu", "tanh")
             expected = nn.functional.gelu(layer(x), approximate="tanh")
-            return plain and torch.allclose(packed(x).float(), expected, rtol=close, atol=close)
+            return plain and torch.allclose(packed.with_gelu()(x).float(), expected, rtol=close, atol=close)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False
 

@@ -3,7 +3,7 @@
 A term of your own is a class that inherits from `Term` or `VocabularyTerm`, named as `objective.NAME._target_`; its
 constructor takes the settings beside that.
 
-Shapes: B rows, S positions, H hidden size, n rows of a chunk, V vocabulary, K kept entries.
+Shapes: B sequences, S positions, H hidden size, n rows of a chunk of logits, V vocabulary, K kept entries.
 """
 
 import copy
@@ -17,7 +17,7 @@ from distill.models.language_model import Outputs, OutputSpec
 from distill.teacher.distributions import Sparse
 from distill.teacher.output import TeacherOutput
 
-# The rows of a vocabulary term:
+# The positions of a vocabulary term:
 ALL = "all"  # every non-padding position
 TARGETS = "targets"  # those with a token to predict, masked or next
 
@@ -29,10 +29,10 @@ class Term(ABC):
         title: what the report calls it; empty: its name.
         task: the targets that it predicts, by their name in `Batch.labels`; empty: none, or whichever there are.
         needs_teacher: whether there has to be one.
-        across_tokenizers: whether it needs no pair of token rows, so that the teacher may have another tokenizer.
+        across_tokenizers: whether it needs no pair of token sequences, so that the teacher may have another tokenizer.
         student_reads, teacher_reads: what it reads of either model besides logits, such as `OutputSpec(layers=(1, 2))`;
             `build` may still change it.
-        reads_first_position: whether it takes the first position of a row for the whole row, as of a [CLS] token.
+        reads_first_position: whether the first position stands for the whole sequence, as a [CLS] token does.
         module: what is trained with the student and never exported, such as a projection; made by `build`.
         temperature: of a loss that has one.
     """
@@ -51,7 +51,7 @@ class Term(ABC):
         """Make `module` for these two models (transformers models, or whatever the pair consists of), or refuse them.
 
         Raises:
-            ValueError: the pair does not fit; the message says what would.
+            ValueError: the pair does not fit; the message names what would.
         """
         return None
 

@@ -96,7 +96,7 @@ def layer_pairs(pairs: list[Pair] | None, student: Any, teacher: Any, first: int
             for layer, teacher_layer in pairs
         ]
     if depth is None or teacher_depth is None:
-        raise ValueError("pairs=null, but a model does not say how many layers it has: name the pairs")
+        raise ValueError("pairs=null, but a model has no number of layers in its configuration: name the pairs")
     layers = range(first, depth + 1 - skipped)
     if not layers:
         raise ValueError(f"pairs=null leaves no layer of a student of {depth} blocks: name the pairs")
@@ -104,7 +104,7 @@ def layer_pairs(pairs: list[Pair] | None, student: Any, teacher: Any, first: int
 
 
 def _layer(which: str, number: int, blocks: int | None, first: int) -> int:
-    """A layer by its own number where that is known: LAST stays only where a model does not say how many it has."""
+    """A layer by its own number; LAST stays only where the number of a model's layers is unknown."""
     if number == LAST:
         return LAST if blocks is None else blocks
     if number < first or (blocks is not None and number > blocks):

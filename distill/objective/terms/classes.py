@@ -12,7 +12,7 @@ from distill.teacher.output import TeacherOutput
 class Classes(Term):
     """Cross-entropy in nats where targets are the numbers of classes, (output - target)^2 where they are values.
 
-    Rows without a label do not count.
+    Sequences without a label do not count.
     """
 
     title = "Class"
@@ -24,8 +24,8 @@ class Classes(Term):
         return len(batch.labels["class"].targets)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        rows, targets = batch.labels["class"]
-        outputs = student.extra["class"][rows]
+        sequences, targets = batch.labels["class"]
+        outputs = student.extra["class"][sequences]
         if targets.is_floating_point():
             return mse_loss(outputs[:, 0], targets.to(outputs.dtype), reduction="sum")
         return cross_entropy(outputs, targets, reduction="sum")

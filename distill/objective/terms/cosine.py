@@ -23,7 +23,7 @@ class Cosine(Term):
     title = "Hidden states (cosine)"
 
     def __init__(self, positions: SoftPositions = SoftPositions.all) -> None:
-        """`positions`: all, or masked (or targets), where alone a last layer that nobody else reads has to compute."""
+        """`positions`: all, or masked (or targets), where alone a last layer that only this term reads is computed."""
         self.positions = where(positions)
         self.student_reads = self.teacher_reads = (
             OutputSpec(layers=(LAST,)) if self.positions == ALL else OutputSpec(last_rows=True)

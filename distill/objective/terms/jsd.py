@@ -19,10 +19,10 @@ class Jsd(TeacherDistribution):
     def __init__(
         self, temperature: float = 2.0, positions: SoftPositions = SoftPositions.all, beta: float = 0.5
     ) -> None:
-        """`beta`: the teacher's share in the mixture."""
+        """`beta`: the teacher's weight in the mixture."""
         super().__init__(temperature, positions)
         if not 0 <= beta <= 1:
-            raise ValueError(f"beta={beta} is the teacher's share in the mixture: give a number from 0 to 1")
+            raise ValueError(f"beta={beta} is the teacher's weight in the mixture: give a number from 0 to 1")
         self.beta = beta
 
     def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from distill.teacher.distributions import Sparse
 class Mlm(VocabularyTerm):
     """Cross-entropy at temperature 1; see `losses.mlm`."""
 
-    title = "Masked words (MLM)"
+    title = "Masked tokens (MLM)"
     needs_teacher = False
     task = "mlm"
     positions = TARGETS

@@ -15,7 +15,7 @@ from distill.teacher.output import TeacherOutput
 
 
 class Patient(PairsTerm):
-    """Sum over pairs of layers of |h / |h| - t / |t||^2 at the first position ([CLS]) of every row.
+    """Sum over pairs of layers of |h / |h| - t / |t||^2 at the first position ([CLS]) of every sequence.
 
     Sun et al., "Patient Knowledge Distillation for BERT Model Compression" (2019), section 3.2. Without `pairs` it is
     their PKD-Skip: all blocks of the student but the last, whose output the other losses see. Layer 0 is the

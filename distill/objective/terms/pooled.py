@@ -1,4 +1,4 @@
-"""Pooled vectors: the distance of one vector per row, as in the distillation of embedding models."""
+"""Pooled vectors: the distance of one vector per sequence, as in the distillation of embedding models."""
 
 from enum import Enum
 from typing import Any
@@ -15,7 +15,7 @@ from distill.teacher.output import TeacherOutput
 
 
 class Pooling(Enum):
-    """What stands for a row."""
+    """What stands for a sequence."""
 
     mean = "mean"  # the mean of its last hidden states, without padding
     cls = "cls"  # the last hidden state of its first position
@@ -29,10 +29,10 @@ class Distance(Enum):
 
 
 class Pooled(Term):
-    """|s W - t|^2, or 1 - cos(s W, t), of the pooled vectors s of the student and t of the teacher, for every row.
+    """|s W - t|^2, or 1 - cos(s W, t), of the pooled vectors s of the student and t of the teacher, for every sequence.
 
     The squared distance is the loss of LEAF (Vujanic and Rueckstiess 2025, arXiv:2509.12539). W is a projection without
-    bias, trained beside the student where widths differ. It reads nothing but one vector per row.
+    bias, trained beside the student where widths differ. It reads nothing but one vector per sequence.
     """
 
     title = "Pooled vectors"

@@ -10,9 +10,9 @@ from distill.teacher.output import TeacherOutput
 
 
 class SoftClasses(Term):
-    """T^2 KL(teacher || student) over the classes of each row (Hinton et al. 2015); of values their squared difference.
+    """T^2 KL(teacher || student) over the classes of each sequence (Hinton et al. 2015); of values the squared error.
 
-    The teacher may be all there is: rows without a class count too.
+    The teacher may be all there is: sequences without a class count too.
     """
 
     title = "Soft class"

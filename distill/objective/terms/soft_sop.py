@@ -10,7 +10,7 @@ from distill.teacher.output import TeacherOutput
 
 
 class SoftSop(Term):
-    """T^2 KL(teacher || student) of the order of each row's segments, both at temperature T; see `losses.soft`."""
+    """T^2 KL(teacher || student) of the order of each sequence's segments, both at temperature T; see `losses.soft`."""
 
     title = "Soft order of segments"
     task = "sop"

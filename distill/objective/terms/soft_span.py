@@ -12,9 +12,9 @@ from distill.teacher.output import TeacherOutput
 
 
 class SoftSpan(Term):
-    """The mean over first and last token of T^2 KL(teacher || student), over the positions of each row.
+    """The mean over first and last token of T^2 KL(teacher || student), over the positions of each sequence.
 
-    As DistilBERT was fine-tuned with a second teacher (Sanh et al. 2019, section 4); see `losses.soft`. Rows whose
+    As DistilBERT was fine-tuned with a second teacher (Sanh et al. 2019, section 4); see `losses.soft`. Sequences whose
     answer is not known count too.
     """
 

@@ -10,7 +10,7 @@ from distill.teacher.output import TeacherOutput
 
 
 class Sop(Term):
-    """Cross-entropy of the order of each row's segments, in nats (Lan et al., "ALBERT", 2020, section 3.1)."""
+    """Cross-entropy of the order of each sequence's segments, in nats (Lan et al., "ALBERT", 2020, section 3.1)."""
 
     title = "Order of segments (SOP)"
     task = "sop"
@@ -21,5 +21,5 @@ class Sop(Term):
         return len(batch.labels["sop"].targets)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        rows, targets = batch.labels["sop"]
-        return cross_entropy(student.extra["sop"][rows], targets, reduction="sum")
+        sequences, targets = batch.labels["sop"]
+        return cross_entropy(student.extra["sop"][sequences], targets, reduction="sum")

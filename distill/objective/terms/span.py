@@ -13,10 +13,10 @@ NEVER = -1e4  # the logit of positions that hold no text
 
 
 class Span(Term):
-    """The mean of both cross-entropies of each row, in nats (Devlin et al., "BERT", 2019, section 4.2).
+    """The mean of both cross-entropies of each sequence, in nats (Devlin et al., "BERT", 2019, section 4.2).
 
-    Rows whose answer is not known do not count. Padding is left out of the softmax, so that the loss does not depend on
-    how long a batch is.
+    Sequences whose answer is not known do not count. Padding is left out of the softmax, so that the loss does not
+    depend on how long a batch is.
     """
 
     title = "Answer (first and last token)"
@@ -28,8 +28,8 @@ class Span(Term):
         return len(batch.labels["span_start"].targets)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        rows, starts = batch.labels["span_start"]
-        logits = text_logits(student.extra["span"], batch)[rows]
+        sequences, starts = batch.labels["span_start"]
+        logits = text_logits(student.extra["span"], batch)[sequences]
         ends = (starts, batch.labels["span_end"].targets)
         parts = [cross_entropy(logits[..., end], targets, reduction="sum") for end, targets in enumerate(ends)]
         return torch.stack(parts).mean()

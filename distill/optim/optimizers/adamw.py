@@ -18,7 +18,7 @@ class Adamw(torch.optim.AdamW):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
     ) -> None:
-        """`weight_decay`: share of a weight that a step takes off, times the learning rate, where a group has no own.
+        """`weight_decay`: fraction of a weight that a step takes off, times the learning rate, where a group has none.
 
         Raises:
             ValueError: a value out of range.

@@ -26,7 +26,7 @@ class Lamb(torch.optim.Optimizer):
 
     A group of parameters with `adapt` False has r = 1: that of the biases and the gains of norms.
 
-    m, v and u come from torch's fused kernel of Adam, which is given weight_decay * w in place of a weight. On the CPU
+    m, v and u come from torch's fused kernel of Adam, which gets weight_decay * w in place of a weight. On the CPU
     each parameter is worked on in pieces that stay in the cache, since traffic with memory is what a step costs. On
     GPUs nothing waits for a norm to be known.
     """
@@ -81,7 +81,7 @@ class Lamb(torch.optim.Optimizer):
         update = self._updates[: weight.numel()]
         length = PIECE * torch.get_num_threads()
         (gradient,), (first,), (second,) = self._of([weight])
-        parts = (each.view(-1).split(length) for each in (weight, gradient, first, second, update))
+        parts = (tensor.view(-1).split(length) for tensor in (weight, gradient, first, second, update))
         pieces = list(zip(*parts, strict=True))
         squares = []
         for w, g, m, v, u in pieces:
@@ -94,11 +94,11 @@ class Lamb(torch.optim.Optimizer):
             w.sub_(u, alpha=group["lr"] * ratio)
 
     def _step_together(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Several parameters, on a GPU or divided between ranks, in a few calls."""
+        """Several parameters, on a GPU or sharded between ranks, in a few calls."""
         parts = [local(weight) for weight in weights]
         updates = list(torch._foreach_mul(parts, group["weight_decay"]))
         _adam({**group, "lr": -1.0, "weight_decay": 0.0}, updates, *self._of(weights))
-        both = torch.stack([torch.stack(torch._foreach_norm(each)) for each in (parts, updates)])
+        both = torch.stack([torch.stack(torch._foreach_norm(tensors)) for tensors in (parts, updates)])
         norms, update_norms = _over_ranks(both, weights)
         ratios = torch.where((norms > 0) & (update_norms > 0), norms / update_norms, 1.0)
         torch._foreach_addcmul_(parts, updates, list(ratios.unbind()), value=-group["lr"])
@@ -121,20 +121,20 @@ def _adam(
 
 def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
     """Norms [2, n] of parts of n weights -> those of the whole, where ranks hold parts of them."""
-    divided = [isinstance(weight, DTensor) for weight in weights]
-    if not any(divided):
+    sharded = [isinstance(weight, DTensor) for weight in weights]
+    if not any(sharded):
         return norms
-    own = torch.tensor(divided, device=norms.device)
-    squares = norms.square() * own
+    is_sharded = torch.tensor(sharded, device=norms.device)
+    squares = norms.square() * is_sharded
     dist.all_reduce(squares)  # between all ranks, each of which holds other elements
-    return torch.where(own, squares.sqrt(), norms)
+    return torch.where(is_sharded, squares.sqrt(), norms)
 
 
 def _chunks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
     """The same tensors in order, in lists of at most `CHUNK` elements, or of one tensor that is larger."""
     some: list[Tensor] = []
     for weight in weights:
-        if some and sum(local(each).numel() for each in some) + local(weight).numel() > CHUNK:
+        if some and sum(local(before).numel() for before in some) + local(weight).numel() > CHUNK:
             yield some
             some = []
         some.append(weight)

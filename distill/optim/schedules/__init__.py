@@ -1,9 +1,9 @@
 """Learning rates over a run: one file each, found by its name as `schedule.kind`.
 
-A schedule is called with the progress of the run, from 0 to 1, and gives the share of the learning rate that is in
+A schedule is called with the progress of the run, from 0 to 1, and gives the fraction of the learning rate that is in
 force there. One of your own is a class whose objects can be called so, or a function that gives such a function, named
 as `schedule._target_`; the settings beside it are its arguments. Where it takes them it also gets `total_steps`, the
-length of the run, None where the clock may end it, and `peak_lr`, the learning rate of which it gives the share. The
+length of the run, None where the clock may end it, and `peak_lr`, the learning rate of which it gives the fraction. The
 whole curve is its own, a warm-up included.
 """
 
@@ -16,14 +16,14 @@ class Warmup(ABC):
     def __init__(
         self, warmup: float = 0.05, warmup_steps: int | None = None, *, total_steps: int | None = None
     ) -> None:
-        """How long the rise is: `warmup` as a share of the run, or with `warmup` 0 `warmup_steps`.
+        """How long the rise is: `warmup` as a fraction of the run, or with `warmup` 0 `warmup_steps`.
 
         Raises:
-            ValueError: a value out of range, both of them, or steps in a run whose length in steps is not known.
+            ValueError: a value out of range, both of them, or steps in a run whose length in steps is unknown.
         """
         if warmup_steps is not None:
-            warmup = _share_of_steps(warmup, warmup_steps, total_steps)
-        self.warmup = _share("warmup", warmup)
+            warmup = _fraction_of_steps(warmup, warmup_steps, total_steps)
+        self.warmup = _fraction("warmup", warmup)
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -48,15 +48,15 @@ class Decay(Warmup):
         total_steps: int | None = None,
         peak_lr: float = 1.0,
     ) -> None:
-        """What is left at the end: `floor` as a share of the learning rate, or with `floor` 0 `end_lr`, a rate itself.
+        """What is left at the end: `floor` as a fraction of the learning rate, or with `floor` 0 `end_lr`, a rate.
 
         Raises:
             ValueError: a value out of range, both of them, or an end value above the learning rate.
         """
         super().__init__(warmup, warmup_steps, total_steps=total_steps)
         if end_lr is not None:
-            floor = _share_of_rate(floor, end_lr, peak_lr)
-        self.floor = _share("floor", floor)
+            floor = _fraction_of_rate(floor, end_lr, peak_lr)
+        self.floor = _fraction("floor", floor)
 
     def after(self, progress: float) -> float:
         return self.floor + (1.0 - self.floor) * max(self.height(progress), 0.0)
@@ -66,28 +66,28 @@ class Decay(Warmup):
         """From 1 at `progress` 0 to 0 at 1."""
 
 
-def _share_of_steps(warmup: float, warmup_steps: int, total_steps: int | None) -> float:
+def _fraction_of_steps(warmup: float, warmup_steps: int, total_steps: int | None) -> float:
     if warmup:
-        raise ValueError(f"warmup_steps={warmup_steps} and warmup={warmup} are both given: set warmup=0")
+        raise ValueError(f"warmup_steps={warmup_steps} and warmup={warmup} are both set: give warmup=0")
     if total_steps is None:
         raise ValueError(
-            f"warmup_steps={warmup_steps} needs a run whose length is known in steps, and train.minutes may end this "
-            "one: set train.minutes to null, or give warmup as a share"
+            f"warmup_steps={warmup_steps} needs a run whose length is fixed in steps, and train.minutes may end this "
+            "one: set train.minutes to null, or give warmup as a fraction"
         )
     if not 0 <= warmup_steps <= total_steps:
         raise ValueError(f"warmup_steps={warmup_steps} must be from 0 to {total_steps}, the steps of the run")
     return warmup_steps / total_steps
 
 
-def _share_of_rate(floor: float, end_lr: float, peak_lr: float) -> float:
+def _fraction_of_rate(floor: float, end_lr: float, peak_lr: float) -> float:
     if floor:
-        raise ValueError(f"end_lr={end_lr} and floor={floor} are both given: set floor=0")
+        raise ValueError(f"end_lr={end_lr} and floor={floor} are both set: give floor=0")
     if not 0 <= end_lr <= peak_lr:
         raise ValueError(f"end_lr={end_lr} must be from 0 to {peak_lr:g}, the learning rate that is to fall")
     return end_lr / peak_lr
 
 
-def _share(name: str, value: float) -> float:
+def _fraction(name: str, value: float) -> float:
     if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value} is a share: give a number from 0 to 1")
+        raise ValueError(f"{name}={value} is a fraction: give a number from 0 to 1")
     return value

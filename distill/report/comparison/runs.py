@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,7 @@ def find_runs(arguments: list[str]) -> list[Run]:
         for run in runs:
             by_folder.setdefault(run.folder.resolve(), run)
     above = Path(os.path.commonpath([path.parent for path in by_folder]))
-    for path, run in by_folder.items():
-        run.name = str(path.relative_to(above))
-    return list(by_folder.values())
+    return [replace(run, name=str(path.relative_to(above))) for path, run in by_folder.items()]
 
 
 def natural(name: Any) -> list[Any]:
@@ -123,13 +121,12 @@ def read_run(folder: Path, entry: dict[str, Any]) -> Run:
     """
     run = Run(folder, settings=_settings(folder))
     try:
-        run.record = read_results(folder / "results.json")
-        run.vocabulary = vocabulary_of(folder, run.record)
+        record = read_results(folder / "results.json")
+        return replace(run, record=record, vocabulary=vocabulary_of(folder, record))
     except FileNotFoundError:
-        run.status = _progress(folder, entry)
+        return replace(run, status=_progress(folder, entry))
     except Damaged as damage:
-        run.status = f"damaged: {damage.reason}"
-    return run
+        return replace(run, status=f"damaged: {damage.reason}")
 
 
 def _progress(folder: Path, entry: dict[str, Any]) -> str:

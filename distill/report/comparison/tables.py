@@ -1,6 +1,7 @@
 """A comparison as tables and sentences: scores and costs of each group of runs, what differs, and every run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from statistics import fmean
 from typing import Any
@@ -76,8 +77,7 @@ def scores_table(comparison: Comparison) -> Table:
     for lower in (True, False):
         if named := [group for group, is_lower in directions.items() if is_lower is lower]:
             notes.append(f"{'Lower' if lower else 'Higher'} is better: {', '.join(named)}.")
-    table.note = " ".join(notes)
-    return table
+    return replace(table, note=" ".join(notes))
 
 
 def costs_table(comparison: Comparison) -> Table:
@@ -85,7 +85,7 @@ def costs_table(comparison: Comparison) -> Table:
     table = _table(comparison, comparison.costs)
     devices = {str(run.record.environment.device) for run in comparison.finished if run.record}
     if len(devices) > 1:
-        table.note = f"Speeds and times are of different devices ({'; '.join(sorted(devices))})."
+        return replace(table, note=f"Speeds and times are of different devices ({'; '.join(sorted(devices))}).")
     return table
 
 

@@ -53,8 +53,8 @@ class Times:
 
     def fraction(self, rank: int, *phases: str) -> float:
         """Of the time of the typical steps of a rank that these phases take, checkpoints aside."""
-        own, of = self.without(CHECKPOINT)[rank], self.seconds(rank, phases)
-        return sum(of[place] for place in self.typical) / max(sum(own[place] for place in self.typical), 1e-9)
+        bare, of = self.without(CHECKPOINT)[rank], self.seconds(rank, phases)
+        return sum(of[place] for place in self.typical) / max(sum(bare[place] for place in self.typical), 1e-9)
 
 
 def diagnose(profile: RunProfile) -> list[Finding]:
@@ -111,14 +111,16 @@ def waiting_for_exchange(times: Times) -> Finding | None:
 
 def slow_rank(times: Times) -> Finding | None:
     """What the slowest rank takes for its own work beyond the next one, where it is the same rank in most steps."""
-    own = [[seconds[place] for place in times.typical] for seconds in times.without(CHECKPOINT, EXCHANGE)]
-    if len(own) < 2:
+    computing = [[seconds[place] for place in times.typical] for seconds in times.without(CHECKPOINT, EXCHANGE)]
+    if len(computing) < 2:
         return None
-    following, slowest = sorted(range(len(own)), key=lambda rank: fmean(own[rank]))[-2:]
+    following, slowest = sorted(range(len(computing)), key=lambda rank: fmean(computing[rank]))[-2:]
     rank = times.profile.ranks[slowest]
-    if fmean(step.index(max(step)) == slowest for step in zip(*own, strict=True)) < STEADY:
+    if fmean(step.index(max(step)) == slowest for step in zip(*computing, strict=True)) < STEADY:
         return None
-    lost = (fmean(own[slowest]) - fmean(own[following])) / fmean(times.whole[place] for place in times.typical)
+    lost = (fmean(computing[slowest]) - fmean(computing[following])) / fmean(
+        times.whole[place] for place in times.typical
+    )
     where = f"rank {rank.rank} on {rank.host}"
     return _finding("slow rank", lost, f"all wait for {where} in {lost:.0%} of the time: relieve or replace that host.")
 

@@ -28,6 +28,17 @@ class LoaderTimes:
     most_at_once: int = 0
     in_loop: bool = False
 
+    def begin(self, running: int) -> None:
+        """A window begins, with which so many are in preparation."""
+        self.most_at_once = max(self.most_at_once, running)
+
+    def end(self, prepared: float, computed: float) -> None:
+        """A window ends; called in the thread that has prepared it."""
+        self.windows += 1
+        self.prepared += prepared
+        self.computed += computed
+        self.in_loop = threading.current_thread() is threading.main_thread()
+
 
 class LoaderClock:
     """Times what prepares windows, in whichever threads that happens."""
@@ -42,7 +53,7 @@ class LoaderClock:
         def timed(step: int) -> Window:
             with self._lock:
                 self._running += 1
-                self.times.most_at_once = max(self.times.most_at_once, self._running)
+                self.times.begin(self._running)
             began, computed = time.perf_counter(), computed_seconds()
             try:
                 return prepare(step)
@@ -54,7 +65,4 @@ class LoaderClock:
     def _add(self, prepared: float, computed: float) -> None:
         with self._lock:
             self._running -= 1
-            self.times.windows += 1
-            self.times.prepared += prepared
-            self.times.computed += computed
-            self.times.in_loop = threading.current_thread() is threading.main_thread()
+            self.times.end(prepared, computed)

@@ -53,4 +53,4 @@ class RunProfile:
     @classmethod
     def of(cls, content: dict[str, Any]) -> Self:
         """From what `asdict` made."""
-        return cls([RankProfile.of(each) for each in content["ranks"]], RunSettings(**content["settings"]))
+        return cls([RankProfile.of(rank) for rank in content["ranks"]], RunSettings(**content["settings"]))

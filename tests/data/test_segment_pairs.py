@@ -1,4 +1,4 @@
-"""Rows of two segments: of one document, consecutive, whole sentences, as long as published."""
+"""Sequences of two segments: of one document, consecutive, whole sentences, as long as published."""
 
 import io
 from pathlib import Path
@@ -9,19 +9,19 @@ import pytest
 from job import book
 from tiny import CLS, PAD, SEP, parts, text_config
 
-from distill.data.pair_rows import PairWriter
-from distill.data.row_format import RowFormat, paired_rows
+from distill.data.segment_pairs import PairWriter
+from distill.data.sequence_format import SequenceFormat, paired_format
 from distill.data.sources.gutenberg import clean
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.runtime.errors import SettingError
 
-FORMAT = RowFormat(CLS, SEP, None, None, SEP, PAD, 8, pairs=True)
+FORMAT = SequenceFormat(CLS, SEP, None, None, SEP, PAD, 8, pairs=True)
 LENGTH = 24
 ROOM = LENGTH - 3
 
 
 def written(documents: list[list[list[int]]], length: int = LENGTH) -> tuple[np.ndarray, PairWriter]:
-    """The rows [N, length] of documents of sentences of ids."""
+    """The sequences [N, length] of documents of sentences of ids."""
     file = io.BytesIO()
     writer = PairWriter(file, FORMAT, length, np.dtype(np.uint16))
     for number, document in enumerate(documents):
@@ -62,7 +62,8 @@ def test_one_row_in_ten_is_of_a_random_length() -> None:
     draw = np.random.default_rng(1)
     rows, _ = written([numbered(600, draw) for _ in range(30)], length=100)
     used = (rows != PAD).sum(1)
-    # Of lengths between 8 and 97, and some ids more to the end of a sentence; the last row of a document is short too.
+    # Of lengths between 8 and 97, and some ids more to the end of a sentence; the last sequence of a document is short
+    # too.
     assert 0.07 < (used < 90).mean() < 0.14
     assert (used == 100).mean() > 0.85
 
@@ -70,12 +71,12 @@ def test_one_row_in_ten_is_of_a_random_length() -> None:
 def test_where_a_row_is_cut_is_drawn_evenly() -> None:
     rows, _ = written([[[10, 11, 12, 13, 14, 15, 16] for _ in range(900)]])
     lengths = [len(first) for first, second in map(segments, rows) if len(first) + len(second) == ROOM]
-    # Full rows are of three sentences of seven ids.
+    # Full sequences are of three sentences of seven ids.
     assert {7, 14} == set(lengths) and 0.4 < lengths.count(7) / len(lengths) < 0.6
 
 
 def test_full_stops_do_not_show_which_segment_came_first() -> None:
-    """Swapped or not, as many rows end their first segment with a sentence as end their second with one."""
+    """Swapped or not, as many sequences end their first segment with a sentence as end their second with one."""
     stop, draw = 7, np.random.default_rng(2)
     sentences = [[*range(10, 10 + length), stop] for length in draw.integers(3, 30, 6000)]
     rows, _ = written([sentences[start : start + 200] for start in range(0, 6000, 200)], length=64)
@@ -99,7 +100,7 @@ def test_long_sentences_are_cut_rather_than_lost() -> None:
 def prepared(path: Path, tokenizer: Any, cache: Path, **more: Any) -> Tokens:
     given = {"kind": "text", "path": str(path), "sequence_length": 32, "heldout": 0.0, "workers": 1}
     config = text_config(**{**given, "cache": str(cache), **more})
-    return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), "all", paired_rows)
+    return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), "all", paired_format)
 
 
 @pytest.mark.parametrize(("unit", "documents"), [("line", 6), ("blank", 3), ("file", 1), (None, 1)])

@@ -1,7 +1,7 @@
-"""Questions as rows: each with a window of its context, and where in the row the answer stands.
+"""Questions as sequences: each with a window of its context, and where in the sequence the answer stands.
 
-A context that is too long for a row is cut into windows that overlap, as in the published code of BERT (Devlin et al.
-2019) and ALBERT (Lan et al. 2020). Shapes: W windows, S positions of a row, T tokens of a context.
+A context that is too long for a sequence is cut into windows that overlap, as in the published code of BERT (Devlin et
+al. 2019) and ALBERT (Lan et al. 2020). Shapes: W windows, S positions of a sequence, T tokens of a context.
 """
 
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ NO_ANSWER = 0  # position of [CLS], which stands for "this window has no answer"
 
 @dataclass
 class SpanConfig:
-    """How questions become rows."""
+    """How questions become sequences."""
 
-    sequence_length: int = 384  # ids of a row
+    sequence_length: int = 384  # ids of a sequence
     stride: int = 128  # tokens from the beginning of one window to that of the next
     max_query: int = 64  # tokens of a question; the rest is cut off
 
@@ -39,7 +39,7 @@ class ContextTokens:
 
 
 @dataclass(frozen=True)
-class SpanRows:
+class SpanWindows:
     """W windows of questions. The answers of the first L are known; in evaluation, and without a teacher, of all."""
 
     rows: np.ndarray  # [W, S] uint16 or uint32: [CLS] question [SEP] window [SEP], then padding
@@ -71,7 +71,7 @@ class _Context(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """A row in the making."""
+    """A sequence in the making."""
 
     question: int
     query: np.ndarray
@@ -81,9 +81,9 @@ class _Window(NamedTuple):
     answer: tuple[int, int] | None  # first and last token of the context
 
 
-def span_rows(
+def span_windows(
     questions: Questions, tokenizer: "PreTrainedTokenizerBase", settings: SpanConfig, setting: str, scoring: bool
-) -> SpanRows:
+) -> SpanWindows:
     """The windows of all questions, in their order.
 
     Args:
@@ -91,7 +91,7 @@ def span_rows(
         scoring: whether to keep what turns positions back into text.
 
     Raises:
-        SettingError: rows are too short, windows do not move, or the tokenizer lacks a special token.
+        SettingError: sequences are too short, windows do not move, or the tokenizer lacks a special token.
     """
     encoder = TextEncoder(tokenizer)
     around = encoder.surroundings(pairs=True)
@@ -117,7 +117,7 @@ def span_rows(
     extra = () if context is None else (context.offsets, context.fullest)
     digest = digest_of(rows, segments, labels, owners, *extra)
     starts, ends = labels.T.copy()
-    return SpanRows(rows, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
+    return SpanWindows(rows, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
 
 
 def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:
@@ -149,13 +149,15 @@ def _windows(
         query = np.asarray(encoded.ids[: settings.max_query], encoder.dtype)
         answer = None if question.place is None else tokens_of(question.place, context.offsets)
         room = settings.sequence_length - around.count - len(query)
-        own = [
+        of_question = [
             _Window(number, query, context, begin, min(begin + room, len(context.ids)), answer)
             for begin in window_begins(len(context.ids), room, settings.stride)
         ]
-        held = answer is not None and any(each.begin <= answer[0] and answer[1] < each.end for each in own)
+        held = answer is not None and any(
+            window.begin <= answer[0] and answer[1] < window.end for window in of_question
+        )
         unreached += question.place is not None and not held
-        windows += own
+        windows += of_question
     return windows, unreached
 
 
@@ -178,14 +180,14 @@ def _trimmed(offsets: list[tuple[int, int]], text: str) -> np.ndarray:
 
     A token of blanks alone gets an empty stretch.
     """
-    found = np.asarray(offsets, np.int32).reshape(-1, 2)
+    places = np.asarray(offsets, np.int32).reshape(-1, 2)
     blank = np.fromiter((character.isspace() for character in text), bool, len(text))
     indices = np.arange(len(text) + 1, dtype=np.int32)
     solid = np.append(~blank, True)
     following = np.minimum.accumulate(np.where(solid, indices, len(text))[::-1])[::-1]  # the next that is no blank
     preceding = np.maximum.accumulate(np.append(0, np.where(~blank, indices[1:], 0)))  # the end of the last such before
-    begins = np.minimum(following[found[:, 0]], found[:, 1])
-    return np.stack([begins, np.maximum(preceding[found[:, 1]], begins)], axis=1).astype(np.int32)
+    begins = np.minimum(following[places[:, 0]], places[:, 1])
+    return np.stack([begins, np.maximum(preceding[places[:, 1]], begins)], axis=1).astype(np.int32)
 
 
 def _fullest(windows: list[_Window], offsets: np.ndarray) -> np.ndarray:
@@ -212,7 +214,7 @@ def _best_of(windows: list[_Window], inside: np.ndarray) -> np.ndarray:
     begins, ends = np.array([(window.begin, window.end) for window in windows]).T[:, :, None]
     score = np.minimum(tokens - begins, ends - 1 - tokens) + 0.01 * (ends - begins)
     best = np.where((tokens >= begins) & (tokens < ends), score, -np.inf).argmax(0)
-    found = np.zeros_like(inside)
+    best_here = np.zeros_like(inside)
     for number, window in enumerate(windows):
-        found[number, inside[number]] = best[window.begin : window.end] == number
-    return found
+        best_here[number, inside[number]] = best[window.begin : window.end] == number
+    return best_here

@@ -1,4 +1,4 @@
-"""What of a text could not be read, counted, and the line that ends a run where that is too much."""
+"""What of a text is invalid, counted, and the line that ends a run where that is too much."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -6,30 +6,30 @@ from typing import Any
 
 from distill.config.settings import CorpusConfig, Missing
 from distill.data.document import Document
-from distill.data.lines import BadRecord, Unreadable
+from distill.data.lines import InvalidFile, InvalidRecord
 from distill.data.sources import Source
 from distill.runtime.errors import SettingError
 
-MOST_NAMED = 10  # of files, and of bad records
+MAX_NAMED = 10  # of files, and of invalid records
 
 
 @dataclass
-class Unread:
+class Invalid:
     """Counts of a text, or of a part of it; what `sources.read` calls with everything that cannot be read."""
 
     skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
     records: int = 0  # or lines, of plain text; good and bad ones
-    bad: int = 0  # of these, left out
+    bad: int = 0  # invalid ones, left out
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
     blame: str = ""  # the first reason that lies in a setting, unless other records are fine
 
-    def __call__(self, error: Unreadable | BadRecord) -> None:
-        if isinstance(error, Unreadable):
+    def __call__(self, error: InvalidFile | InvalidRecord) -> None:
+        if isinstance(error, InvalidFile):
             self.skipped.append(str(error))
             return
         self.records += 1
         self.bad += 1
-        self.first_bad = [*self.first_bad, str(error)][:MOST_NAMED]
+        self.first_bad = [*self.first_bad, str(error)][:MAX_NAMED]
         if error.setting and not self.blame:
             self.blame = error.reason
 
@@ -38,41 +38,41 @@ class Unread:
         self.records += document.text.count("\n") + 1 if source.by_lines else 1
 
     def as_dict(self) -> dict[str, Any]:
-        """All but `blame`, which is no more than a question once every part is read."""
+        """All but `blame`, which is settled once every part is read."""
         return {name: value for name, value in asdict(self).items() if name != "blame"}
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> "Unread":
+    def of(cls, entries: dict[str, Any]) -> "Invalid":
         """What `as_dict` gave, which may have further entries."""
-        return cls(**{name: found[name] for name in cls.__dataclass_fields__ if name in found})
+        return cls(**{name: entries[name] for name in cls.__dataclass_fields__ if name in entries})
 
     @classmethod
-    def together(cls, parts: Iterable["Unread"]) -> "Unread":
+    def together(cls, parts: Iterable["Invalid"]) -> "Invalid":
         """What was read in several parts, in their order."""
-        total = cls()
-        for part in parts:
-            total.skipped += part.skipped
-            total.records += part.records
-            total.bad += part.bad
-            total.first_bad = [*total.first_bad, *part.first_bad][:MOST_NAMED]
-            total.blame = total.blame or part.blame
-        return total
+        parts = list(parts)
+        return cls(
+            skipped=[line for part in parts for line in part.skipped],
+            records=sum(part.records for part in parts),
+            bad=sum(part.bad for part in parts),
+            first_bad=[line for part in parts for line in part.first_bad][:MAX_NAMED],
+            blame=next((part.blame for part in parts if part.blame), ""),
+        )
 
     @property
-    def share(self) -> float:
-        """Of the records, how much is bad."""
+    def fraction_bad(self) -> float:
+        """The invalid ones among the records, from 0 to 1."""
         return self.bad / max(self.records, 1)
 
     def lines(self) -> list[str]:
         """For the log and the report; none where all could be read."""
-        found = [f"skipped {line}" for line in self.skipped[:MOST_NAMED]]
+        report = [f"skipped {line}" for line in self.skipped[:MAX_NAMED]]
         if self.skipped:
-            found.append(f"skipped {len(self.skipped):,} of the files: they could not be read")
-        return found + ([self.bad_line()] if self.bad else [])
+            report.append(f"skipped {len(self.skipped):,} of the files: they could not be read")
+        return report + ([self.bad_line()] if self.bad else [])
 
     def bad_line(self) -> str:
         """How many records were left out, and why the first one was."""
-        return f"left out {self.bad:,} of {self.records:,} records ({self.share:.2%}), first {self.first_bad[0]}"
+        return f"left out {self.bad:,} of {self.records:,} records ({self.fraction_bad:.2%}), first {self.first_bad[0]}"
 
     def require_fields(self) -> None:
         """Raises SettingError where a setting names a field that no record of a source has; call it for each source."""
@@ -100,9 +100,9 @@ class Unread:
                 f"{named}: none of its files can be read, first {self.skipped[0]}; mend them, set {setting}.kind, or "
                 "give another path"
             )
-        if self.share > corpus.max_invalid:
+        if self.fraction_bad > corpus.max_invalid:
             raise SettingError(
-                f"{named}: {self.bad:,} of {self.records:,} records ({self.share:.1%}) are bad, more than "
+                f"{named}: {self.bad:,} of {self.records:,} records ({self.fraction_bad:.1%}) are invalid, more than "
                 f"corpus.max_invalid={corpus.max_invalid:g} allows; first {self.first_bad[0]}; mend them, set "
                 f"{setting}.encoding or {setting}.kind, or raise corpus.max_invalid"
             )

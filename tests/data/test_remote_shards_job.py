@@ -1,4 +1,4 @@
-"""Whole runs on rows in object storage: the same student as on a disk, bitwise, and storage that fails ends nothing."""
+"""Whole runs on sequences in object storage: the student is that of a disk, bitwise; failing storage ends nothing."""
 
 import os
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def proxy(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
 
 
 def stored(shelf: Shelf, bucket: str) -> list[str]:
-    """Compressed rows in the bucket, and a cache of blocks on this machine."""
+    """Compressed sequences in the bucket, and a cache of blocks on this machine."""
     return [
         *RUN, f"data.tokens={bucket}/tokens", "data.compression=zstd", f"data.local={shelf.root / 'node'}",
         f"data.cache={shelf.root / 'other'}",
@@ -63,7 +63,7 @@ def stored(shelf: Shelf, bucket: str) -> list[str]:
 def test_the_student_does_not_depend_on_where_rows_lie(shelf: Shelf, local: Path, bucket: str, proxy: Faulty) -> None:
     """Plain shards on a disk, compressed ones in storage, and the same behind storage that fails."""
     sound, broken = shelf.root / "sound", shelf.root / "broken"
-    assert shelf.run(sound, *stored(shelf, bucket)) == 0  # prepares the rows, too
+    assert shelf.run(sound, *stored(shelf, bucket)) == 0  # prepares the sequences, too
     assert_same(sound, local)
     assert results(sound)["evaluation"] == results(local)["evaluation"]
     proxy.share = 0.3

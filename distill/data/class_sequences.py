@@ -1,6 +1,6 @@
-"""Labelled texts as rows: one text or two, cut to fit, with a class or a value for each row.
+"""Labelled texts as sequences: one text or two, cut to fit, with a class or a value for each sequence.
 
-Shapes: N rows, S positions.
+Shapes: N sequences, S positions.
 """
 
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ClassRows:
-    """N rows."""
+class ClassSequences:
+    """N sequences."""
 
     rows: np.ndarray  # [N, S] uint16 or uint32: [CLS] text [SEP] or [CLS] text [SEP] text [SEP], then padding
     segments: np.ndarray  # [N, S] uint8: 1 from the second text's first token to the last [SEP], else 0
-    labels: np.ndarray  # [L] int64 numbers of classes, or float64 values, of the first L rows; the others have none
+    labels: np.ndarray  # [L] int64 numbers of classes, or float64 values, of the first L sequences alone
     pad_id: int
-    cut: int  # rows whose texts did not fit
+    cut: int  # sequences whose texts did not fit
     digest: str  # sha256 of all that decides training and scores
 
     def __len__(self) -> int:
@@ -37,15 +37,17 @@ class ClassRows:
         return replace(self, rows=rows, segments=segments, cut=self.cut + others.cut, digest=digest)
 
 
-def class_rows(texts: LabelledTexts, tokenizer: "PreTrainedTokenizerBase", max_length: int, setting: str) -> ClassRows:
-    """A row for every text or pair of texts, in their order.
+def class_sequences(
+    texts: LabelledTexts, tokenizer: "PreTrainedTokenizerBase", max_length: int, setting: str
+) -> ClassSequences:
+    """A sequence for every text or pair of texts, in their order.
 
     Args:
-        max_length: ids of a row; what does not fit is cut off the end of the longer text.
+        max_length: ids of a sequence; what does not fit is cut off the end of the longer text.
         setting: which names it, for error lines.
 
     Raises:
-        SettingError: rows are too short, or the tokenizer lacks a special token.
+        SettingError: sequences are too short, or the tokenizer lacks a special token.
     """
     encoder = TextEncoder(tokenizer)
     around = encoder.surroundings(pairs=texts.second is not None)
@@ -64,7 +66,7 @@ def class_rows(texts: LabelledTexts, tokenizer: "PreTrainedTokenizerBase", max_l
         if texts.second is not None:
             segments[number, len(around.before) + first + len(around.between) : len(row)] = 1
     digest = digest_of(rows, segments, texts.labels)
-    return ClassRows(rows, segments, texts.labels, encoder.pad_id, cut, digest)
+    return ClassSequences(rows, segments, texts.labels, encoder.pad_id, cut, digest)
 
 
 def fitting(first: int, second: int, room: int) -> tuple[int, int]:

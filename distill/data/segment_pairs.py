@@ -1,10 +1,10 @@
-"""Rows of two consecutive segments of one document, as models that learn the order of sentences read them.
+"""Sequences of two consecutive segments of one document, as models that learn the order of sentences read them.
 
 Segments are whole sentences. As in Lan et al., "ALBERT: A Lite BERT" (2020), sections 3.1 and 4.1, and in the code that
-was published with it, sentences are collected up to the length of a row, or, for one row in ten, up to a length drawn
-at random; a cut between two of them, drawn at random, parts the row in two. In that code a row that has one sentence
-only is completed from another document, which is another task; here it takes the next sentence too, and a lone one at
-the end of a document is left out.
+was published with it, sentences are collected up to the length of a sequence, or, for one sequence in ten, up to a
+length drawn at random; a cut between two of them, drawn at random, parts the sequence in two. In that code a sequence
+that has one sentence only is completed from another document, which is another task; here it takes the next sentence
+too, and a lone one at the end of a document is left out.
 """
 
 from collections.abc import Iterable
@@ -14,33 +14,33 @@ from typing import IO
 import numpy as np
 
 from distill.data.heldout import fraction
-from distill.data.row_format import RowFormat
+from distill.data.sequence_format import SequenceFormat
 from distill.runtime.seed import key, uniform
 
-SHORT = 0.1  # share of the rows whose length is drawn at random
-SEED = 0  # rows are the same in every run
+SHORT = 0.1  # fraction of the sequences whose length is drawn at random
+SEED = 0  # sequences are the same in every run
 
 
 class PairWriter:
-    """Rows `row_start` A `separator` B `row_end` written to a file, document by document.
+    """Sequences `row_start` A `separator` B `row_end` written to a file, document by document.
 
     Attributes:
         rows, tokens, documents: how many were written.
-        dropped: tokens that stand in no row.
+        dropped: tokens that stand in no sequence.
     """
 
-    def __init__(self, file: IO[bytes], format: RowFormat, length: int, dtype: np.dtype) -> None:
-        """`length`: of a row, ids; `dtype`: of an id."""
+    def __init__(self, file: IO[bytes], format: SequenceFormat, length: int, dtype: np.dtype) -> None:
+        """`length`: of a sequence, ids; `dtype`: of an id."""
         self.file, self.format, self.length, self.dtype = file, format, length, dtype
         self.rows = self.tokens = self.documents = self.dropped = 0
 
     @property
     def room(self) -> int:
-        """The most ids of text that fit into a row."""
+        """The most ids of text that fit into a sequence."""
         return self.length - self.format.body
 
     def add(self, text: str, sentences: Iterable[list[int]]) -> None:
-        """Writes the rows of a document: its text, which decides what is drawn at random, and its sentences' ids."""
+        """Writes the sequences of a document: its text, which seeds what is drawn at random, and its sentences' ids."""
         document = int(fraction(text, "pairs") * 2**53)
         draws = self._draws(document)
         chunk: list[list[int]] = []
@@ -57,22 +57,22 @@ class PairWriter:
             self.dropped += sum(map(len, chunk))
 
     def _draws(self, document: int) -> list[float]:
-        """Three numbers between 0 and 1 for the next row, by its document and its number."""
-        return [float(each) for each in uniform(key(SEED, "pairs", document, self.rows, np.arange(3)))]
+        """Three numbers between 0 and 1 for the next sequence, by its document and its number."""
+        return [float(number) for number in uniform(key(SEED, "pairs", document, self.rows, np.arange(3)))]
 
     def _target(self, short: float, length: float) -> int:
-        """After how many ids a row is full."""
+        """After how many ids a sequence is full."""
         least = self.format.shortest
         return least + int(length * (self.room - least)) if short < SHORT else self.room
 
     def _not_too_long(self, sentences: Iterable[list[int]]) -> Iterable[list[int]]:
         """Cuts sentences that would not leave room for a second one."""
-        most = max(1, self.room // 2)
+        max_ids = max(1, self.room // 2)
         for ids in sentences:
-            yield from (ids[start : start + most] for start in range(0, len(ids), most))
+            yield from (ids[start : start + max_ids] for start in range(0, len(ids), max_ids))
 
     def _write(self, chunk: list[list[int]], where: float, document: int) -> None:
-        """Writes one row; what does not fit is taken off either end of the longer segment, token by token, at random.
+        """Writes one sequence; what does not fit is taken off the longer segment, at a random end, token by token.
 
         As in the published code: if segments always lost the same end, full stops would show which one came first.
         """

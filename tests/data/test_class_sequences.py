@@ -1,14 +1,14 @@
-"""Labelled texts as rows: what the tokenizer itself makes of them, cut as published, and their batches."""
+"""Labelled texts as sequences: what the tokenizer itself makes of them, cut as published, and their batches."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny import make_batches
 from vocabularies import vocabulary_of
 
-from distill.data.batches import Batches
-from distill.data.class_rows import class_rows, fitting
+from distill.data.class_sequences import class_sequences, fitting
 from distill.data.collate.classes import Classes
 from distill.data.tables import LabelledTexts
 from distill.runtime.errors import SettingError
@@ -30,7 +30,7 @@ def made(count: int = 30, pairs: bool = True, values: bool = False, longest: int
 def test_rows_are_what_the_tokenizer_itself_makes(family: str, pairs: bool, room: int) -> None:
     tokenizer, texts = vocabulary_of(family), made(pairs=pairs)
     max_length = room + tokenizer.num_special_tokens_to_add(pairs)
-    rows = class_rows(texts, tokenizer, max_length, "glue.max_length")
+    rows = class_sequences(texts, tokenizer, max_length, "glue.max_length")
     others = texts.second or [None] * len(texts)
     cut = 0
     for number, (one, other) in enumerate(zip(texts.first, others, strict=True)):
@@ -64,7 +64,7 @@ def test_the_digest_is_that_of_the_content() -> None:
     tokenizer = vocabulary_of("bert")
 
     def digest(texts: LabelledTexts, length: int = 64) -> str:
-        return class_rows(texts, tokenizer, length, "glue.max_length").digest
+        return class_sequences(texts, tokenizer, length, "glue.max_length").digest
 
     assert digest(made()) == digest(made())
     other = made()
@@ -77,22 +77,22 @@ def test_the_digest_is_that_of_the_content() -> None:
 
 def test_rows_without_room_are_refused() -> None:
     with pytest.raises(SettingError, match=r"^glue\.max_length=4: no room for text; set 128 or so$"):
-        class_rows(made(), vocabulary_of("bert"), 4, "glue.max_length")
+        class_sequences(made(), vocabulary_of("bert"), 4, "glue.max_length")
 
 
 def test_a_tokenizer_without_padding_is_refused() -> None:
     with pytest.raises(SettingError, match=r"\[PAD\]"):
-        class_rows(made(), vocabulary_of("gpt2"), 32, "glue.max_length")
+        class_sequences(made(), vocabulary_of("gpt2"), 32, "glue.max_length")
 
 
 @pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("values", [True, False])
 def test_batches(values: bool, segments: bool) -> None:
     texts = made(values=values)
-    rows = class_rows(texts, vocabulary_of("albert"), 128, "glue.max_length")
+    rows = class_sequences(texts, vocabulary_of("albert"), 128, "glue.max_length")
     collator: Any = Classes(rows, segments)
     seen = 0
-    for batch in Batches(rows.rows, collator, 4, 2, seed=1).window(0):
+    for batch in make_batches(rows.rows, collator, 4, 2, seed=1).window(0):
         labels = batch.labels["class"]
         assert labels.positions.tolist() == [0, 1, 2, 3]
         assert labels.targets.dtype == (torch.float32 if values else torch.int64)

@@ -1,4 +1,4 @@
-"""Questions as rows: windows as published, answers where they stand, for every kind of tokenizer."""
+"""Questions as sequences: windows as published, answers where they stand, for every kind of tokenizer."""
 
 import time
 from typing import Any
@@ -8,13 +8,13 @@ import pytest
 import questions as sample
 import torch
 from job import ROOT
+from tiny import make_batches
 from transformers import AutoTokenizer
 from vocabularies import vocabulary_of
 
 from distill.data.batch import PADDING
-from distill.data.batches import Batches
 from distill.data.collate.spans import Spans
-from distill.data.span_rows import NO_ANSWER, SpanConfig, SpanRows, span_rows, tokens_of, window_begins
+from distill.data.span_windows import NO_ANSWER, SpanConfig, SpanWindows, span_windows, tokens_of, window_begins
 from distill.data.tables.squad import Answer, Question, Questions
 from distill.runtime.errors import SettingError
 
@@ -22,11 +22,13 @@ FAMILIES = ["bert", "roberta", "xlm-roberta", "albert", "deberta-v2", "mpnet", "
 SMALL = SpanConfig(sequence_length=48, stride=7, max_query=6)
 
 
-def rows_of(questions: Questions, family: str = "bert", settings: SpanConfig = SMALL, scoring: bool = True) -> SpanRows:
-    return span_rows(questions, vocabulary_of(family), settings, "squad", scoring)
+def rows_of(
+    questions: Questions, family: str = "bert", settings: SpanConfig = SMALL, scoring: bool = True
+) -> SpanWindows:
+    return span_windows(questions, vocabulary_of(family), settings, "squad", scoring)
 
 
-def text_at(questions: Questions, windows: SpanRows, window: int) -> str:
+def text_at(questions: Questions, windows: SpanWindows, window: int) -> str:
     """The text of the context between the positions that a window's labels name."""
     assert windows.context is not None
     offsets = windows.context.offsets[window]
@@ -174,7 +176,7 @@ def test_the_tokenizer_is_left_as_it_was() -> None:
     tokenizer = vocabulary_of("bert")
     tokenizer.backend_tokenizer.enable_truncation(4)
     made = sample.made(5)
-    assert span_rows(made, tokenizer, SMALL, "squad", True).digest == rows_of(made).digest
+    assert span_windows(made, tokenizer, SMALL, "squad", True).digest == rows_of(made).digest
     assert tokenizer.backend_tokenizer.truncation is not None
 
 
@@ -199,7 +201,7 @@ def test_batches(segments: bool) -> None:
     made = sample.made(40, longest=12)
     windows = rows_of(made, settings=SpanConfig(100, 30, 20), scoring=False)
     collator = Spans(windows, segments)
-    batches = Batches(windows.rows, collator, 8, 1, seed=0)
+    batches = make_batches(windows.rows, collator, 8, 1, seed=0)
     met = []
     for step in range(batches.steps_per_epoch):
         for batch in batches.window(step):
@@ -230,7 +232,7 @@ def test_real_questions_take_seconds() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled")
     questions = squad.read(TableConfig(split="train"), "2.0", "squad.train", True)
     began = time.perf_counter()
-    windows = span_rows(questions, tokenizer, SpanConfig(), "squad", False)
+    windows = span_windows(questions, tokenizer, SpanConfig(), "squad", False)
     assert time.perf_counter() - began < 20  # 1 s on a quiet core
     assert windows.unreached == 0 and len(np.unique(windows.questions)) == len(questions)
     answerable = np.array([bool(question.answers) for question in questions.questions])

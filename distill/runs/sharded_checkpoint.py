@@ -1,4 +1,4 @@
-"""Checkpoints of a model that is divided between ranks: each rank writes its parts, and rank 0 what belongs to all."""
+"""Checkpoints of a model that is sharded over ranks: each rank writes its parts, and rank 0 what belongs to all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +19,11 @@ from distill.runtime.manifest import digests, write_manifest
 from distill.runtime.storage import storage_failure
 
 
-class PartCheckpoints(Checkpoints):
+class ShardedCheckpoints(Checkpoints):
     """The folder `checkpoints/`, on storage that all ranks see.
 
     A checkpoint appears whole or not at all, as that of one process does; it can be read by any number of ranks, and by
-    a run that divides nothing.
+    a run that shards nothing.
     """
 
     by_all_ranks = True
@@ -47,9 +47,9 @@ class PartCheckpoints(Checkpoints):
             self.make_room(state, {**weights, **tensors})
             new.mkdir()
 
-        def finish(found: dict[str, str]) -> None:
+        def finish(sha256: dict[str, str]) -> None:
             self.write_record(new, state, weights, tensors, numbers, self.ranks.size)
-            write_manifest(new, found)
+            write_manifest(new, sha256)
             with atomic(final, durable=True) as whole:
                 new.rename(whole)
             self.prune(state)
@@ -59,19 +59,19 @@ class PartCheckpoints(Checkpoints):
         names = [part_name(name, rank, size) for name in (WEIGHTS, OPTIMIZER)]
 
         def write() -> dict[str, str]:
-            for name, own in zip(names, (weights, tensors), strict=True):
-                save_part(new / name, own, rank)
+            for name, part in zip(names, (weights, tensors), strict=True):
+                save_part(new / name, part, rank)
                 flush_to_disk(new / name)
             return digests(new, names)
 
-        found: dict[str, str] = {}
-        problem = _problem(lambda: found.update(write()), self.folder)
-        reports = self.ranks.gather([problem, found])
-        if problem := next((each for each, _ in reports if each), ""):
+        written: dict[str, str] = {}
+        problem = _problem(lambda: written.update(write()), self.folder)
+        reports = self.ranks.gather([problem, written])
+        if problem := next((problem for problem, _ in reports if problem), ""):
             if rank == 0:
                 remove(new)
             raise StorageFailed(problem)
-        self._on_rank_0(lambda: finish({name: digest for _, own in reports for name, digest in own.items()}))
+        self._on_rank_0(lambda: finish({name: digest for _, written in reports for name, digest in written.items()}))
         return True
 
     def _on_rank_0(self, work: Callable[[], None]) -> None:

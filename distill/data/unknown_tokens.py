@@ -1,4 +1,4 @@
-"""How much of a text a vocabulary knows: said before training, and refused where too little could be learned."""
+"""How much of a text a vocabulary covers: logged before training, and refused where too little could be learned."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -14,43 +14,43 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_known(tokens: Tokens, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str) -> float:
-    """`check_counts` of the rows of a text."""
+def check_unknown(tokens: Tokens, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str) -> float:
+    """`check_counts` of the sequences of a text."""
     return check_counts(tokens.counts, tokens.tokens, tokenizer, largest, setting)
 
 
 def check_counts(
     counts: np.ndarray, num_tokens: int, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str
 ) -> float:
-    """The share of a text's tokens that are the unknown one.
+    """The fraction of a text's tokens that are the unknown one.
 
-    They cannot be predicted, nor can special tokens, so a model learns from the other positions of the rows alone.
+    They cannot be predicted, nor can special tokens, so a model learns from the other positions of the sequences alone.
 
     Args:
         counts: [V] how often each token occurs.
         num_tokens: how many of all positions are no padding.
-        largest: share of unknown tokens, from 0 to 1, above which the text is refused.
+        largest: fraction of unknown tokens, from 0 to 1, above which the text is refused.
         setting: what names the text, such as `corpus.path=FOLDER`.
 
     Raises:
         SettingError: there are more, or no token at all can be predicted.
     """
     special = {int(number) for number in tokenizer.all_special_ids if number < len(counts)}
-    known = int(counts.sum()) - sum(int(counts[number]) for number in special)
+    predictable = int(counts.sum()) - sum(int(counts[number]) for number in special)
     unknown = int(counts[tokenizer.unk_token_id]) if _marks_unknown(tokenizer) else 0
-    share = unknown / max(known + unknown, 1)
-    if share > largest or not known:
+    fraction = unknown / max(predictable + unknown, 1)
+    if fraction > largest or not predictable:
         raise SettingError(
-            f"{setting}: the vocabulary does not know {share:.1%} of its tokens, and "
-            f"{known / max(num_tokens, 1):.1%} of the positions can be predicted: take a model with a vocabulary of "
-            f"this language, student.tokenizer=corpus, or the right encoding (corpus.max_unknown={largest:g})"
+            f"{setting}: {fraction:.1%} of its tokens are not in the vocabulary, and "
+            f"{predictable / max(num_tokens, 1):.1%} of the positions can be predicted: take a model with a vocabulary "
+            f"of this language, student.tokenizer=corpus, or the right encoding (corpus.max_unknown={largest:g})"
         )
     if unknown:
-        positions = known / max(num_tokens, 1)
+        positions = predictable / max(num_tokens, 1)
         logger.info(
-            f"{setting}: {share:.2%} of its tokens are unknown, {positions:.1%} of its positions can be predicted"
+            f"{setting}: {fraction:.2%} of its tokens are unknown, {positions:.1%} of its positions can be predicted"
         )
-    return share
+    return fraction
 
 
 def _marks_unknown(tokenizer: "PreTrainedTokenizerBase") -> bool:

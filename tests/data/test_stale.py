@@ -1,4 +1,4 @@
-"""What a host that never comes back leaves of a preparation is removed once the rows are finished, and no sooner."""
+"""What a host that never comes back leaves of a preparation is removed once the sequences are finished, not sooner."""
 
 import os
 import time
@@ -9,9 +9,9 @@ from shards import packing, read_rows, source_of, write_text
 
 from distill.config.settings import DataConfig
 from distill.data import tokens
-from distill.data.left_behind import remove_left_behind, scratch_name
 from distill.data.shards.claims import STALE
 from distill.data.shards.destination import LocalFolder
+from distill.data.stale import remove_stale, scratch_name
 from distill.data.tokens import Text
 
 
@@ -30,10 +30,10 @@ def test_folders_of_hosts_that_are_gone_are_removed_and_no_others(tmp_path: Path
     working = aged(tmp_path / scratch_name("k", "c"), 2 * STALE)
     (working / "00001" / "000004.train").write_bytes(b"")  # only what lies deep within is new
     other = aged(tmp_path / scratch_name("other", "a"), 2 * STALE)
-    remove_left_behind(LocalFolder(str(tmp_path / "k")), tmp_path, "k")
+    remove_stale(LocalFolder(str(tmp_path / "k")), tmp_path, "k")
     assert not gone.exists() and alive.exists() and working.exists() and other.exists()
     assert [line for line in lines if "its host did not come back" in line and str(gone) in line]
-    remove_left_behind(LocalFolder(str(tmp_path / "k")), tmp_path / "none", "k")
+    remove_stale(LocalFolder(str(tmp_path / "k")), tmp_path / "none", "k")
 
 
 def test_whoever_finds_the_rows_finished_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,10 +46,10 @@ def test_a_stray_file_without_the_field_is_so_many_bad_records(
         write_records(folder, suffix, "text", [some_text(seed, 30) for seed in range(50)], name)
     write_records(folder, suffix, "body", ["one", "two"], "meta")
     found = tokens_of(corpus_of(folder, suffix), words)
-    assert found.documents == 100 and found.unread.bad == 2 and found.unread.records == 102
-    assert "corpus.field=text: meta." in found.unread.first_bad[0] and "it has body, id" in found.unread.first_bad[0]
+    assert found.documents == 100 and found.invalid.bad == 2 and found.invalid.records == 102
+    assert "corpus.field=text: meta." in found.invalid.first_bad[0] and "it has body, id" in found.invalid.first_bad[0]
     write_records(folder, suffix, "body", ["no"] * 50, "meta")
-    with pytest.raises(SettingError, match=r"50 of 150 records \(33\.3%\) are bad, .*corpus\.field=text: meta"):
+    with pytest.raises(SettingError, match=r"50 of 150 records \(33\.3%\) are invalid, .*corpus\.field=text: meta"):
         tokens_of(corpus_of(folder, suffix), words)
 
 

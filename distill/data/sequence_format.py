@@ -1,4 +1,4 @@
-"""What surrounds text in a row of token ids: special tokens, padding, and where documents begin and end."""
+"""What surrounds text in a sequence of token ids: special tokens, padding, and where documents begin and end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,36 +9,36 @@ from distill.runtime.errors import SettingError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Flags on the ids of rows of sources that may have prompts; ids of other rows have none.
+# Flags on the ids of sequences of sources that may have prompts; ids of other sequences have none.
 PROMPT = 1 << 31  # the token does not count: models see it, and it is no target
-INNER = 1 << 30  # the token is text, though elsewhere its id ends a document or fills up a row
+INNER = 1 << 30  # the token is text, though elsewhere its id ends a document or fills up a sequence
 IDS = INNER - 1  # what of a flagged id is the id
 
 
 @dataclass(frozen=True)
-class RowFormat:
-    """Ids that are put around rows and documents; None: none is."""
+class SequenceFormat:
+    """Ids that are put around sequences and documents; None: none is."""
 
     row_start: int | None
     row_end: int | None
     document_start: int | None
     document_end: int | None
-    separator: int | None  # between documents of one row, where rows may run over a document's end
+    separator: int | None  # between documents of one sequence, where sequences may run over a document's end
     pad: int  # may lie one beyond the vocabulary, where the tokenizer has no such token
-    shortest: int  # ids that the end of a document needs to become a row
-    pairs: bool = False  # a row is two consecutive segments of one document, with `separator` between them
+    shortest: int  # ids that the end of a document needs to become a sequence
+    pairs: bool = False  # a sequence is two consecutive segments of one document, with `separator` between them
 
     @property
     def body(self) -> int:
-        """How many ids of a row are not the text's."""
+        """How many ids of a sequence are not the text's."""
         return (self.row_start is not None) + (self.row_end is not None) + self.pairs
 
 
-RowFormatOf = Callable[["PreTrainedTokenizerBase"], RowFormat]  # the format of the rows of a tokenizer
+SequenceFormatOf = Callable[["PreTrainedTokenizerBase"], SequenceFormat]  # the format of the sequences of a tokenizer
 
 
-def masked_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
-    """Rows of masked language models: [CLS] ids [SEP] padding.
+def masked_format(tokenizer: "PreTrainedTokenizerBase") -> SequenceFormat:
+    """Sequences of masked language models: [CLS] ids [SEP] padding.
 
     Raises:
         SettingError: the tokenizer lacks one of these.
@@ -54,20 +54,20 @@ def masked_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
         )
     cls, sep, pad = ids["[CLS]"], ids["[SEP]"], ids["[PAD]"]
     assert sep is not None and pad is not None
-    return RowFormat(cls, sep, None, None, sep, pad, 8)
+    return SequenceFormat(cls, sep, None, None, sep, pad, 8)
 
 
-def paired_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
-    """Rows of models that learn the order of segments: [CLS] ids [SEP] ids [SEP] padding.
+def paired_format(tokenizer: "PreTrainedTokenizerBase") -> SequenceFormat:
+    """Sequences of models that learn the order of segments: [CLS] ids [SEP] ids [SEP] padding.
 
     Raises:
         SettingError: the tokenizer lacks one of these.
     """
-    return replace(masked_rows(tokenizer), pairs=True)
+    return replace(masked_format(tokenizer), pairs=True)
 
 
-def causal_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
-    """Rows of causal language models: each document ends in the end-of-text token, and nothing surrounds a row.
+def causal_format(tokenizer: "PreTrainedTokenizerBase") -> SequenceFormat:
+    """Sequences of causal language models: each document ends in the end-of-text token; nothing surrounds a sequence.
 
     A document begins with the beginning-of-text token where that is another one, as in Llama; in GPT-2 it is the same,
     and stands once between two documents.
@@ -83,4 +83,4 @@ def causal_rows(tokenizer: "PreTrainedTokenizerBase") -> RowFormat:
         )
     filler = len(tokenizer) if pad in (None, start, end, tokenizer.unk_token_id) else pad
     # The beginning of the next document is found behind the end of the last, so no end of a document may be dropped.
-    return RowFormat(None, None, start if start != end else None, end, None, filler, 1)
+    return SequenceFormat(None, None, start if start != end else None, end, None, filler, 1)

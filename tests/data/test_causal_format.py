@@ -1,4 +1,4 @@
-"""Rows of causal models are what a naive packer makes: documents end, and in some families begin, with a token."""
+"""Sequences of causal models are what a naive packer makes: documents end, and in some families begin, with a token."""
 
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from vocabularies import special_ids, vocabulary_of
 
 from distill.config.settings import Config
 from distill.data.packing import Packing
-from distill.data.row_format import RowFormat, causal_rows, masked_rows
+from distill.data.sequence_format import SequenceFormat, causal_format, masked_format
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.runtime.errors import SettingError
 
 
 def tokens_of(config: Config, tokenizer: Any, part: str = "all") -> Tokens:
-    return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), part, causal_rows)
+    return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), part, causal_format)
 
 
 def naive(texts: list[str], tokenizer: Any, length: int, cross: bool, pad: int) -> list[list[int]]:
@@ -45,7 +45,7 @@ def test_rows_are_those_of_a_naive_packer(reviews: Config, family: str, cross: b
 
 def test_padding_that_is_a_token_of_its_own_is_kept(reviews: Config) -> None:
     tokenizer = vocabulary_of("gemma")
-    assert causal_rows(tokenizer) == RowFormat(None, None, 2, 1, None, 0, 1)
+    assert causal_format(tokenizer) == SequenceFormat(None, None, 2, 1, None, 0, 1)
     rows = tokens_of(changed(reviews, heldout=0.0), tokenizer, "train").rows
     assert (rows[:, 0] != 0).all() and (rows == 0).any() and (rows == 2).sum() == (rows == 1).sum() == 60
 
@@ -64,20 +64,20 @@ def test_the_name_of_a_special_token_in_a_text_is_text(reviews: Config) -> None:
 def test_a_vocabulary_that_fills_its_number_format_leaves_room_for_the_padding(reviews: Config) -> None:
     settings: dict[str, Any] = {"tokenizer": "", "sequence_length": 8, "cross_documents": True, "held_out": None}
     for vocabulary, dtype in ((65535, np.uint16), (65536, np.uint32)):
-        rows = RowFormat(None, None, None, 0, None, vocabulary, 1)
+        rows = SequenceFormat(None, None, None, 0, None, vocabulary, 1)
         assert Packing(vocabulary=vocabulary, format=rows, **settings).dtype == dtype
 
 
 @pytest.mark.parametrize(("family", "start", "end"), [("bert", 2, 3), ("roberta", 0, 2), ("xlm-roberta", 0, 2)])
 def test_masked_rows_have_a_token_at_each_end(family: str, start: int, end: int) -> None:
     tokenizer = vocabulary_of(family)
-    assert masked_rows(tokenizer) == RowFormat(start, end, None, None, end, tokenizer.pad_token_id, 8)
+    assert masked_format(tokenizer) == SequenceFormat(start, end, None, None, end, tokenizer.pad_token_id, 8)
     assert special_ids(tokenizer)["vocab_size"] == len(tokenizer)
 
 
 def test_tokenizers_without_what_rows_need_are_refused() -> None:
     with pytest.raises(SettingError, match=r"teacher\.path=.*end-of-text token") as error:
-        causal_rows(make_tokenizer())
+        causal_format(make_tokenizer())
     assert "\n" not in str(error.value)
     with pytest.raises(SettingError, match=r"teacher\.path=.*\[PAD\] token; choose an encoder"):
-        masked_rows(vocabulary_of("gpt2"))
+        masked_format(vocabulary_of("gpt2"))

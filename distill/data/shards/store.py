@@ -1,21 +1,21 @@
-"""What all stores of the rows of shards have in common: lengths and blocks, which their index knows."""
+"""What all stores of the sequences of shards have in common: lengths and blocks, from their index."""
 
 import numpy as np
 
 from distill.data.shards.index import ShardIndex
 
 
-class ShardRows:
-    """Rows of shards by number. N rows of S positions in B blocks."""
+class ShardStore:
+    """Sequences of shards by number. N sequences of S positions in B blocks."""
 
     def __init__(self, index: ShardIndex) -> None:
         self.index = index
         self.dtype = np.dtype(index.layout.dtype)
-        self.shape = (index.num_rows, index.layout.sequence_length)
+        self.shape = (index.num_sequences, index.layout.sequence_length)
 
     @property
     def starts(self) -> np.ndarray:
-        """[B + 1] int64: the first row of each block, then N."""
+        """[B + 1] int64: the first sequence of each block, then N."""
         return self.index.first
 
     def __len__(self) -> int:

@@ -1,0 +1,68 @@
+"""Sequences of token ids by number: what training and evaluation read, wherever the sequences lie.
+
+N sequences, S positions.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+
+class SequenceStore(Protocol):
+    """Sequences of one length, numbered from 0. A NumPy array of two dimensions, in memory or mapped, is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, S)."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the ids."""
+        ...
+
+    def __len__(self) -> int:
+        """N."""
+        ...
+
+    def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
+        """The sequences of these numbers [n] int64, in their order: [n, S]."""
+        ...
+
+
+def gather(pieces: Mapping[int, memoryview], piece: np.ndarray, within: np.ndarray, like: SequenceStore) -> np.ndarray:
+    """Sequences from several pieces of memory: of each sequence, [n], its piece and its number in that; [n, S].
+
+    NumPy would take ten times as long to pick single sequences from many arrays.
+
+    Raises:
+        KeyError: a piece is not there.
+    """
+    width = sequence_bytes(like)
+    starts = zip(piece.tolist(), (within * width).tolist(), strict=True)
+    data = bytearray().join([pieces[number][start : start + width] for number, start in starts])
+    return np.frombuffer(data, like.dtype).reshape(len(piece), like.shape[1])
+
+
+def starts_of(sequences: SequenceStore) -> np.ndarray | None:
+    """[B + 1] int64: the first sequence of each stored block, then N; None: they are one piece."""
+    starts: np.ndarray | None = getattr(sequences, "starts", None)
+    return starts
+
+
+def expect(sequences: SequenceStore, numbers: np.ndarray) -> None:
+    """Announce the sequences that will be read soon, [n] int64: a store may fetch their blocks, in this order."""
+    if (prepare := getattr(sequences, "expect", None)) is not None:
+        prepare(numbers)
+
+
+def bytes_of(sequences: np.ndarray) -> memoryview:
+    """Those of sequences that lie one after the other in memory."""
+    return sequences.reshape(-1).view(np.uint8).data
+
+
+def sequence_bytes(sequences: SequenceStore) -> int:
+    """Of a sequence that is not compressed."""
+    dtype: np.dtype = sequences.dtype
+    return int(sequences.shape[1]) * dtype.itemsize
